@@ -1,0 +1,1 @@
+"""The agent: Flower client app, keystore, policy, upload, `gym-client`."""

@@ -1,0 +1,54 @@
+"""What all three commands share at the terminal: error reports, JSON output, and one console.
+
+Results go to standard output, everything else to standard error, so that output can be piped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any, NoReturn
+
+import click
+import typer
+from rich.console import Console
+
+from gym_fed.errors import ErrorCode, GymError
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    sys.stdout.flush()
+
+
+def run_app(app: typer.Typer) -> NoReturn:
+    """Run a typer app; a ``GymError`` becomes two readable lines (or JSON with ``--json``) and its exit code."""
+    try:
+        status = app(standalone_mode=False)
+    except GymError as error:
+        fail(error)
+    except click.exceptions.Abort:
+        fail(GymError(ErrorCode.INTERRUPTED, "interrupted"))
+    except KeyboardInterrupt:
+        fail(GymError(ErrorCode.INTERRUPTED, "interrupted"))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(error: GymError) -> NoReturn:
+    """Report and leave with the error's exit code."""
+    if "--json" in sys.argv:
+        print_json({"error": error.to_dict()})
+    err.print(f"[red]error[/red] ({error.code.value}): ", end="")
+    err.print(error.message, markup=False)
+    if error.hint:
+        err.print(f"  {error.hint}", markup=False, style="dim")
+    logging.getLogger("gym_fed").debug("failed", exc_info=error)
+    sys.exit(error.exit_code)

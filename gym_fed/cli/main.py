@@ -1,0 +1,42 @@
+"""`gym`: every command is a module of this folder; heavy imports happen inside the command that needs them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gym_fed import __version__
+from gym_fed.cli.console import run_app
+
+app = typer.Typer(
+    name="gym",
+    help="Train language models on this machine, and inspect what a community trains together.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"gym-fed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train language models on this machine, and inspect what a community trains together."""
+
+
+def main() -> None:
+    """Console entry point."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Datasets: formats, the generated text tasks, and what a trainer sees."""

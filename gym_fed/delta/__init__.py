@@ -1,0 +1,1 @@
+"""Delta = tuned - base: file format, diff, apply, digest."""

@@ -1,0 +1,1 @@
+"""DeltaSoup: robust aggregators and the recipes that use them."""

@@ -1,0 +1,1 @@
+"""Algorithms of the standalone trainer, one file each, in one registry."""

@@ -1,0 +1,1 @@
+"""Codecs for weight deltas. Imports only torch, numpy and its own kernels."""

@@ -1,0 +1,1 @@
+"""The hub: admission, rounds, store, ledger, Flower grid, `gym-server`."""
