@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gym_fed import __version__
-from gym_fed.cli.console import run_app
+from gym_fed.console import run_app
 
 app = typer.Typer(
     name="gym",
