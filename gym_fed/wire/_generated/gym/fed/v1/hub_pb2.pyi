@@ -1,0 +1,428 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "hint")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    hint: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    ENROLMENT_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_JSON_FIELD_NUMBER: _ClassVar[int]
+    MAX_UPDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    software_version: str
+    ledger_public_key: bytes
+    enrolment: str
+    base_model: str
+    base_digest: str
+    version_height: int
+    version_digest: str
+    server_round: int
+    round_state: str
+    num_rounds: int
+    num_connected: int
+    finished: bool
+    recipe_json: str
+    max_update_bytes: int
+    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ...) -> None: ...
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("public_key", "name", "invite", "signature")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    public_key: bytes
+    name: str
+    invite: str
+    signature: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., name: _Optional[str] = ..., invite: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class EnrolReply(_message.Message):
+    __slots__ = ("contributor",)
+    CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
+    contributor: str
+    def __init__(self, contributor: _Optional[str] = ...) -> None: ...
+
+class AuthenticateRequest(_message.Message):
+    __slots__ = ("contributor", "instance", "issued_at_seconds", "nonce", "signature")
+    CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    contributor: str
+    instance: str
+    issued_at_seconds: int
+    nonce: str
+    signature: bytes
+    def __init__(self, contributor: _Optional[str] = ..., instance: _Optional[str] = ..., issued_at_seconds: _Optional[int] = ..., nonce: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class AuthenticateReply(_message.Message):
+    __slots__ = ("session", "expires_at_seconds", "node_id")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    expires_at_seconds: int
+    node_id: int
+    def __init__(self, session: _Optional[str] = ..., expires_at_seconds: _Optional[int] = ..., node_id: _Optional[int] = ...) -> None: ...
+
+class WorkRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkEvent(_message.Message):
+    __slots__ = ("task", "notice", "keep_alive", "finished")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_ALIVE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    notice: Notice
+    keep_alive: KeepAlive
+    finished: Finished
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., keep_alive: _Optional[_Union[KeepAlive, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("message_id", "lease_seconds", "metadata", "content")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    lease_seconds: float
+    metadata: MessageMetadata
+    content: Records
+    def __init__(self, message_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., metadata: _Optional[_Union[MessageMetadata, _Mapping]] = ..., content: _Optional[_Union[Records, _Mapping]] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("kind", "server_round", "message", "verdict_json")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_JSON_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    server_round: int
+    message: str
+    verdict_json: str
+    def __init__(self, kind: _Optional[str] = ..., server_round: _Optional[int] = ..., message: _Optional[str] = ..., verdict_json: _Optional[str] = ...) -> None: ...
+
+class KeepAlive(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("message_id", "phase", "done", "total")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    phase: str
+    done: int
+    total: int
+    def __init__(self, message_id: _Optional[str] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("lease_seconds",)
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lease_seconds: float
+    def __init__(self, lease_seconds: _Optional[float] = ...) -> None: ...
+
+class MessageMetadata(_message.Message):
+    __slots__ = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id", "created_at_seconds", "ttl_seconds", "message_type")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SRC_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DST_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLY_TO_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    run_id: int
+    src_node_id: int
+    dst_node_id: int
+    reply_to_message_id: str
+    group_id: str
+    created_at_seconds: float
+    ttl_seconds: float
+    message_type: str
+    def __init__(self, run_id: _Optional[int] = ..., src_node_id: _Optional[int] = ..., dst_node_id: _Optional[int] = ..., reply_to_message_id: _Optional[str] = ..., group_id: _Optional[str] = ..., created_at_seconds: _Optional[float] = ..., ttl_seconds: _Optional[float] = ..., message_type: _Optional[str] = ...) -> None: ...
+
+class Records(_message.Message):
+    __slots__ = ("arrays", "metrics", "configs", "order")
+    class ArraysEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ArrayRecord
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ArrayRecord, _Mapping]] = ...) -> None: ...
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: MetricRecord
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[MetricRecord, _Mapping]] = ...) -> None: ...
+    class ConfigsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ConfigRecord
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ConfigRecord, _Mapping]] = ...) -> None: ...
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    arrays: _containers.MessageMap[str, ArrayRecord]
+    metrics: _containers.MessageMap[str, MetricRecord]
+    configs: _containers.MessageMap[str, ConfigRecord]
+    order: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, arrays: _Optional[_Mapping[str, ArrayRecord]] = ..., metrics: _Optional[_Mapping[str, MetricRecord]] = ..., configs: _Optional[_Mapping[str, ConfigRecord]] = ..., order: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ArrayRecord(_message.Message):
+    __slots__ = ("arrays",)
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayRef]
+    def __init__(self, arrays: _Optional[_Iterable[_Union[ArrayRef, _Mapping]]] = ...) -> None: ...
+
+class ArrayRef(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "stype", "sha256", "size_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    STYPE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    stype: str
+    sha256: str
+    size_bytes: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., stype: _Optional[str] = ..., sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class Doubles(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Integers(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Strings(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Blobs(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, values: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Booleans(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, values: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ("number", "integer", "text", "blob", "boolean", "numbers", "integers", "texts", "blobs", "booleans")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    INTEGERS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    BOOLEANS_FIELD_NUMBER: _ClassVar[int]
+    number: float
+    integer: int
+    text: str
+    blob: bytes
+    boolean: bool
+    numbers: Doubles
+    integers: Integers
+    texts: Strings
+    blobs: Blobs
+    booleans: Booleans
+    def __init__(self, number: _Optional[float] = ..., integer: _Optional[int] = ..., text: _Optional[str] = ..., blob: _Optional[bytes] = ..., boolean: _Optional[bool] = ..., numbers: _Optional[_Union[Doubles, _Mapping]] = ..., integers: _Optional[_Union[Integers, _Mapping]] = ..., texts: _Optional[_Union[Strings, _Mapping]] = ..., blobs: _Optional[_Union[Blobs, _Mapping]] = ..., booleans: _Optional[_Union[Booleans, _Mapping]] = ...) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: Value
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class MetricRecord(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[Entry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+
+class ConfigRecord(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[Entry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+
+class BeginUploadRequest(_message.Message):
+    __slots__ = ("sha256", "size_bytes")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    size_bytes: int
+    def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class UploadState(_message.Message):
+    __slots__ = ("offset", "complete")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    complete: bool
+    def __init__(self, offset: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class UploadChunk(_message.Message):
+    __slots__ = ("sha256", "offset", "data")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    offset: int
+    data: bytes
+    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class DownloadRequest(_message.Message):
+    __slots__ = ("sha256", "offset")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    offset: int
+    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class DownloadChunk(_message.Message):
+    __slots__ = ("size_bytes", "data")
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    data: bytes
+    def __init__(self, size_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("message_id", "content", "error")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    content: Records
+    error: ReplyError
+    def __init__(self, message_id: _Optional[str] = ..., content: _Optional[_Union[Records, _Mapping]] = ..., error: _Optional[_Union[ReplyError, _Mapping]] = ...) -> None: ...
+
+class ReplyError(_message.Message):
+    __slots__ = ("code", "reason")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ("receipt_json",)
+    RECEIPT_JSON_FIELD_NUMBER: _ClassVar[int]
+    receipt_json: str
+    def __init__(self, receipt_json: _Optional[str] = ...) -> None: ...
+
+class AccountRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AccountReply(_message.Message):
+    __slots__ = ("contributor", "name", "status", "balance", "verdicts_json")
+    CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    contributor: str
+    name: str
+    status: str
+    balance: int
+    verdicts_json: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, contributor: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., balance: _Optional[int] = ..., verdicts_json: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LedgerRequest(_message.Message):
+    __slots__ = ("from_sequence",)
+    FROM_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    from_sequence: int
+    def __init__(self, from_sequence: _Optional[int] = ...) -> None: ...
+
+class LedgerEntry(_message.Message):
+    __slots__ = ("sequence", "kind", "body_json", "previous_hash", "hash", "signature")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BODY_JSON_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_HASH_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    kind: str
+    body_json: str
+    previous_hash: str
+    hash: str
+    signature: bytes
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., body_json: _Optional[str] = ..., previous_hash: _Optional[str] = ..., hash: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

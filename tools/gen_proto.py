@@ -1,0 +1,62 @@
+"""Regenerates gym_fed/wire/_generated from proto/: `make proto`, or with `--check` tells whether that is needed.
+
+The stubs' imports of each other are rewritten to their place inside gym_fed: left alone they would say
+``from gym.fed.v1 import ...``, and a top-level module ``gym`` belongs to another well-known package.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROTO = ROOT / "proto"
+OUT = ROOT / "gym_fed" / "wire" / "_generated"
+PACKAGE = "gym_fed.wire._generated"
+
+
+def generate() -> dict[str, str]:
+    """Path below ``OUT`` to text, of every stub that proto/ gives."""
+    from grpc_tools import protoc
+
+    names = sorted(str(p.relative_to(PROTO)) for p in PROTO.rglob("*.proto"))
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
+        if protoc.main(["protoc", f"-I{PROTO}", *outputs, *names]):
+            raise SystemExit("protoc refuses the definitions in proto/")
+        stubs = sorted(p for p in Path(folder).rglob("*.py*"))
+        return {
+            str(p.relative_to(folder)): re.sub(
+                r"^from gym\.", f"from {PACKAGE}.gym.", p.read_text(encoding="utf-8"), flags=re.MULTILINE
+            )
+            for p in stubs
+        }
+
+
+def main() -> None:
+    """Write what differs; with ``--check`` write nothing and exit 1 when something does."""
+    made = generate()
+    present = {str(p.relative_to(OUT)): p.read_text(encoding="utf-8") for p in OUT.rglob("*_pb2*.py*")}
+    different = sorted(name for name in made.keys() | present.keys() if made.get(name) != present.get(name))
+    if "--check" in sys.argv[1:]:
+        if different:
+            raise SystemExit(f"out of date: {', '.join(different)}; run `make proto`")
+        return
+    for name in different:
+        if name not in made:
+            (OUT / name).unlink()
+            continue
+        file = OUT / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(made[name], encoding="utf-8")
+        for package in [file.parent, *file.parent.parents]:
+            (package / "__init__.py").touch()
+            if package == OUT:
+                break
+    print(f"{len(made)} stubs, {len(different)} of them changed")
+
+
+if __name__ == "__main__":
+    main()
