@@ -27,7 +27,7 @@ def print_json(value: Any) -> None:
 
 
 def run_app(app: typer.Typer) -> NoReturn:
-    """Run a typer app; a ``GymError`` becomes two readable lines (or JSON with ``--json``) and its exit code."""
+    """Run a typer app; a ``GymError`` becomes two readable lines (JSON with ``--json``) and an exit code."""
     try:
         status = app(standalone_mode=False)
     except GymError as error:

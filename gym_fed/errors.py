@@ -88,19 +88,31 @@ _MEANINGS: dict[ErrorCode, _Meaning] = {
     ErrorCode.DEADLINE_EXCEEDED: _Meaning(51, "DEADLINE_EXCEEDED", 504, "A call took too long."),
     ErrorCode.UNAUTHENTICATED: _Meaning(60, "UNAUTHENTICATED", 401, "The caller's key is unknown here."),
     ErrorCode.PERMISSION_DENIED: _Meaning(61, "PERMISSION_DENIED", 403, "The caller may not do this."),
-    ErrorCode.SERVER_KEY_CHANGED: _Meaning(62, "UNAUTHENTICATED", 401, "The server's key is not the pinned one."),
+    ErrorCode.SERVER_KEY_CHANGED: _Meaning(
+        62, "UNAUTHENTICATED", 401, "The server's key is not the pinned one."
+    ),
     ErrorCode.SIGNATURE_INVALID: _Meaning(63, "PERMISSION_DENIED", 403, "A signature does not verify."),
-    ErrorCode.INVITE_INVALID: _Meaning(64, "PERMISSION_DENIED", 403, "An invite is unknown, used or expired."),
+    ErrorCode.INVITE_INVALID: _Meaning(
+        64, "PERMISSION_DENIED", 403, "An invite is unknown, used or expired."
+    ),
     ErrorCode.NOT_FOUND: _Meaning(70, "NOT_FOUND", 404, "The named thing does not exist on the server."),
     ErrorCode.TOO_LARGE: _Meaning(71, "RESOURCE_EXHAUSTED", 413, "More bytes than declared or allowed."),
     ErrorCode.HASH_MISMATCH: _Meaning(72, "DATA_LOSS", 422, "Bytes do not have the sha256 that names them."),
     ErrorCode.REPLAYED: _Meaning(73, "ALREADY_EXISTS", 409, "A manifest's nonce was used before."),
-    ErrorCode.STALE: _Meaning(74, "FAILED_PRECONDITION", 409, "The update is for a round or base that is past."),
-    ErrorCode.LEASE_LOST: _Meaning(75, "FAILED_PRECONDITION", 409, "The task's lease ended or was taken back."),
+    ErrorCode.STALE: _Meaning(
+        74, "FAILED_PRECONDITION", 409, "The update is for a round or base that is past."
+    ),
+    ErrorCode.LEASE_LOST: _Meaning(
+        75, "FAILED_PRECONDITION", 409, "The task's lease ended or was taken back."
+    ),
     ErrorCode.UPDATE_REFUSED: _Meaning(76, "FAILED_PRECONDITION", 422, "Admission refused the update."),
-    ErrorCode.POLICY_REFUSED: _Meaning(77, "FAILED_PRECONDITION", 403, "The contributor's policy refuses the task."),
+    ErrorCode.POLICY_REFUSED: _Meaning(
+        77, "FAILED_PRECONDITION", 403, "The contributor's policy refuses the task."
+    ),
     ErrorCode.ROUND_ABORTED: _Meaning(78, "ABORTED", 409, "The round ended without a soup."),
-    ErrorCode.MISSING_DEPENDENCY: _Meaning(80, "FAILED_PRECONDITION", 501, "An optional package is not installed."),
+    ErrorCode.MISSING_DEPENDENCY: _Meaning(
+        80, "FAILED_PRECONDITION", 501, "An optional package is not installed."
+    ),
     ErrorCode.STATE_CORRUPT: _Meaning(90, "DATA_LOSS", 500, "State on disk fails verification."),
     ErrorCode.STATE_LOCKED: _Meaning(91, "FAILED_PRECONDITION", 409, "Another process uses the same folder."),
     ErrorCode.INTERRUPTED: _Meaning(130, "CANCELLED", 499, "Stopped by the user; can be resumed."),

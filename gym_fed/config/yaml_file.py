@@ -57,7 +57,9 @@ def validate(
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        lines = [_describe(e, schema, source, marks or {}, from_command_line or set()) for e in error.errors()]
+        lines = [
+            _describe(e, schema, source, marks or {}, from_command_line or set()) for e in error.errors()
+        ]
         raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(lines)) from error
 
 
@@ -116,7 +118,8 @@ def _collect_marks(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark], f
             here = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
             if key in seen:
                 raise GymError(
-                    ErrorCode.CONFIG_INVALID, f"{file}:{here[0]}:{here[1]}: {_dotted((*path, key))}: given twice"
+                    ErrorCode.CONFIG_INVALID,
+                    f"{file}:{here[0]}:{here[1]}: {_dotted((*path, key))}: given twice",
                 )
             seen.add(key)
             marks[(*path, key)] = here
@@ -132,12 +135,16 @@ def _set(values: Any, path: KeyPath, value: Any) -> None:
         if child is None:
             child = values[key] = {}
         if not isinstance(child, dict | list):
-            raise GymError(ErrorCode.CONFIG_INVALID, f"--set {_dotted(path)}: {_dotted(path[: depth + 1])} is a value")
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"--set {_dotted(path)}: {_dotted(path[: depth + 1])} is a value"
+            )
         values = child
     try:
         values[path[-1]] = value
     except (IndexError, TypeError) as error:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"--set {_dotted(path)}: no such place in the file") from error
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, f"--set {_dotted(path)}: no such place in the file"
+        ) from error
 
 
 def _describe(

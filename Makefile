@@ -1,0 +1,68 @@
+# Everyday commands. Each installs what it needs first; nothing is repeated while pyproject.toml and constraints.txt stand.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PACKAGES := gym_quant gym_fed gym_server gym_client
+# The first Python on the PATH that is 3.11 or newer; 3.11 is what the project is tried with.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+# Extra words for pip, such as an index that has the CPU builds of torch.
+PIP_ARGS ?=
+# Constraints reach the isolated build environment by these variables only; pip 25.3 renamed the first to the second.
+PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) -c constraints.txt
+# Extra words for pytest, such as ARGS="-k wheel".
+ARGS ?=
+
+.PHONY: help install demo test test-all lint format types imports proto package clean
+
+help: ## Print this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
+
+install: $(STAMP) ## Make .venv and install the project into it, editable, with the pinned versions.
+	@:
+
+$(STAMP): pyproject.toml constraints.txt $(wildcard setup.py)
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the PATH; name one: make install PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch by its exact release first: an open requirement could pick a newer one with gigabytes of CUDA libraries.
+	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+demo: $(STAMP) ## A hub and a few contributors on this machine, from first round to last.
+	$(BIN)/gym-server demo
+
+test: $(STAMP) ## The quick suite: all that is not marked slow.
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(STAMP) ## Every test, the slow ones too.
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Style, types and the import contract.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(MAKE) --no-print-directory types imports
+
+types: $(STAMP) ## mypy, strict, over the four packages.
+	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
+
+imports: $(STAMP) ## The import contract of pyproject.toml.
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Let ruff fix and format what it can.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP) ## Regenerate gym_fed/wire/_generated from proto/.
+	$(BIN)/python tools/gen_proto.py
+
+package: $(STAMP) ## Build sdist and wheel, install the wheel into a clean venv, and try it there.
+	$(BIN)/python .ci/check_package.py
+
+clean: ## Remove what builds and tools leave behind; .venv stays.
+	rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
