@@ -1,0 +1,78 @@
+"""What a hub may ask of a contributor: the task of one round, as it travels.
+
+A contributor's agent parses this strictly: a key that is not listed here (a path, a command, code) refuses the
+task. Names follow TRL and PEFT, as in ``TrainingConfig``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.delta import CodecPolicy
+
+_DIGEST = r"^sha256:[0-9a-f]{64}$"
+
+
+class LoraRecipe(StrictModel):
+    """PEFT's names; only read when ``finetuning`` is ``lora``."""
+
+    r: int = Field(8, ge=1, le=1024)
+    lora_alpha: int = Field(16, ge=1, le=4096)
+    lora_dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+
+
+class TrainingRecipe(StrictModel):
+    """How every contributor trains in a round. Data, devices and folders are the contributor's own affair."""
+
+    algorithm: Literal["sft", "pretrain"] = "sft"
+    finetuning: Literal["full", "lora"] = "full"
+    lora: LoraRecipe = LoraRecipe()
+    max_steps: int = Field(50, ge=1, le=100_000)
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    per_device_train_batch_size: int = Field(16, ge=1, le=4096)
+    gradient_accumulation_steps: int = Field(1, ge=1, le=1024)
+    max_length: int = Field(256, ge=8, le=1_000_000)
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    seed: int = 0
+    """The round's number is added to it, so that rounds see different batches."""
+
+
+class SoupReference(StrictModel):
+    """One committed soup: the object to fetch, and the version that it leads to."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size_bytes: int = Field(ge=1)
+    version_digest: str = Field(pattern=_DIGEST)
+
+
+class TaskSpec(StrictModel):
+    """Everything a contributor needs for one round, and nothing else."""
+
+    format: Literal["gym-task-1"] = "gym-task-1"
+    server: str = Field(pattern=r"^s[0-9a-f]{16}$")
+    """Id of the hub: derived from the key that signs its ledger."""
+    server_round: int = Field(ge=1)
+    base_model: str = Field(max_length=256)
+    """A name for people; what counts is the digest."""
+    base_digest: str = Field(pattern=_DIGEST)
+    version_digest: str = Field(pattern=_DIGEST)
+    """The global version to start from; equals ``base_digest`` while ``soups`` is empty."""
+    soups: list[SoupReference] = Field(default_factory=list, max_length=100_000)
+    recipe: TrainingRecipe = TrainingRecipe()
+    codec: CodecPolicy = CodecPolicy()
+    max_update_bytes: int = Field(ge=1)
+    deadline_seconds: float = Field(gt=0)
+    """Unix time after which the round no longer waits."""
+
+    @model_validator(mode="after")
+    def _chain_ends_at_version(self) -> TaskSpec:
+        end = self.soups[-1].version_digest if self.soups else self.base_digest
+        if end != self.version_digest:
+            raise ValueError(f"the soups end at {end}, not at version_digest {self.version_digest}")
+        return self

@@ -1,0 +1,17 @@
+"""Flower's environment, set before its first import: no telemetry, no update check, no installs at run time.
+
+Import this module before any ``flwr`` import; with the three variables unset every Flower process resolves
+outside hosts.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLES = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+
+os.environ.update(VARIABLES)

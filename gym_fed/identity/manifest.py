@@ -1,0 +1,80 @@
+"""The signed manifest of an update: what a contributor vouches for, field by field."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from gym_fed.config.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_digest
+from gym_fed.identity.keys import SigningKey, verify_signature
+
+MAX_MANIFEST_BYTES = 64 * 1024
+_LIFETIME_SECONDS = 24 * 3600
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class UpdateManifest(StrictModel):
+    """What is signed, and what the ledger names. One manifest, one delta, one round."""
+
+    format: Literal["gym-update-1"] = "gym-update-1"
+    contributor: str = Field(max_length=64)
+    server: str = Field(max_length=128)
+    """Id of the hub this update is for, so that it cannot be replayed at another one."""
+    task: str = Field(max_length=128)
+    """Id of the message that it answers."""
+    server_round: int = Field(ge=1)
+    base_digest: str = Field(max_length=128)
+    """Digest of the global version that the delta was made against."""
+    delta_sha256: Sha256
+    delta_bytes: int = Field(ge=1)
+    nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
+    issued_at_seconds: int
+    expires_at_seconds: int
+    num_examples: int = Field(ge=1)
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=32)
+    """Self-reported, never trusted: shown, not used in the merge."""
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 of the canonical bytes: the update's name."""
+        return canonical_digest(self.model_dump(mode="json"))
+
+    def sign(self, key: SigningKey) -> bytes:
+        return key.sign(self.model_dump(mode="json"))
+
+    def verify(self, public_key: bytes, signature: bytes) -> None:
+        """Raises ``SIGNATURE_INVALID`` unless ``signature`` is by ``public_key`` over this manifest."""
+        verify_signature(public_key, self.model_dump(mode="json"), signature)
+
+    @classmethod
+    def parse(cls, text: str) -> UpdateManifest:
+        """From JSON.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` naming the first field that is off.
+        """
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(k) for k in first["loc"])
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"manifest: {where}: {first['msg']}") from error
+
+
+def new_nonce() -> str:
+    """128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+def lifetime() -> tuple[int, int]:
+    """Issue and expiry time of a manifest made now, in Unix seconds."""
+    now = int(time.time())
+    return now, now + _LIFETIME_SECONDS

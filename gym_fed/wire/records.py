@@ -1,0 +1,131 @@
+"""Flower's ``RecordDict`` to and from the wire's ``Records``, array data left out as references.
+
+The only module of the wire that touches Flower; public API only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import gym_fed.flower_env  # noqa: F401  (before flwr)
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.limits import DELTA_STYPE
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+PutObject = Callable[[bytes], None]
+"""Keeps the bytes of an array under their sha256."""
+GetObject = Callable[[pb.ArrayRef], bytes]
+"""Gives the bytes that a reference names."""
+
+
+def reference(sha256: str, size_bytes: int) -> Array:
+    """A Flower array that stands for a ``.gymdelta`` object: no data, the size as its shape."""
+    return Array(dtype="uint8", shape=(size_bytes,), stype=DELTA_STYPE, data=b"")
+
+
+def to_wire(records: RecordDict, put: PutObject) -> pb.Records:
+    """Convert, handing every array's bytes to ``put``.
+
+    An array of type ``gym.delta.v1`` without data is a reference already: its name is the object's sha256.
+    """
+    wire = pb.Records(order=list(records))
+    for name, record in records.items():
+        if isinstance(record, ArrayRecord):
+            wire.arrays[name].arrays.extend(_array_to_wire(key, array, put) for key, array in record.items())
+        elif isinstance(record, MetricRecord):
+            wire.metrics[name].entries.extend(_entry(k, v) for k, v in record.items())
+        else:
+            wire.configs[name].entries.extend(_entry(k, v) for k, v in record.items())
+    return wire
+
+
+def from_wire(wire: pb.Records, get: GetObject) -> RecordDict:
+    """Convert back; deltas stay references, other arrays get their bytes from ``get``.
+
+    Raises:
+        GymError: ``USAGE`` when the record names are inconsistent.
+    """
+    names = {*wire.arrays, *wire.metrics, *wire.configs}
+    if set(wire.order) != names or len(wire.order) != len(names):
+        raise GymError(
+            ErrorCode.USAGE, f"records {sorted(names)} do not match their order {list(wire.order)}"
+        )
+    records = RecordDict()
+    for name in wire.order:
+        if name in wire.arrays:
+            refs = wire.arrays[name].arrays
+            records[name] = ArrayRecord({ref.name: _array_from_wire(ref, get) for ref in refs})
+        elif name in wire.metrics:
+            records[name] = MetricRecord({e.key: _value(e.value) for e in wire.metrics[name].entries})
+        else:
+            records[name] = ConfigRecord({e.key: _value(e.value) for e in wire.configs[name].entries})
+    return records
+
+
+def references(wire: pb.Records) -> list[pb.ArrayRef]:
+    """Every object that the records name."""
+    return [ref for name in wire.order if name in wire.arrays for ref in wire.arrays[name].arrays]
+
+
+def _array_to_wire(name: str, array: Array, put: PutObject) -> pb.ArrayRef:
+    if array.stype == DELTA_STYPE and not array.data:
+        sha256, size = name, array.shape[0]
+    else:
+        sha256, size = hashlib.sha256(array.data).hexdigest(), len(array.data)
+        put(array.data)
+    return pb.ArrayRef(
+        name=name, dtype=array.dtype, shape=array.shape, stype=array.stype, sha256=sha256, size_bytes=size
+    )
+
+
+def _array_from_wire(ref: pb.ArrayRef, get: GetObject) -> Array:
+    data = b"" if ref.stype == DELTA_STYPE else get(ref)
+    return Array(dtype=ref.dtype, shape=tuple(ref.shape), stype=ref.stype, data=data)
+
+
+def _entry(key: str, value: Any) -> pb.Entry:
+    return pb.Entry(key=key, value=_to_value(value))
+
+
+def _to_value(value: Any) -> pb.Value:
+    if isinstance(value, list):
+        return _list_to_value(value)
+    match value:
+        case bool():
+            return pb.Value(boolean=value)
+        case int():
+            return pb.Value(integer=value)
+        case float():
+            return pb.Value(number=value)
+        case str():
+            return pb.Value(text=value)
+        case bytes():
+            return pb.Value(blob=value)
+    raise TypeError(f"{type(value).__name__} is not a value of a Flower record")
+
+
+def _list_to_value(values: list[Any]) -> pb.Value:
+    match values[0] if values else 0.0:
+        case bool():
+            return pb.Value(booleans=pb.Booleans(values=values))
+        case int():
+            return pb.Value(integers=pb.Integers(values=values))
+        case float():
+            return pb.Value(numbers=pb.Doubles(values=values))
+        case str():
+            return pb.Value(texts=pb.Strings(values=values))
+        case bytes():
+            return pb.Value(blobs=pb.Blobs(values=values))
+    raise TypeError(f"a list of {type(values[0]).__name__} is not a value of a Flower record")
+
+
+def _value(value: pb.Value) -> Any:
+    kind = value.WhichOneof("value")
+    if kind is None:
+        raise GymError(ErrorCode.USAGE, "a record entry has no value")
+    found = getattr(value, kind)
+    return list(found.values) if hasattr(found, "values") else found
