@@ -1,0 +1,87 @@
+"""Which model a delta belongs to: the names and shapes of its tensors, and the digest of their bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_json
+
+Tensors = Mapping[str, Tensor]
+
+
+def model_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
+    """The parameters of a model by name, sorted; tied ones once, and no buffers, which are not trained."""
+    named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
+    return {name: tensor.detach() for name, tensor in sorted(named)}
+
+
+def tensors_digest(model: nn.Module | Tensors) -> str:
+    """``sha256:<hex>`` over a model's parameters.
+
+    Hashed are, in order of name: the canonical JSON of ``[name, dtype, shape]``, its length before it as
+    eight little-endian bytes, and the raw little-endian bytes of the tensor.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model_tensors(model).items():
+        head = canonical_json([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+        digest.update(len(head).to_bytes(8, "little") + head)
+        if tensor.numel():
+            digest.update(tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+@dataclass(frozen=True)
+class BaseSpec:
+    """What a delta is checked against.
+
+    Attributes:
+        model_name: The base's name, for people.
+        digest: ``sha256:<hex>`` from ``tensors_digest``.
+        shapes: Shape of every parameter by name.
+    """
+
+    model_name: str
+    digest: str
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, model: nn.Module | Tensors, name: str) -> BaseSpec:
+        """Describe a model; hashes all its parameters."""
+        tensors = model_tensors(model)
+        return cls(name, tensors_digest(tensors), {k: tuple(t.shape) for k, t in tensors.items()})
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model, tied ones once."""
+        total = 0
+        for shape in self.shapes.values():
+            count = 1
+            for side in shape:
+                count *= side
+            total += count
+        return total
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        shapes = {name: list(shape) for name, shape in self.shapes.items()}
+        return {"model_name": self.model_name, "digest": self.digest, "shapes": shapes}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BaseSpec:
+        """The reverse of ``to_dict``.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` when the data is not of that form.
+        """
+        try:
+            shapes = {str(name): tuple(int(side) for side in shape) for name, shape in data["shapes"].items()}
+            return cls(str(data["model_name"]), str(data["digest"]), shapes)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise GymError(ErrorCode.MODEL_INVALID, f"base description is malformed: {error!r}") from error

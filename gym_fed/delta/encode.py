@@ -1,0 +1,215 @@
+"""Encode what training changed: tuned minus base under a policy, with error feedback and a byte budget."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from gym_quant import CodecError, Payload, get_codec
+from gym_quant.codec import check_finite, sum_of_squares
+from gym_quant.codecs.lora import Lora
+from torch import Tensor, nn
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
+from gym_fed.delta.budget import fit_budget
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.policy import Choice, choose
+from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.errors import ErrorCode, GymError
+
+DeltaSource = Callable[[str], Tensor]
+"""Name of a tensor to its true delta; called twice for each, must return the same values."""
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """What became of one tensor.
+
+    Attributes:
+        codec: The codec, or None for a tensor that is not in the file.
+        why: What decided that.
+        payload_bytes: Its bytes in the file.
+        energy: Squared L2 norm of its error-corrected delta.
+    """
+
+    name: str
+    codec: str | None
+    why: str
+    payload_bytes: int
+    energy: float
+
+
+@dataclass(frozen=True)
+class EncodeReport:
+    """What was written.
+
+    Attributes:
+        sha256: Lower-case hex sha256 of the file.
+        size_bytes: Size of the whole file.
+        norm: L2 norm of the delta that the file decodes to.
+        bits_per_weight: Bits of the whole file for each weight of the base.
+        tensors: One report per tensor of the base, sorted by name.
+    """
+
+    sha256: str
+    size_bytes: int
+    norm: float
+    bits_per_weight: float
+    tensors: tuple[TensorReport, ...] = field(repr=False)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of tensors that changed but did not fit the budget; they wait in the residual."""
+        return tuple(t.name for t in self.tensors if t.codec is None and t.energy > 0.0)
+
+
+def encode_delta(
+    tuned: nn.Module | Tensors,
+    base: nn.Module | Tensors,
+    policy: CodecPolicy,
+    out_path: str | Path,
+    spec: BaseSpec,
+    residual: ErrorFeedback | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> EncodeReport:
+    """Write ``tuned - base`` (float32) as a ``.gymdelta`` of ``spec``.
+
+    The new residual is recorded in ``residual``, and counts when the caller commits it.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` when tensors differ from the base's, ``DELTA_INVALID`` for values that are
+            not finite, ``CONFIG_INVALID`` when policy and ``residual`` do not fit or the budget is too small.
+    """
+    new, old = model_tensors(tuned), model_tensors(base)
+    for what, tensors in (("tuned", new), ("base", old)):
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if shapes != spec.shapes:
+            name = min(n for n in shapes.keys() | spec.shapes.keys() if shapes.get(n) != spec.shapes.get(n))
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"tensor {name!r} has shape {shapes.get(name)} in the {what} model, but "
+                f"{spec.shapes.get(name)} in the description of {spec.model_name!r}",
+                "a delta needs two models of the same architecture and vocabulary",
+            )
+
+    def difference(name: str) -> Tensor:
+        return new[name].to("cpu", torch.float32) - old[name].to("cpu", torch.float32)
+
+    return encode_source(difference, policy, out_path, spec, residual, extra)
+
+
+def encode_source(
+    source: DeltaSource,
+    policy: CodecPolicy,
+    out_path: str | Path,
+    spec: BaseSpec,
+    residual: ErrorFeedback | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> EncodeReport:
+    """``encode_delta`` for deltas that come from anywhere; holds one tensor at a time."""
+    if policy.error_feedback != (residual is not None):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"the codec policy has error_feedback: {policy.error_feedback}, but "
+            f"{'no residual was' if residual is None else 'a residual was'} given",
+        )
+
+    def corrected(name: str) -> Tensor:
+        delta = source(name)
+        return delta if residual is None else residual.compensated(name, delta)
+
+    choices = {name: choose(name, shape, policy) for name, shape in spec.shapes.items()}
+    energy = {name: _energy(name, corrected(name)) for name in sorted(spec.shapes)}
+    changed = [choice for name, choice in choices.items() if energy[name] > 0.0]
+    kept = changed
+    if policy.max_bits_per_weight is not None:
+        budget = math.floor(spec.num_parameters * policy.max_bits_per_weight / 8)
+        kept = fit_budget(changed, energy, spec, extra or {}, budget)
+
+    squares: list[float] = []
+    entries = [_entry(choice, corrected, residual, squares) for choice in kept]
+    info = write_delta(out_path, entries, spec, extra)
+    kept_names = {choice.record.name for choice in kept}
+    if residual is not None:
+        for choice in changed:
+            if choice.record.name not in kept_names:
+                residual.record(choice.record.name, corrected(choice.record.name))
+    reports = tuple(_report(choices[n], energy[n], n in kept_names) for n in sorted(choices))
+    bits = 8.0 * info.size_bytes / spec.num_parameters
+    return EncodeReport(info.sha256, info.size_bytes, math.sqrt(math.fsum(squares)), bits, reports)
+
+
+def lora_delta(
+    factors: Mapping[str, tuple[Tensor, Tensor, float]],
+    out_path: str | Path,
+    spec: BaseSpec,
+    extra: Mapping[str, str] | None = None,
+) -> EncodeReport:
+    """Write trained LoRA factors as they are: name to (A ``[r, in]``, B ``[out, r]``, scaling).
+
+    Raises:
+        GymError: ``DELTA_INVALID`` naming the tensor whose factors do not fit the base or are not finite.
+    """
+    codec = Lora()
+    entries: list[DeltaEntry] = []
+    reports: list[TensorReport] = []
+    for name, (a, b, scaling) in sorted(factors.items()):
+        try:
+            encoded = codec.encode_factors(a, b, scaling)
+        except CodecError as error:
+            raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
+        shape = (b.shape[0], a.shape[1])
+        energy = codec.norm(encoded.payload, shape, encoded.params) ** 2
+        size = codec.payload_bytes(shape, encoded.params)
+        entries.append(
+            DeltaEntry(name, shape, codec.name, encoded.params, functools.partial(dict, encoded.payload))
+        )
+        reports.append(TensorReport(name, codec.name, "factors as trained", size, energy))
+    info = write_delta(out_path, entries, spec, extra)
+    norm = math.sqrt(math.fsum(report.energy for report in reports))
+    return EncodeReport(
+        info.sha256, info.size_bytes, norm, 8.0 * info.size_bytes / spec.num_parameters, tuple(reports)
+    )
+
+
+def _energy(name: str, delta: Tensor) -> float:
+    try:
+        check_finite(delta, "delta")
+    except CodecError as error:
+        raise GymError(
+            ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}", "training diverged: lower the learning rate"
+        ) from error
+    return sum_of_squares(delta)
+
+
+def _entry(
+    choice: Choice, corrected: DeltaSource, residual: ErrorFeedback | None, squares: list[float]
+) -> DeltaEntry:
+    """Encodes when the writer asks for it, and notes norm and loss on the way."""
+    record, codec = choice.record, get_codec(choice.record.codec)
+
+    def payload() -> Payload:
+        delta = corrected(record.name)
+        try:
+            encoded = codec.encode(delta, **record.params)
+        except CodecError as error:
+            raise GymError(ErrorCode.DELTA_INVALID, f"tensor {record.name!r}: {error}") from error
+        squares.append(codec.norm(encoded.payload, record.shape, encoded.params) ** 2)
+        if residual is not None:
+            residual.record(record.name, delta - codec.decode(encoded.payload, record.shape, encoded.params))
+        return encoded.payload
+
+    return DeltaEntry(record.name, record.shape, record.codec, dict(record.params), payload)
+
+
+def _report(choice: Choice, energy: float, kept: bool) -> TensorReport:
+    name = choice.record.name
+    if kept:
+        return TensorReport(name, choice.record.codec, choice.why, choice.payload_bytes, energy)
+    why = "unchanged" if energy == 0.0 else "over max_bits_per_weight; waits in the residual"
+    return TensorReport(name, None, why, 0, energy)

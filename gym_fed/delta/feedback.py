@@ -1,0 +1,168 @@
+"""Error feedback: what one round's encoding lost is added to the next round's delta.
+
+Stich et al. 2018, "Sparsified SGD with Memory" (alg. 1, lines 4-6), and Karimireddy et al. 2019, "Error
+Feedback Fixes SignSGD and other Gradient Compression Schemes" (alg. 2, EF-SIGNSGD): with the true delta
+``g_t`` and the residual ``e_t``, send ``C(g_t + e_t)`` and keep ``e_{t+1} = g_t + e_t - C(g_t + e_t)``. Sums
+telescope, so over any number of rounds what was sent plus the residual is what was meant, but for float32
+rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from gym_quant.codec import sum_of_squares
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from gym_fed.delta.atomic import atomic_file, sync_folder
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_json
+
+_METADATA_KEY = "gym_residual"
+_FORMAT = 1
+
+
+class ErrorFeedback:
+    """One contributor's (or the server's) residual on disk, float32, by tensor name.
+
+    Two phases, because a residual may only change when the update it belongs to was acknowledged: ``record``
+    gathers the next residual, ``stage`` writes it beside the current one, ``commit`` puts it in place.
+    """
+
+    def __init__(self, path: Path, lineage: str, current: dict[str, Tensor]) -> None:
+        """Use ``load``."""
+        self.path = path
+        self.lineage = lineage
+        self._current = current
+        self._next: dict[str, Tensor] = {}
+
+    @classmethod
+    def load(cls, path: str | Path, lineage: str) -> ErrorFeedback:
+        """Read the committed residual; where there is no file yet, start from zero.
+
+        Args:
+            path: The safetensors file that holds it.
+            lineage: Digest of the base from which the federation started. Global versions descend from it, so
+                a residual outlives rounds but never moves to another model.
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` for a residual of another lineage, ``STATE_CORRUPT`` for a broken one.
+        """
+        file = Path(path)
+        return cls(file, lineage, _read(file, lineage) if file.exists() else {})
+
+    def compensated(self, name: str, delta: Tensor) -> Tensor:
+        """``delta`` plus the committed residual of this tensor, float32 on the CPU.
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` when the shapes differ.
+        """
+        exact = delta.detach().to("cpu", torch.float32)
+        held = self._current.get(name)
+        if held is None:
+            return exact
+        if held.shape != exact.shape:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"tensor {name!r}: {self.path} has shape {list(held.shape)}, the delta {list(exact.shape)}",
+                "reset the residual",
+            )
+        return exact + held
+
+    def record(self, name: str, lost: Tensor) -> None:
+        """Note what encoding a tensor lost: compensated minus decoded. It counts after ``commit``."""
+        self._next[name] = lost.detach().to("cpu", torch.float32).contiguous()
+
+    def residual(self, name: str) -> Tensor | None:
+        """The committed residual of a tensor; None stands for zero."""
+        return self._current.get(name)
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors with a committed residual, sorted."""
+        return tuple(sorted(self._current))
+
+    def norm(self) -> float:
+        """L2 norm of the committed residual."""
+        return math.sqrt(math.fsum(sum_of_squares(t) for t in self._current.values()))
+
+    def staged_path(self) -> Path:
+        """Where ``stage`` writes unless told otherwise."""
+        return self.path.with_name(f"{self.path.name}.staged")
+
+    def stage(self, path: str | Path | None = None) -> Path:
+        """Write the recorded residual to ``path``, durably, without touching the committed one."""
+        target = Path(path) if path is not None else self.staged_path()
+        kept = {name: tensor for name, tensor in sorted(self._next.items()) if bool(tensor.any())}
+        head = canonical_json({"format": _FORMAT, "lineage": self.lineage}).decode("utf-8")
+        with atomic_file(target) as file:
+            file.write(save(kept, {_METADATA_KEY: head}))
+        return target
+
+    def commit(self, path: str | Path | None = None) -> None:
+        """Put a staged residual in the committed one's place; after a crash, ``load`` and ``commit`` do it.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` when nothing was staged or the staged file is broken.
+        """
+        staged = Path(path) if path is not None else self.staged_path()
+        if not staged.exists():
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"no staged residual at {staged}", "stage it before the upload"
+            )
+        fresh = _read(staged, self.lineage)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(staged, self.path)
+        sync_folder(self.path.parent)
+        self._current, self._next = fresh, {}
+
+    def save(self) -> None:
+        """``stage`` and ``commit`` at once, for those who have nobody to wait for."""
+        self.stage()
+        self.commit()
+
+    def discard(self) -> None:
+        """Drop what was recorded and staged: the update was refused, the committed residual stands."""
+        self._next = {}
+        self.staged_path().unlink(missing_ok=True)
+
+    def reset(self) -> None:
+        """Forget the residual, on disk too."""
+        self.discard()
+        self._current = {}
+        self.path.unlink(missing_ok=True)
+
+
+def _read(path: Path, lineage: str) -> dict[str, Tensor]:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            head = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
+            tensors = dict(_finite_float32(path, ((name, file.get_tensor(name)) for name in file.keys())))  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _corrupt(path, str(error)) from error
+    if not isinstance(head, dict) or head.get("format") != _FORMAT:
+        raise _corrupt(path, f"its metadata {head!r} is not of format {_FORMAT}")
+    if head.get("lineage") != lineage:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"residual {path} belongs to the lineage of {head.get('lineage')}, not of {lineage}",
+            "keep one residual a federation, or reset this one",
+        )
+    return tensors
+
+
+def _finite_float32(path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
+            raise _corrupt(path, f"tensor {name!r} is not finite float32")
+        yield name, tensor
+
+
+def _corrupt(path: Path, why: str) -> GymError:
+    return GymError(ErrorCode.STATE_CORRUPT, f"residual {path}: {why}", "delete the file to start from zero")

@@ -1,0 +1,330 @@
+"""Read a ``.gymdelta``: mapped into memory, everything checked before anything is decoded."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from gym_quant import CodecError, Payload, codec_names, get_codec
+from torch import Tensor
+
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.layout import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
+from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
+from gym_fed.errors import ErrorCode, GymError
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class DeltaLimits:
+    """Caps that hold before anything is read or allocated.
+
+    Attributes:
+        max_header_bytes: Size of the safetensors header.
+        max_tensors: Tensors in the manifest; the base's own number holds too where a base is given.
+        max_file_bytes: Size of the file.
+    """
+
+    max_header_bytes: int = 8 << 20
+    max_tensors: int = 65_536
+    max_file_bytes: int = 1 << 40
+
+
+class DeltaFile:
+    """A delta on disk, open and valid. Use as a context manager, or ``close`` it.
+
+    Tensors of the base that the file leaves out are zero deltas: they are not in ``names``.
+    """
+
+    def __init__(
+        self, path: Path, view: mmap.mmap, manifest: Manifest, layout: Layout, spec: BaseSpec | None
+    ) -> None:
+        """Use ``open``."""
+        self.path = path
+        self.manifest = manifest
+        self._map: mmap.mmap | None = view
+        self._layout = layout
+        self._records = {record.name: record for record in manifest.tensors}
+        self._starts = {d: len(view) - layout.data_bytes + at for d, at in layout.section_starts().items()}
+        self._num_parameters = (
+            spec.num_parameters if spec else sum(math.prod(r.shape) for r in manifest.tensors)
+        )
+        self.size_bytes = len(view)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, spec: BaseSpec | None = None, limits: DeltaLimits | None = None
+    ) -> DeltaFile:
+        """Map and validate a file.
+
+        Args:
+            path: The file; it must not change while it is open.
+            spec: The base it must belong to; without one, base and shapes are taken at their word.
+            limits: Caps on header, tensors and file; the defaults of ``DeltaLimits`` when absent.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND``; ``BASE_MISMATCH`` for another base's digest; ``DELTA_INVALID``, with
+                the tensor's name, for everything else.
+        """
+        file = Path(path)
+        with _told_of(file):
+            return cls._open(file, spec, limits or DeltaLimits())
+
+    @classmethod
+    def _open(cls, path: Path, spec: BaseSpec | None, limits: DeltaLimits) -> DeltaFile:
+        view, header = _map_file(path, limits)
+        try:
+            text = _metadata(header)
+            cap = limits.max_tensors if spec is None else min(limits.max_tensors, len(spec.shapes))
+            manifest = Manifest.parse(text, cap)
+            if spec is not None:
+                _check_base(manifest, spec)
+            _check_codecs(manifest)
+            layout = Layout.of(manifest.tensors)
+            _check_sections(header, layout, data_bytes=len(view) - _header_end(view))
+            delta = cls(path, view, manifest, layout, spec)
+            delta._check_values()
+        except BaseException:
+            view.close()
+            raise
+        return delta
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors in the file, sorted."""
+        return tuple(self._records)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the whole file, header too, for each weight of the base (without one: of the file)."""
+        return 8.0 * self.size_bytes / max(1, self._num_parameters)
+
+    def record(self, name: str) -> TensorRecord:
+        """Shape, codec and parameters of a tensor."""
+        return self._records[name]
+
+    def payload(self, name: str) -> Payload:
+        """The tensor's payload as views of the mapped file; valid until ``close``, not to be written to."""
+        return {field.name: self._view(field) for field in self._layout.fields[name]}
+
+    def payload_bytes(self, name: str) -> int:
+        """Size of the tensor's payload in the file."""
+        return sum(field.size for field in self._layout.fields[name])
+
+    def decode(self, name: str) -> Tensor:
+        """The tensor's delta, float32 in its own shape; the memory is the caller's."""
+        record = self._records[name]
+        return get_codec(record.codec).decode(self.payload(name), record.shape, record.params)
+
+    def decode_rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of the delta seen as ``[rows, cols]`` (``cols`` its last dimension), float32."""
+        record = self._records[name]
+        codec = get_codec(record.codec)
+        return codec.decode_rows(self.payload(name), record.shape, record.params, start, stop)
+
+    def tensor_norm(self, name: str) -> float:
+        """L2 norm of the tensor's delta."""
+        record = self._records[name]
+        norm = get_codec(record.codec).norm(self.payload(name), record.shape, record.params)
+        self._release(name)
+        return norm
+
+    def norm(self) -> float:
+        """L2 norm of the whole delta; for sign deltas it comes from the scales alone."""
+        return math.sqrt(math.fsum(self.tensor_norm(name) ** 2 for name in self.names))
+
+    def sha256(self) -> str:
+        """Lower-case hex sha256 of the file's bytes."""
+        digest = hashlib.sha256()
+        view = self._open_map()
+        for start in range(0, len(view), _CHUNK):
+            digest.update(view[start : start + _CHUNK])
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Unmap the file. Views from ``payload`` that still live keep the memory, not the file."""
+        if self._map is not None:
+            view, self._map = self._map, None
+            try:
+                view.close()
+            except BufferError:
+                del view  # a payload view is still held somewhere; the map goes with the last of them
+
+    def __enter__(self) -> DeltaFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_map(self) -> mmap.mmap:
+        if self._map is None:
+            raise GymError(ErrorCode.USAGE, f"{self.path} is closed", "open it again")
+        return self._map
+
+    def _view(self, field: Field) -> Tensor:
+        offset = self._starts[field.dtype] + field.start
+        count = math.prod(field.shape)
+        return torch.frombuffer(self._open_map(), dtype=field.dtype, count=count, offset=offset).reshape(
+            field.shape
+        )
+
+    def _check_values(self) -> None:
+        for name, record in self._records.items():
+            with _about(name):
+                get_codec(record.codec).check(self.payload(name), record.shape, record.params)
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        """Give back the pages of a large tensor, so that a scan does not leave the whole file resident."""
+        view = self._open_map()
+        for field in self._layout.fields[name]:
+            first = self._starts[field.dtype] + field.start
+            start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = (first + field.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+            if length >= _CHUNK:
+                view.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any]]:
+    """Map the file (private, copy-on-write, so that torch gets a writable buffer) and parse its header."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, "no such file", "give the path of a .gymdelta file"
+        ) from None
+    try:
+        status = os.fstat(handle)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise _invalid("is not a regular file")
+        if size > limits.max_file_bytes:
+            raise _invalid(f"is {size} bytes long, over the limit of {limits.max_file_bytes}")
+        length = int.from_bytes(os.pread(handle, 8, 0), "little")
+        if size < 8 or length > size - 8:
+            raise _invalid(f"is truncated: {size} bytes, but its header alone ends at {8 + length}")
+        if length > limits.max_header_bytes:
+            raise _invalid(f"has a header of {length} bytes, over the limit of {limits.max_header_bytes}")
+        if length % ALIGNMENT:
+            raise _invalid(f"has a header of {length} bytes, not a multiple of {ALIGNMENT}")
+        try:
+            text = os.pread(handle, length, 8).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _invalid(f"has a header that is not UTF-8 at byte {8 + error.start}") from error
+        header = strict_json(text, "header")
+        return mmap.mmap(handle, size, access=mmap.ACCESS_COPY), header
+    finally:
+        os.close(handle)
+
+
+def _header_end(view: mmap.mmap) -> int:
+    return 8 + int.from_bytes(view[:8], "little")
+
+
+def _metadata(header: dict[str, Any]) -> str:
+    metadata = header.get("__metadata__")
+    if (
+        not isinstance(metadata, dict)
+        or set(metadata) != {METADATA_KEY}
+        or not isinstance(metadata[METADATA_KEY], str)
+    ):
+        raise _invalid(f"is not a .gymdelta: its metadata holds no single string {METADATA_KEY!r}")
+    return str(metadata[METADATA_KEY])
+
+
+def _check_base(manifest: Manifest, spec: BaseSpec) -> None:
+    if manifest.base_digest != spec.digest:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"was made for base {manifest.base_model!r} with digest {manifest.base_digest}, not for "
+            f"{spec.model_name!r} with digest {spec.digest}",
+            "use the base the delta was made from",
+        )
+    for record in manifest.tensors:
+        if record.name not in spec.shapes:
+            raise _invalid(f"tensor {record.name!r}: the base {spec.model_name!r} has no such tensor")
+        if record.shape != tuple(spec.shapes[record.name]):
+            shape = list(spec.shapes[record.name])
+            raise _invalid(f"tensor {record.name!r}: shape {list(record.shape)} is not the base's {shape}")
+
+
+def _check_codecs(manifest: Manifest) -> None:
+    known = codec_names()
+    for record in manifest.tensors:
+        if record.codec not in known:
+            raise _invalid(
+                f"tensor {record.name!r}: unknown codec {record.codec!r} (known: {', '.join(known)})"
+            )
+        with _about(record.name):
+            normal = get_codec(record.codec).normalise(record.params, record.shape)
+            if normal != record.params or {k: type(v) for k, v in normal.items()} != {
+                k: type(v) for k, v in record.params.items()
+            }:
+                raise CodecError(f"parameters {record.params} are not in normal form {normal}")
+
+
+def _check_sections(header: dict[str, Any], layout: Layout, data_bytes: int) -> None:
+    """The header must list exactly the sections that follow from the manifest, up to the last byte."""
+    starts = layout.section_starts()
+    expected: dict[str, Any] = {}
+    for name, label, dtype in SECTIONS:
+        if dtype in starts:
+            start, size = starts[dtype], layout.sections[dtype]
+            expected[name] = {
+                "dtype": label,
+                "shape": [size // dtype.itemsize],
+                "data_offsets": [start, start + size],
+            }
+            _check_room(layout, dtype, start, data_bytes)
+    found = {key: value for key, value in header.items() if key != "__metadata__"}
+    for key in [*expected, *found]:
+        if found.get(key) != expected.get(key):
+            wanted = expected.get(key, "absent")
+            raise _invalid(f"section {key!r} is {found.get(key, 'absent')}, but its tensors make it {wanted}")
+    if data_bytes != layout.data_bytes:
+        raise _invalid(f"has {data_bytes - layout.data_bytes} trailing bytes after its last tensor")
+
+
+def _check_room(layout: Layout, dtype: torch.dtype, start: int, data_bytes: int) -> None:
+    if start + layout.sections[dtype] <= data_bytes:
+        return
+    for name, fields in layout.fields.items():
+        for field in fields:
+            end = start + field.start + field.size
+            if field.dtype == dtype and end > data_bytes:
+                raise _invalid(
+                    f"is truncated: tensor {name!r} ends at byte {end} of {data_bytes} bytes of data"
+                )
+
+
+@contextmanager
+def _about(tensor: str) -> Iterator[None]:
+    try:
+        yield
+    except CodecError as error:
+        raise _invalid(f"tensor {tensor!r}: {error}") from error
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except GymError as error:
+        raise GymError(error.code, f"{path}: {error.message}", error.hint) from error
+
+
+def _invalid(message: str, hint: str = "") -> GymError:
+    return GymError(ErrorCode.DELTA_INVALID, message, hint)

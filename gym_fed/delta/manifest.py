@@ -1,0 +1,241 @@
+"""The manifest of a ``.gymdelta``: its base, and name, shape, codec and parameters of every tensor.
+
+Headers count where one bit is spent on a weight, so the rows of the canonical JSON are short: codecs with
+their parameters stand once in a table, and tensors that differ only in the first number of their dotted name
+(the layers of a model) share one row. docs/delta-format.md has the grammar. No torch here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_json
+
+FORMAT_VERSION = 1
+MAX_TENSOR_ELEMENTS = 1 << 40
+
+_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", re.ASCII)
+_INDEX = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+
+ParamValue = int | float | str
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor of a delta: its name, shape, codec and the codec's parameters in normal form."""
+
+    name: str
+    shape: tuple[int, ...]
+    codec: str
+    params: dict[str, ParamValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a ``.gymdelta`` says about itself; ``tensors`` are in payload order: by name."""
+
+    base_model: str
+    base_digest: str
+    tensors: tuple[TensorRecord, ...]
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        base_model: str,
+        base_digest: str,
+        tensors: Iterable[TensorRecord],
+        extra: Mapping[str, str] | None,
+    ) -> Manifest:
+        """Sort the records; see ``parse`` for what is refused."""
+        ordered = tuple(sorted(tensors, key=lambda record: record.name))
+        for first, second in itertools.pairwise(ordered):
+            if first.name == second.name:
+                raise _invalid(f"tensor {first.name!r} is listed twice")
+        return cls(base_model, base_digest, ordered, dict(extra or {}))
+
+    def to_json(self) -> str:
+        """The one canonical JSON text of this manifest."""
+        codecs = sorted({canonical_json([r.codec, r.params]) for r in self.tensors})
+        rows = _collapse(self.tensors, {text: index for index, text in enumerate(codecs)})
+        document: dict[str, Any] = {
+            "format": FORMAT_VERSION,
+            "base_model": self.base_model,
+            "base_digest": self.base_digest,
+            "codecs": [json.loads(text) for text in codecs],
+            "tensors": sorted(rows, key=canonical_json),
+        }
+        if self.extra:
+            document["extra"] = self.extra
+        return canonical_json(document).decode("utf-8")
+
+    @classmethod
+    def parse(cls, text: str, max_tensors: int) -> Manifest:
+        """Read a manifest; anything but the text ``to_json`` would write is refused.
+
+        Raises:
+            GymError: ``DELTA_INVALID`` naming the tensor or the key.
+        """
+        document = strict_json(text, "manifest")
+        _check_keys(document)
+        codecs = [_codec_row(row) for row in document["codecs"]]
+        records: list[TensorRecord] = []
+        for row in document["tensors"]:
+            records.extend(_expand(row, codecs, max_tensors - len(records)))
+        manifest = cls.of(document["base_model"], document["base_digest"], records, document.get("extra"))
+        if manifest.to_json() != text:
+            raise _invalid("manifest is not in canonical form", "write the file with gym-fed's own writer")
+        return manifest
+
+
+def strict_json(text: str, what: str) -> dict[str, Any]:
+    """A JSON object without duplicate keys, NaN, infinities, lone surrogates or endless nesting.
+
+    Raises:
+        GymError: ``DELTA_INVALID``.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        canonical_json(value)
+    except RecursionError:
+        raise _invalid(f"{what} is nested too deeply") from None
+    except (ValueError, TypeError) as error:
+        raise _invalid(f"{what} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _invalid(f"{what} is not a JSON object")
+    return value
+
+
+def _collapse(records: Iterable[TensorRecord], codec_index: Mapping[bytes, int]) -> list[list[Any]]:
+    groups: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
+    rows: list[list[Any]] = []
+    for record in records:
+        codec = codec_index[canonical_json([record.codec, record.params])]
+        template, index = _split_index(record.name)
+        if index is None:
+            rows.append([record.name, list(record.shape), codec])
+        else:
+            groups.setdefault((template, record.shape, codec), []).append(index)
+    for (template, shape, codec), indices in groups.items():
+        if len(indices) == 1:
+            rows.append([template.replace("*", str(indices[0])), list(shape), codec])
+        else:
+            rows.append([template, _write_ranges(sorted(indices)), list(shape), codec])
+    return rows
+
+
+def _split_index(name: str) -> tuple[str, int | None]:
+    """``a.3.b`` to ``("a.*.b", 3)``; a name without a number of its own between dots has no index."""
+    parts = name.split(".")
+    if "*" not in name:
+        for place, part in enumerate(parts):
+            if _INDEX.fullmatch(part):
+                return ".".join([*parts[:place], "*", *parts[place + 1 :]]), int(part)
+    return name, None
+
+
+def _write_ranges(indices: list[int]) -> str:
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _expand(row: Any, codecs: list[tuple[str, dict[str, ParamValue]]], room: int) -> list[TensorRecord]:
+    if not isinstance(row, list) or len(row) not in (3, 4) or not isinstance(row[0], str):
+        raise _invalid(f"tensor row {_short(row)} is not [name, shape, codec] or [name, range, shape, codec]")
+    name, shape, codec = row[0], row[-2], row[-1]
+    if not name or not name.isprintable():
+        raise _invalid(f"tensor name {_short(name)} is empty or not printable")
+    if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
+        raise _invalid(f"tensor {name!r}: shape {_short(shape)} is not a list of positive whole numbers")
+    if math.prod(shape) > MAX_TENSOR_ELEMENTS:
+        raise _invalid(f"tensor {name!r}: shape {_short(shape)} has more than {MAX_TENSOR_ELEMENTS} elements")
+    if type(codec) is not int or not 0 <= codec < len(codecs):
+        raise _invalid(f"tensor {name!r}: codec number {_short(codec)} is not in the table of {len(codecs)}")
+    names = [name] if len(row) == 3 else _expand_names(name, row[1], room)
+    if len(names) > room:
+        raise _invalid(f"tensor {name!r}: the file lists more tensors than are allowed here")
+    return [TensorRecord(n, tuple(shape), codecs[codec][0], dict(codecs[codec][1])) for n in names]
+
+
+def _expand_names(template: str, ranges: Any, room: int) -> list[str]:
+    if template.count("*") != 1 or not isinstance(ranges, str) or not _RANGES.fullmatch(ranges):
+        raise _invalid(f"tensor {template!r}: {_short(ranges)} is not a list of ranges for one '*'")
+    names: list[str] = []
+    for run in ranges.split(","):
+        low, _, high = run.partition("-")
+        first, last = int(low), int(high or low)
+        if last - first >= room - len(names):
+            raise _invalid(f"tensor {template!r}: the file lists more tensors than are allowed here")
+        names.extend(template.replace("*", str(index)) for index in range(first, last + 1))
+    return names
+
+
+def _codec_row(row: Any) -> tuple[str, dict[str, ParamValue]]:
+    if (
+        not isinstance(row, list)
+        or len(row) != 2
+        or not isinstance(row[0], str)
+        or not isinstance(row[1], dict)
+    ):
+        raise _invalid(f"codec row {_short(row)} is not [name, parameters]")
+    for key, value in row[1].items():
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise _invalid(
+                f"codec {row[0]!r}: parameter {key!r} is {_short(value)}, not a number or a string"
+            )
+    return row[0], row[1]
+
+
+def _check_keys(document: dict[str, Any]) -> None:
+    if document.get("format") != FORMAT_VERSION or type(document["format"]) is not int:
+        raise _invalid(
+            f"format version {_short(document.get('format'))} is not supported (this is {FORMAT_VERSION})",
+            "use the release of gym-fed that wrote the file, or a newer one",
+        )
+    required = {"format": int, "base_model": str, "base_digest": str, "codecs": list, "tensors": list}
+    for key, kind in required.items():
+        if not isinstance(document.get(key), kind):
+            raise _invalid(f"manifest key {key!r} is missing or not a {kind.__name__}")
+    unknown = set(document) - set(required) - {"extra"}
+    if unknown:
+        raise _invalid(f"manifest has the unknown key {min(unknown)!r}")
+    if not _DIGEST.fullmatch(document["base_digest"]):
+        raise _invalid(f"base_digest {_short(document['base_digest'])} is not sha256:<64 hex digits>")
+    extra = document.get("extra", {"": ""})
+    if not isinstance(extra, dict) or not extra or not all(isinstance(v, str) for v in extra.values()):
+        raise _invalid("manifest key 'extra' is not a non-empty object of strings")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {_short(key)} is given twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a number")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _invalid(message: str, hint: str = "") -> GymError:
+    return GymError(ErrorCode.DELTA_INVALID, message, hint)

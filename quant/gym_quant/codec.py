@@ -1,0 +1,145 @@
+"""What every delta codec promises: encode, decode, the exact layout of its payload, and its norm."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Payload = dict[str, Tensor]
+Params = dict[str, int | float | str]
+Shape = tuple[int, ...]
+
+_CHUNK = 1 << 20
+
+
+class CodecError(ValueError):
+    """Values, parameters or payload that a codec refuses; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What ``Codec.encode`` returns.
+
+    Attributes:
+        params: The parameters in their shortest form (defaults left out), to be stored with the payload.
+        payload: Field name to CPU tensor, exactly as ``payload_spec`` describes it.
+    """
+
+    params: Params
+    payload: Payload
+
+
+class Codec(ABC):
+    """One way to write down a delta. Stateless; one instance a process.
+
+    A tensor of any shape is seen as a matrix ``[rows, cols]``: ``cols`` is its last (input) dimension.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
+        """Check parameters for a tensor of ``shape`` and return them without those that equal the default.
+
+        Raises:
+            CodecError: For unknown names and for values outside their range.
+        """
+
+    @abstractmethod
+    def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
+        """Dtype and shape of every payload field, in the order in which they are stored."""
+
+    @abstractmethod
+    def encode(self, tensor: Tensor, **params: Any) -> Encoded:
+        """Encode a delta (any float dtype, any device, any shape).
+
+        Raises:
+            CodecError: For values that are not finite and for parameters that ``normalise`` refuses.
+        """
+
+    @abstractmethod
+    def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
+        """Rows ``start`` to ``stop`` of the delta seen as a matrix: ``[stop - start, cols]`` float32."""
+
+    @abstractmethod
+    def check(self, payload: Payload, shape: Shape, params: Params) -> None:
+        """Look at the values of a payload whose layout is right.
+
+        Raises:
+            CodecError: For scales, factors or values that are NaN, infinite or negative where that is wrong.
+        """
+
+    @abstractmethod
+    def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
+        """L2 norm of the decoded delta, without decoding it where the codec allows that."""
+
+    def decode(self, payload: Payload, shape: Shape, params: Params) -> Tensor:
+        """The whole delta, ``shape`` float32 on the CPU."""
+        rows, _ = as_matrix(shape)
+        return self.decode_rows(payload, shape, params, 0, rows).reshape(shape)
+
+    def payload_bytes(self, shape: Shape, params: Params) -> int:
+        """Size of the payload in bytes."""
+        spec = self.payload_spec(shape, params).values()
+        return sum(dtype.itemsize * math.prod(field) for dtype, field in spec)
+
+
+def as_matrix(shape: Shape) -> tuple[int, int]:
+    """``[rows, cols]`` of a shape: the last dimension against all others; a scalar is ``[1, 1]``."""
+    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
+def to_matrix(tensor: Tensor) -> Tensor:
+    """A delta as a contiguous float32 CPU matrix ``[rows, cols]``.
+
+    Raises:
+        CodecError: When it is empty or holds values that are not finite.
+    """
+    matrix = tensor.detach().to("cpu", torch.float32).reshape(as_matrix(tuple(tensor.shape))).contiguous()
+    if matrix.numel() == 0:
+        raise CodecError(f"shape {list(tensor.shape)} has no elements")
+    check_finite(matrix, "delta")
+    return matrix
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Raise ``CodecError`` at the first NaN or infinity; looks at 1 Mi elements at a time."""
+    flat = tensor.reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        finite = torch.isfinite(flat[start : start + _CHUNK])
+        if not bool(finite.all()):
+            at = start + int((~finite).nonzero()[0, 0])
+            raise CodecError(f"{what} is not finite: {float(flat[at])} at flat index {at}")
+
+
+def sum_of_squares(tensor: Tensor) -> float:
+    """Sum of squares in float64. Single-threaded numpy: the last bit never depends on thread counts."""
+    flat = tensor.reshape(-1)
+    total = 0.0
+    for start in range(0, flat.numel(), _CHUNK):
+        chunk = flat[start : start + _CHUNK].to(torch.float64).numpy()
+        total += float(np.square(chunk).sum())
+    return total
+
+
+def only_known(params: Mapping[str, Any], known: tuple[str, ...], codec: str) -> None:
+    """Raise ``CodecError`` for a parameter the codec does not have."""
+    for key in params:
+        if key not in known:
+            raise CodecError(
+                f"codec {codec!r} has no parameter {key!r} (known: {', '.join(known) or 'none'})"
+            )
+
+
+def whole_number(value: Any, what: str, low: int, high: int) -> int:
+    """``value`` as an int in ``[low, high]``; booleans, floats and strings raise ``CodecError``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise CodecError(f"{what} is {value!r}, not a whole number from {low} to {high}")
+    return value
