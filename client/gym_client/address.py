@@ -1,0 +1,53 @@
+"""Addresses of hubs: ``host``, ``host:port`` or ``[v6]:port``."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.limits import DEFAULT_PORT
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a hub listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read an address; the port defaults to the hub's usual one.
+
+        Raises:
+            GymError: ``USAGE`` quoting what is not an address.
+        """
+        host, colon, port = text.strip().rpartition(":")
+        if not colon or port.endswith("]") or (":" in host and not host.endswith("]")):
+            host, port = text.strip(), str(DEFAULT_PORT)
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or any(c in host for c in "/@ \t[]") or not (port.isascii() and port.isdecimal()):
+            raise GymError(ErrorCode.USAGE, f"{text!r} is not an address", "give host or host:port")
+        if not 1 <= int(port) <= 65535:
+            raise GymError(ErrorCode.USAGE, f"{text!r}: port {port} is not from 1 to 65535")
+        return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether this can only be this very machine."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def file_name(self) -> str:
+        """``host_port`` with nothing that a file name cannot have."""
+        safe = "".join(c if c.isalnum() or c in ".-" else "-" for c in self.host.lower())
+        return f"{safe}_{self.port}"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

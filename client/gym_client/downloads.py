@@ -1,0 +1,129 @@
+"""Download of objects into the cache: resumed by offset, never longer than announced, checked by sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from gym_client.transport import HubClient, transfer_seconds
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.files import fsync_folder, write_atomically
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+
+Progress = Callable[[int, int], None]
+
+
+class ObjectCache:
+    """A folder of files that are named by their sha256."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, sha256: str) -> Path:
+        """Where the object is or will be.
+
+        Raises:
+            GymError: ``USAGE`` for a name that is no sha256.
+        """
+        if not _SHA256.fullmatch(sha256):
+            raise GymError(ErrorCode.USAGE, f"{sha256[:80]!r} is not a sha256")
+        return self.folder / sha256
+
+    def has(self, sha256: str, size_bytes: int) -> bool:
+        """Whether the object is here in full."""
+        path = self.path(sha256)
+        return path.is_file() and path.stat().st_size == size_bytes
+
+    def put(self, data: bytes) -> Path:
+        """Keep bytes under their sha256."""
+        path = self.path(hashlib.sha256(data).hexdigest())
+        if not self.has(path.name, len(data)):
+            write_atomically(path, data)
+        return path
+
+
+def download(
+    client: HubClient, cache: ObjectCache, sha256: str, size_bytes: int, progress: Progress | None = None
+) -> Path:
+    """Fetch an object unless it is in the cache. To resume, call it again.
+
+    Args:
+        client: The hub.
+        cache: Where it goes; what has arrived waits there as ``<sha256>.part``.
+        sha256: Its name.
+        size_bytes: Its size, from the reference; not a byte more is taken.
+        progress: Told after each chunk.
+
+    Raises:
+        GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for bytes that are not the object's (they are dropped),
+            ``UNAVAILABLE`` when the line broke (they are kept).
+    """
+    target = cache.path(sha256)
+    if cache.has(sha256, size_bytes):
+        return target
+    part = target.with_name(f"{sha256}.part")
+    if part.exists() and part.stat().st_size > size_bytes:
+        part.unlink()
+    with part.open("ab") as file:
+        done = file.tell()
+        while done < size_bytes:
+            before = done
+            done = _receive(client, file, sha256, done, size_bytes, part, progress or (lambda d, t: None))
+            if done == before:
+                raise GymError(
+                    ErrorCode.UNAVAILABLE,
+                    f"{client.address} sent nothing of object {sha256} after byte {done}",
+                )
+        file.flush()
+        os.fsync(file.fileno())
+    found = file_sha256(part)
+    if found != sha256:
+        part.unlink()
+        raise GymError(
+            ErrorCode.HASH_MISMATCH, f"{client.address} sent an object with sha256 {found} for {sha256}"
+        )
+    os.replace(part, target)
+    fsync_folder(target.parent)
+    return target
+
+
+def file_sha256(path: Path) -> str:
+    """Lower-case hex sha256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _receive(
+    client: HubClient, file: BinaryIO, sha256: str, done: int, size: int, part: Path, tell: Progress
+) -> int:
+    request = pb.DownloadRequest(sha256=sha256, offset=done)
+    call = client.stream("Download", request, transfer_seconds(size - done))
+    try:
+        with client.errors():
+            for index, chunk in enumerate(call):
+                if index == 0 and chunk.size_bytes != size:
+                    raise _too_large(client, part, f"{chunk.size_bytes} bytes instead of {size}", sha256)
+                if done + len(chunk.data) > size:
+                    raise _too_large(client, part, f"more than {size} bytes", sha256)
+                file.write(chunk.data)
+                done += len(chunk.data)
+                tell(done, size)
+    finally:
+        call.cancel()
+        file.flush()
+    return done
+
+
+def _too_large(client: HubClient, part: Path, what: str, sha256: str) -> GymError:
+    part.unlink(missing_ok=True)
+    return GymError(ErrorCode.TOO_LARGE, f"{client.address} sends {what} for object {sha256}")

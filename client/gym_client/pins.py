@@ -1,0 +1,74 @@
+"""Which hubs are trusted: a file an address, with the key's fingerprint, the certificate and the hub's id."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from gym_client.address import Address
+from gym_client.home import Home
+from gym_fed.config.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.files import write_atomically
+
+_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class ServerPin(StrictModel):
+    """What is known of a hub since the first contact. Plain text (loopback only) has no fingerprint."""
+
+    address: str
+    fingerprint: str = Field(pattern=r"^(sha256:[0-9a-f]{64})?$")
+    certificate_pem: str
+    server: str = Field(default="", pattern=r"^(s[0-9a-f]{16})?$")
+    """Id of the hub, from the key that signs its ledger; empty until it was met."""
+    name: str = ""
+    contributor: str = ""
+    """Id under which this key is enrolled there; empty before enrolment and after leaving."""
+
+    @classmethod
+    def load(cls, home: Home, address: Address) -> ServerPin | None:
+        """The pin of an address, or None before the first contact.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a file that cannot be read.
+        """
+        path = pin_path(home, address)
+        if not path.exists():
+            return None
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{path}: {error.errors()[0]['msg']}",
+                "delete it to meet the server anew; compare its fingerprint then",
+            ) from error
+
+    def save(self, home: Home, address: Address) -> None:
+        """Write the pin durably."""
+        write_atomically(pin_path(home, address), self.model_dump_json(indent=2).encode())
+
+    def but(self, **changes: str) -> ServerPin:
+        """A copy with some fields changed."""
+        return self.model_copy(update=changes)
+
+
+def pin_path(home: Home, address: Address) -> Path:
+    """File of an address's pin."""
+    return home.servers / f"{address.file_name}.json"
+
+
+def parse_fingerprint(text: str) -> str:
+    """``sha256:<hex>``, or the bare hex digits, to the first form.
+
+    Raises:
+        GymError: ``USAGE`` quoting what is neither.
+    """
+    wanted = text.strip().lower()
+    wanted = wanted if wanted.startswith("sha256:") else f"sha256:{wanted}"
+    if not _FINGERPRINT.fullmatch(wanted):
+        raise GymError(ErrorCode.USAGE, f"{text!r} is not a fingerprint", "it is sha256: and 64 hex digits")
+    return wanted

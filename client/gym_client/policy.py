@@ -1,0 +1,104 @@
+"""The contributor's own limits on what a hub may ask: ``policy.yaml`` in the home, all keys optional."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.task import TaskSpec
+from gym_fed.config.yaml_file import load_config
+from gym_fed.errors import ErrorCode, GymError
+
+
+class Policy(StrictModel):
+    """Limits that a task is held against before anything is fetched or trained."""
+
+    max_steps: int = Field(default=2_000, ge=1)
+    """Most optimiser steps in one round."""
+
+    max_tokens_per_step: int = Field(default=1 << 20, ge=1)
+    """Most tokens in one step: batch size x accumulation x length."""
+
+    max_length: int = Field(default=8_192, ge=8)
+    """Longest row in tokens."""
+
+    max_update_bytes: int = Field(default=1 << 30, ge=1)
+    """Largest upload in one round."""
+
+    max_download_bytes: int = Field(default=16 << 30, ge=1)
+    """Most bytes fetched for one task."""
+
+    max_seconds: float = Field(default=4 * 3600.0, gt=0)
+    """Longest training in one round. It stops there and the task is given back with an error."""
+
+    max_lora_rank: int = Field(default=256, ge=1)
+    """Largest adapter rank."""
+
+    algorithms: list[Literal["sft", "pretrain"]] = Field(default=["sft", "pretrain"])
+    """Training algorithms that are allowed."""
+
+    finetuning: list[Literal["full", "lora"]] = Field(default=["full", "lora"])
+    """Kinds of fine-tuning that are allowed."""
+
+    base_digests: list[str] | None = None
+    """Bases that may be trained, by digest; any that is on this machine when absent."""
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """Read ``policy.yaml``; the defaults where there is none.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` with file, line and column.
+        """
+        return load_config(path, cls) if path.exists() else cls()
+
+    def check(self, spec: TaskSpec) -> None:
+        """Raise ``POLICY_REFUSED`` naming the first field over its limit, with value and limit."""
+        recipe = spec.recipe
+        _allowed("recipe.algorithm", recipe.algorithm, "algorithms", self.algorithms)
+        _allowed("recipe.finetuning", recipe.finetuning, "finetuning", self.finetuning)
+        if self.base_digests is not None:
+            _allowed("base_digest", spec.base_digest, "base_digests", self.base_digests)
+        _at_most("recipe.max_steps", recipe.max_steps, "max_steps", self.max_steps)
+        _at_most("recipe.max_length", recipe.max_length, "max_length", self.max_length)
+        batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+        tokens = batch * recipe.max_length
+        _at_most("tokens per step", tokens, "max_tokens_per_step", self.max_tokens_per_step)
+        if recipe.finetuning == "lora":
+            _at_most("recipe.lora.r", recipe.lora.r, "max_lora_rank", self.max_lora_rank)
+        _at_most(
+            "soups' size_bytes",
+            sum(soup.size_bytes for soup in spec.soups),
+            "max_download_bytes",
+            self.max_download_bytes,
+        )
+
+    def check_download(self, num_bytes: int) -> None:
+        """Raise ``POLICY_REFUSED`` when one task asks to fetch too much."""
+        _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
+
+    def check_update(self, num_bytes: int) -> None:
+        """Raise ``POLICY_REFUSED`` when an update is larger than may leave this machine."""
+        _at_most("bytes to upload", num_bytes, "max_update_bytes", self.max_update_bytes)
+
+
+def _at_most(field: str, value: float, limit_name: str, limit: float) -> None:
+    if value > limit:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the task's {field} is {value}, over this machine's {limit_name} of {limit}",
+            f"raise {limit_name} in policy.yaml to allow it",
+        )
+
+
+def _allowed(field: str, value: str, limit_name: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the task's {field} is {value!r}; {limit_name} of this machine: {', '.join(allowed) or 'none'}",
+            f"add it to {limit_name} in policy.yaml to allow it",
+        )

@@ -1,0 +1,227 @@
+"""Calls to one hub: a TLS channel bound to the pinned key, a session, and errors that read like any other."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from gym_client.address import Address
+from gym_client.home import Home
+from gym_client.pins import ServerPin
+from gym_client.trust import check_fingerprint, fetch_certificate
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import server_id
+from gym_fed.identity.tls import TLS_NAME, fingerprint
+from gym_fed.wire.errors import from_rpc_error
+from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, SESSION_KEY
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.wire.v1 import hub_pb2_grpc
+
+_MIN_SECONDS_LEFT = 60
+_SLOWEST_BYTES_PER_SECOND = 32 << 10
+_OPEN_CALLS = ("Status", "Enrol", "Authenticate")
+
+
+class HubClient:
+    """A hub, as one contributor sees it. Safe to use from several threads."""
+
+    def __init__(self, home: Home, address: Address, pin: ServerPin) -> None:
+        """Nothing is sent before the first call.
+
+        Args:
+            home: Key, instance and pins.
+            address: Where the hub is.
+            pin: What ``establish`` found; without a fingerprint the channel is plain text.
+        """
+        self.home = home
+        self.address = address
+        self.pin = pin
+        self.node_id = 0
+        self._key, self._instance = home.key, home.instance
+        self._lock = threading.RLock()
+        self._session, self._expires_at = "", 0
+        self._open_channel()
+
+    def status(self) -> pb.StatusReply:
+        """Who the hub is; its ledger key is held against the pin, and pinned at first sight.
+
+        Raises:
+            GymError: ``SERVER_KEY_CHANGED`` when it signs its ledger with another key than before.
+        """
+        reply: pb.StatusReply = self.call("Status", pb.StatusRequest())
+        found = server_id(reply.ledger_public_key)
+        if self.pin.server and found != self.pin.server:
+            raise GymError(
+                ErrorCode.SERVER_KEY_CHANGED,
+                f"{self.address} signs its ledger as {found}, not as {self.pin.server}",
+                "it is another hub at the same address; ask its coordinator",
+            )
+        self._repin(server=found, name=reply.name)
+        return reply
+
+    def enrol(self, name: str, invite: str = "") -> str:
+        """Register this home's key; returns the contributor's id.
+
+        Args:
+            name: Shown to the coordinator and in the ledger.
+            invite: The token of an invite, or empty.
+
+        Raises:
+            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` under the hub's policy.
+        """
+        signature = self._key.sign({"enrol": name, "invite": invite, "server": self._server()})
+        request = pb.EnrolRequest(
+            public_key=self._key.public_key, name=name, invite=invite, signature=signature
+        )
+        contributor = self.call("Enrol", request).contributor
+        if contributor != self._key.contributor:
+            raise GymError(
+                ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, not {self._key.contributor!r}"
+            )
+        self._repin(contributor=contributor)
+        return str(contributor)
+
+    def forget_enrolment(self) -> None:
+        """After ``Leave``: the next join enrols again."""
+        self._repin(contributor="")
+        self._session, self._expires_at = "", 0
+
+    def authenticate(self) -> None:
+        """Open a session, whatever became of the last one."""
+        with self._lock:
+            if not self.pin.contributor:
+                raise GymError(
+                    ErrorCode.UNAUTHENTICATED,
+                    f"this key is not enrolled at {self.address}",
+                    f"gym-client join --server {self.address}",
+                )
+            nonce, now = secrets.token_hex(16), int(time.time())
+            claim = {
+                "authenticate": self.pin.contributor,
+                "instance": self._instance,
+                "issued_at": now,
+                "nonce": nonce,
+                "server": self._server(),
+            }
+            request = pb.AuthenticateRequest(
+                contributor=self.pin.contributor,
+                instance=self._instance,
+                issued_at_seconds=now,
+                nonce=nonce,
+                signature=self._key.sign(claim),
+            )
+            reply = self.call("Authenticate", request)
+            self._session, self._expires_at = reply.session, reply.expires_at_seconds
+            self.node_id = reply.node_id
+
+    def call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
+        """One call with one answer.
+
+        Args:
+            method: Name of the method in ``hub.proto``.
+            request: A message, or a function that gives an iterator of messages (a call may be made twice).
+            seconds: Deadline.
+
+        Raises:
+            GymError: The hub's refusal, or ``UNAVAILABLE`` and ``DEADLINE_EXCEEDED`` of the transport.
+        """
+        for attempt in range(2):
+            metadata, session = self._metadata(method)
+            try:
+                with self.errors():
+                    message = request() if callable(request) else request
+                    return getattr(self._stub, method)(message, timeout=seconds, metadata=metadata)
+            except GymError as error:
+                if not self._may_renew(method, error, attempt, session):
+                    raise
+        raise AssertionError("unreachable")
+
+    def stream(self, method: str, request: Any, seconds: float | None) -> Any:
+        """A call answered by a stream; the caller iterates inside ``errors()`` and cancels it when done."""
+        metadata, _ = self._metadata(method)
+        return getattr(self._stub, method)(request, timeout=seconds, metadata=metadata)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns a failed call into a ``GymError``."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, str(self.address)) from error
+
+    def renew_session(self) -> None:
+        """Forget the session; the next call opens another."""
+        with self._lock:
+            self._session, self._expires_at = "", 0
+
+    def check_key(self) -> None:
+        """After a failure: look whether the hub still has the pinned key, and take up a renewed certificate.
+
+        Raises:
+            GymError: ``SERVER_KEY_CHANGED``. A hub that cannot be reached is no error here.
+        """
+        if not self.pin.fingerprint:
+            return
+        try:
+            pem = fetch_certificate(self.address)
+        except GymError:
+            return  # still away; the caller goes on waiting
+        check_fingerprint(self.home, self.address, fingerprint(pem), self.pin.fingerprint)
+        if pem.decode("ascii") != self.pin.certificate_pem:
+            with self._lock:
+                self._repin(certificate_pem=pem.decode("ascii"))
+                self._channel.close()
+                self._open_channel()
+
+    def close(self) -> None:
+        """Close the channel; calls under way end."""
+        self._channel.close()
+
+    def _open_channel(self) -> None:
+        options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
+        if self.pin.fingerprint:
+            credentials = grpc.ssl_channel_credentials(root_certificates=self.pin.certificate_pem.encode())
+            options.append(("grpc.ssl_target_name_override", TLS_NAME))
+            self._channel = grpc.secure_channel(str(self.address), credentials, options=options)
+        else:
+            self._channel = grpc.insecure_channel(str(self.address), options=options)
+        self._stub: Any = hub_pb2_grpc.HubStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def _metadata(self, method: str) -> tuple[tuple[tuple[str, str], ...], str]:
+        if method in _OPEN_CALLS:
+            return (), ""
+        with self._lock:
+            if not self._session or self._expires_at < time.time() + _MIN_SECONDS_LEFT:
+                self.authenticate()
+            return ((SESSION_KEY, self._session),), self._session
+
+    def _may_renew(self, method: str, error: GymError, attempt: int, session: str) -> bool:
+        if error.code is not ErrorCode.UNAUTHENTICATED or method in _OPEN_CALLS or attempt:
+            return False
+        with self._lock:
+            if self._session == session:
+                self.renew_session()
+        return True
+
+    def _server(self) -> str:
+        if not self.pin.server:
+            self.status()
+        return self.pin.server
+
+    def _repin(self, **changes: str) -> None:
+        with self._lock:
+            pin = self.pin.but(**changes)
+            if pin != self.pin:
+                pin.save(self.home, self.address)
+                self.pin = pin
+
+
+def transfer_seconds(num_bytes: int) -> float:
+    """Deadline of a call that moves so many bytes: generous for a slow line, but an end."""
+    return CALL_SECONDS + num_bytes / _SLOWEST_BYTES_PER_SECOND
