@@ -105,6 +105,10 @@ class DeltaFile:
         """Names of the tensors in the file, sorted."""
         return tuple(self._records)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether the file holds this tensor."""
+        return name in self._records
+
     @property
     def bits_per_weight(self) -> float:
         """Bits of the whole file, header too, for each weight of the base (without one: of the file)."""

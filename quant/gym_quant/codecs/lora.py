@@ -90,6 +90,9 @@ class Lora(Codec):
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
         check_finite(payload["a"], "factor A")
         check_finite(payload["b"], "factor B")
+        peak = math.prod(float(f.abs().max()) for f in payload.values()) * int(params["rank"])
+        if peak * abs(float(params.get("scaling", 1.0))) > torch.finfo(torch.float32).max:
+            raise CodecError("the product of its factors may overflow float32")
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
         """``|BA|_F = sqrt(sum((B'B) * (AA')))`` in float64, from two ``r x r`` Gram matrices."""

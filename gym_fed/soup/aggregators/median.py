@@ -1,0 +1,40 @@
+"""Coordinate-wise median, weighted.
+
+Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 1.
+With weights it is the value at which half the weight lies on either side, and the mean of the two middle values
+where that happens between them; equal weights give the ordinary median.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.aggregator import Aggregator
+
+
+class Median(Aggregator):
+    name = "median"
+    robust = True
+
+    def check(self, weights: Tensor) -> None:
+        """Also refuses weights with which the f heaviest contributors would hold half of the vote."""
+        super().check(weights)
+        exact = weights.to(torch.float64)
+        heaviest = exact.sort(descending=True).values[: self.config.num_malicious_nodes].sum()
+        if bool(2 * heaviest >= exact.sum()):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"the {self.config.num_malicious_nodes} heaviest of {weights.numel()} updates hold half the weight",
+                "lower num_examples_cap, or use weighting: uniform",
+            )
+
+    def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
+        values, order = updates.T.contiguous().sort(dim=1, stable=True)
+        reached = weights.to(torch.float64)[order].cumsum(dim=1)
+        half = reached[:, -1:] / 2
+        below = (reached < half).sum(dim=1, keepdim=True)
+        upto = (reached <= half).sum(dim=1, keepdim=True)
+        middle = values.gather(1, torch.cat([below, upto], dim=1)).to(torch.float64)
+        return ((middle[:, 0] + middle[:, 1]) / 2).to(torch.float32)
