@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gym_fed import flower_env as _flower_env  # sets Flower's variables before anything imports flwr
+
 __version__ = "0.1.0"
 
 _LAZY = {
@@ -15,6 +17,7 @@ _LAZY = {
     "Trainer": "gym_fed.training",
     "TrainingConfig": "gym_fed.config",
 }
+del _flower_env
 __all__ = ["GymError", "Trainer", "TrainingConfig", "__version__"]
 
 if TYPE_CHECKING:

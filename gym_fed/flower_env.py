@@ -1,6 +1,6 @@
 """Flower's environment, set before its first import: no telemetry, no update check, no installs at run time.
 
-Import this module before any ``flwr`` import; with the three variables unset every Flower process resolves
+``gym_fed`` imports this first, and every other package of ours imports ``gym_fed`` first; with the three variables unset every Flower process resolves
 outside hosts.
 """
 

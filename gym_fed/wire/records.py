@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-import gym_fed.flower_env  # noqa: F401  (before flwr)
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from gym_fed.errors import ErrorCode, GymError

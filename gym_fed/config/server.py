@@ -1,0 +1,106 @@
+"""The hub's YAML file: one file configures a community."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.task import TrainingRecipe
+
+
+class EnrolmentConfig(StrictModel):
+    """Who may contribute."""
+
+    policy: Literal["open", "invite", "allow-list"] = "invite"
+    allow_list: list[str] = []
+    """Ids of contributors (``gym-client id`` prints one's own); read by the policy ``allow-list``."""
+
+    @model_validator(mode="after")
+    def _list_only_with_its_policy(self) -> EnrolmentConfig:
+        if self.allow_list and self.policy != "allow-list":
+            raise ValueError(f"allow_list is given but policy is {self.policy!r}; set policy: allow-list")
+        return self
+
+
+class RoundsConfig(StrictModel):
+    """When a round is over, and how long anybody waits."""
+
+    num_rounds: int = Field(10, ge=1)
+    min_contributors: int = Field(3, ge=1)
+    """Quorum: a round with fewer admitted updates at its deadline is aborted."""
+    deadline_seconds: float = Field(1800, gt=0)
+    lease_seconds: float = Field(60, ge=1)
+    """A contributor that is silent for this long loses its task."""
+
+
+class AdmissionConfig(StrictModel):
+    """What an update may be at most."""
+
+    max_update_bytes: int = Field(2 << 30, ge=1024)
+    max_norm: float | None = Field(None, gt=0)
+    """L2 norm above which an update is refused outright."""
+    norm_ratio: float | None = Field(4.0, gt=1)
+    """An update whose norm is above this multiple of the round's median norm is rejected (from 3 updates on)."""
+
+
+class GateConfig(StrictModel):
+    """The coordinator's held-out set: what a soup, and each update in it, must not make worse."""
+
+    heldout: str | None = None
+    """A data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none: no gate."""
+    format: str = "auto"
+    max_examples: int = Field(200, ge=1)
+    max_length: int = Field(256, ge=8)
+    max_loss_increase: float = Field(0.02, ge=0)
+    """In nats: a soup that raises the held-out loss by more is rolled back."""
+    screen_updates: bool = True
+    """Also try each update alone, and reject it if it raises the loss by more than ``max_update_loss_increase``."""
+    max_update_loss_increase: float = Field(0.5, ge=0)
+
+
+class RewardsConfig(StrictModel):
+    """What a committed round is worth."""
+
+    pool: int = Field(1000, ge=0)
+    """Credits of one round, split over the merged updates."""
+    split: Literal["equal", "improvement"] = "equal"
+    """``improvement`` splits by how much each update alone lowers the held-out loss; needs the gate's screening."""
+
+
+class StorageConfig(StrictModel):
+    """Where state lives; relative paths are inside the hub's folder."""
+
+    database: str = "sqlite:///hub.db"
+    objects: str = "objects"
+    """A folder, or any fsspec URL."""
+
+
+class ServerConfig(StrictModel):
+    """The whole of ``gym-server.yaml``."""
+
+    name: str = Field("a gym-fed community", max_length=80)
+    listen: str = Field("127.0.0.1:9443", pattern=r"^.+:\d{1,5}$")
+    advertise: str | None = None
+    """host:port that invites carry, when it differs from ``listen``."""
+    base_model: str = "gym-nano"
+    """``gym-nano``, a model folder, or a hub name that is on this machine."""
+    enrolment: EnrolmentConfig = EnrolmentConfig()
+    rounds: RoundsConfig = RoundsConfig()
+    recipe: TrainingRecipe = TrainingRecipe()
+    codec: CodecPolicy = CodecPolicy()
+    soup: SoupRecipe = SoupRecipe()
+    admission: AdmissionConfig = AdmissionConfig()
+    gate: GateConfig = GateConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    storage: StorageConfig = StorageConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> ServerConfig:
+        if self.rewards.split == "improvement" and not (self.gate.heldout and self.gate.screen_updates):
+            raise ValueError("rewards.split 'improvement' needs gate.heldout and gate.screen_updates")
+        self.soup.check_feasible(self.rounds.min_contributors)
+        return self

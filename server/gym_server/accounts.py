@@ -1,0 +1,191 @@
+"""Enrolment, invites, sessions and nodes: who may speak to the hub, and as whom.
+
+A session token is ``contributor.node.expiry.hmac``; the key of the HMAC is on disk, so sessions outlive restarts.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select, update
+
+from gym_fed.config.server import EnrolmentConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.invite import new_token, token_hash
+from gym_fed.identity.keys import contributor_id, verify_signature
+from gym_server.ledger import Ledger
+from gym_server.store.database import Database
+from gym_server.store.tables import accounts, invites, nodes
+
+SESSION_SECONDS = 3600
+_CLOCK_SKEW_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Session:
+    """The authenticated caller of one call."""
+
+    contributor: str
+    node_id: int
+
+
+class Accounts:
+    """The hub's register of contributors."""
+
+    def __init__(
+        self, database: Database, ledger: Ledger, policy: EnrolmentConfig, server: str, session_key: bytes
+    ) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._policy = policy
+        self._server = server
+        self._session_key = session_key
+
+    def invite(self, note: str, valid_seconds: float) -> str:
+        """A new one-time token; only its hash is kept."""
+        token, now = new_token(), time.time()
+        with self._database.transaction() as tx:
+            tx.execute(
+                invites.insert().values(
+                    token_hash=token_hash(token), note=note, created_at=now, expires_at=now + valid_seconds
+                )
+            )
+        return token
+
+    def enrol(self, public_key: bytes, name: str, invite: str, signature: bytes) -> str:
+        """Register a key; the same key again is answered with the same id.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy.
+        """
+        name = name.strip()
+        if not 1 <= len(name) <= 80 or not name.isprintable():
+            raise GymError(ErrorCode.USAGE, f"name {name[:80]!r} is empty, too long or not printable")
+        verify_signature(public_key, {"enrol": name, "invite": invite, "server": self._server}, signature)
+        contributor = contributor_id(public_key)
+        with self._database.transaction() as tx:
+            status = tx.scalar(select(accounts.c.status).where(accounts.c.contributor == contributor))
+            if status == "revoked":
+                raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {contributor} was revoked here")
+            if status == "left":
+                tx.execute(update(accounts).where(accounts.c.contributor == contributor).values(status="active"))
+            if status is None:
+                self._check_policy(tx, contributor, invite)
+                tx.execute(
+                    accounts.insert().values(
+                        contributor=contributor,
+                        name=name,
+                        public_key=public_key,
+                        status="active",
+                        enrolled_at=time.time(),
+                    )
+                )
+            if status != "active":
+                body = {"contributor": contributor, "name": name, "public_key": public_key.hex()}
+                self._ledger.append(tx, "enrolled", body)
+        return contributor
+
+    def authenticate(
+        self, contributor: str, instance: str, issued_at: int, nonce: str, signature: bytes
+    ) -> tuple[str, float, int]:
+        """Exchange a signature for a session: token, expiry, node id.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` for an unknown contributor or a clock that is off, ``SIGNATURE_INVALID``.
+        """
+        now = time.time()
+        if abs(now - issued_at) > _CLOCK_SKEW_SECONDS:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                f"the request was signed {now - issued_at:+.0f} s from the hub's clock",
+                "set this machine's clock (`gym doctor` shows it)",
+            )
+        if not 8 <= len(instance) <= 64 or not instance.isalnum():
+            raise GymError(ErrorCode.USAGE, f"instance {instance[:64]!r} is not 8 to 64 letters and digits")
+        public_key = self.public_key(contributor)
+        signed = {
+            "authenticate": contributor,
+            "instance": instance,
+            "issued_at": issued_at,
+            "nonce": nonce,
+            "server": self._server,
+        }
+        verify_signature(public_key, signed, signature)
+        node_id = self._node(contributor, instance)
+        expires = int(now + SESSION_SECONDS)
+        return self._token(contributor, node_id, expires), expires, node_id
+
+    def session(self, token: str) -> Session:
+        """Who a token speaks for.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` when it is not ours, expired, or its account is no longer active.
+        """
+        parts = token.split(".")
+        if len(parts) == 4 and parts[1].isdecimal() and parts[2].isdecimal():
+            contributor, node_id, expires = parts[0], int(parts[1]), int(parts[2])
+            if hmac.compare_digest(token, self._token(contributor, node_id, expires)):
+                if expires < time.time():
+                    raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")
+                self.public_key(contributor)
+                return Session(contributor, node_id)
+        raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
+
+    def public_key(self, contributor: str) -> bytes:
+        """The active key of a contributor.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` when there is none.
+        """
+        with self._database.reading() as tx:
+            row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
+        if row is None or row.status != "active":
+            what = "is not enrolled" if row is None else f"has {row.status}"
+            raise GymError(ErrorCode.UNAUTHENTICATED, f"contributor {contributor!r} {what}", "enrol again")
+        return bytes(row.public_key)
+
+    def leave(self, contributor: str) -> None:
+        """Withdraw an account; its record stays."""
+        with self._database.transaction() as tx:
+            tx.execute(update(accounts).where(accounts.c.contributor == contributor).values(status="left"))
+            tx.execute(update(nodes).where(nodes.c.contributor == contributor).values(connected_until=0.0))
+            self._ledger.append(tx, "left", {"contributor": contributor})
+
+    def connected(self, node_id: int, until: float) -> None:
+        """Note until when a node counts as connected (0: it is gone)."""
+        with self._database.transaction() as tx:
+            tx.execute(update(nodes).where(nodes.c.node_id == node_id).values(connected_until=until))
+
+    def _check_policy(self, tx: Connection, contributor: str, invite: str) -> None:
+        if self._policy.policy == "allow-list" and contributor not in self._policy.allow_list:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"{contributor} is not on this hub's allow-list",
+                "send this id to the coordinator",
+            )
+        if self._policy.policy != "invite":
+            return
+        if not invite:
+            raise GymError(
+                ErrorCode.INVITE_INVALID, "this hub needs an invite", "ask the coordinator for `gym-server invite`"
+            )
+        row = tx.execute(select(invites).where(invites.c.token_hash == token_hash(invite))).first()
+        if row is None or row.used_by is not None or row.expires_at < time.time():
+            why = "is unknown" if row is None else "was used" if row.used_by else "has expired"
+            raise GymError(ErrorCode.INVITE_INVALID, f"the invite {why}", "ask the coordinator for a new one")
+        tx.execute(update(invites).where(invites.c.token_hash == row.token_hash).values(used_by=contributor))
+
+    def _node(self, contributor: str, instance: str) -> int:
+        with self._database.transaction() as tx:
+            where = (nodes.c.contributor == contributor) & (nodes.c.instance == instance)
+            found = tx.scalar(select(nodes.c.node_id).where(where))
+            if found is not None:
+                return int(found)
+            result = tx.execute(nodes.insert().values(contributor=contributor, instance=instance))
+            return int(result.inserted_primary_key[0])  # type: ignore[index]
+
+    def _token(self, contributor: str, node_id: int, expires: int) -> str:
+        claim = f"{contributor}.{node_id}.{expires}"
+        return f"{claim}.{hmac.digest(self._session_key, claim.encode(), 'sha256').hex()}"

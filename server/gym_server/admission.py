@@ -1,0 +1,264 @@
+"""Admission: the door that every update passes, with a verdict and a reason either way.
+
+Checks run from cheap to dear: form, whose signature, nonce, freshness, round and base, copies, bytes, norm. A verdict
+is written to the ledger before the contributor hears it. The same manifest asked again gets the same answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gym_fed.config.server import AdmissionConfig
+from gym_fed.delta import BaseSpec, DeltaFile, DeltaLimits
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.manifest import UpdateManifest
+from gym_server.ledger import Entry, Ledger
+from gym_server.rounds import COLLECTING
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
+from gym_server.store.tables import ledger, rounds, updates
+
+_MAX_CLOCK_AHEAD_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An update at the door: who is asking, for which task, and what was signed."""
+
+    contributor: str
+    public_key: bytes
+    message_id: str
+    server_round: int
+    manifest_json: str
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the contributor keeps."""
+
+    update: str
+    verdict: str
+    code: str
+    reason: str
+    ledger_sequence: int
+    ledger_hash: str
+    ledger_signature: str
+
+    def to_json(self) -> str:
+        return json.dumps(self.__dict__, sort_keys=True)
+
+
+class Admission:
+    """Checks candidates for one hub."""
+
+    def __init__(
+        self,
+        database: Database,
+        ledger: Ledger,
+        store: ObjectStore,
+        config: AdmissionConfig,
+        server: str,
+        base: BaseSpec,
+    ) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._store = store
+        self._config = config
+        self._server = server
+        self._base = base
+
+    def judge(self, candidate: Candidate, also: Callable[[Connection, Receipt], None]) -> Receipt:
+        """Judge a candidate; the verdict, its ledger entry and whatever ``also`` writes are one transaction.
+
+        Files are read before the write lock is taken. An update that was judged before gets its first receipt again.
+
+        Raises:
+            GymError: When the candidate is not authentic (form, signer, nonce): nothing counts as answered then, but
+                the refusal is in the ledger.
+        """
+        norm, flaw = self._examine(candidate)
+        unauthentic: GymError | None = None
+        with self._database.transaction() as tx:
+            try:
+                manifest = self._check_signed(tx, candidate)
+            except GymError as error:
+                self._tell(tx, candidate, None, error)
+                unauthentic = error
+            else:
+                known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).first()
+                if known is None:
+                    self._record(tx, candidate, manifest, norm, self._refusal(tx, candidate, manifest, flaw))
+                    known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).one()
+                receipt = self._receipt(tx, known)
+                also(tx, receipt)
+        if unauthentic is not None:
+            raise unauthentic
+        return receipt
+
+    def _examine(self, candidate: Candidate) -> tuple[float | None, GymError | None]:
+        """The norm of an authentic candidate's file, or what is wrong with it."""
+        try:
+            with self._database.reading() as tx:
+                manifest = self._check_signed(tx, candidate)
+            return self._inspect(manifest), None
+        except GymError as error:
+            return None, error
+
+    def _refusal(
+        self, tx: Connection, candidate: Candidate, manifest: UpdateManifest, flaw: GymError | None
+    ) -> GymError | None:
+        try:
+            self._check_round(tx, candidate, manifest)
+            self._check_copies(tx, manifest)
+        except GymError as error:
+            return error
+        return flaw
+
+    def _receipt(self, tx: Connection, row: Any) -> Receipt:
+        entry = tx.execute(select(ledger).where(ledger.c.sequence == row.ledger_sequence)).one()
+        verdict = "refused" if row.verdict == "refused" else "admitted"
+        return Receipt(
+            row.update_id, verdict, row.code, row.reason, entry.sequence, entry.hash, entry.signature.hex()
+        )
+
+    def _check_signed(self, tx: Connection, candidate: Candidate) -> UpdateManifest:
+        """Form, signer and nonce.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``, ``REPLAYED``.
+        """
+        manifest = UpdateManifest.parse(candidate.manifest_json)
+        if manifest.contributor != candidate.contributor:
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"the manifest is by {manifest.contributor}, but {candidate.contributor} sends it",
+                "sign your own updates with your own key",
+            )
+        manifest.verify(candidate.public_key, candidate.signature)
+        where = (updates.c.contributor == manifest.contributor) & (updates.c.nonce == manifest.nonce)
+        used = tx.execute(select(updates.c.update_id, updates.c.message_id).where(where)).first()
+        if used is not None and (used.update_id != manifest.digest or used.message_id != candidate.message_id):
+            raise GymError(
+                ErrorCode.REPLAYED,
+                f"nonce {manifest.nonce} was used for update {used.update_id[:12]}",
+                "every update needs a manifest of its own",
+            )
+        return manifest
+
+    def _inspect(self, manifest: UpdateManifest) -> float:
+        """Validate the uploaded file; returns its L2 norm.
+
+        Raises:
+            GymError: ``NOT_FOUND`` when it was not uploaded, ``DELTA_INVALID``, ``BASE_MISMATCH``, ``UPDATE_REFUSED``.
+        """
+        path = self._store.local_path(manifest.delta_sha256)
+        size = path.stat().st_size
+        if size != manifest.delta_bytes:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED, f"the manifest says {manifest.delta_bytes} bytes, the object has {size}"
+            )
+        spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
+        limits = DeltaLimits(max_file_bytes=self._config.max_update_bytes)
+        with DeltaFile.open(path, spec, limits) as delta:
+            norm = delta.norm()
+        if self._config.max_norm is not None and norm > self._config.max_norm:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"the update's norm {norm:.4g} is above the cap {self._config.max_norm:.4g}",
+                "train for fewer steps or with a lower learning rate",
+            )
+        return norm
+
+    def _check_round(self, tx: Connection, candidate: Candidate, manifest: UpdateManifest) -> None:
+        now = time.time()
+        if manifest.server != self._server:
+            raise GymError(ErrorCode.STALE, f"the manifest is for hub {manifest.server}, this is {self._server}")
+        if manifest.task != candidate.message_id:
+            raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
+        if not manifest.issued_at_seconds - _MAX_CLOCK_AHEAD_SECONDS <= now <= manifest.expires_at_seconds:
+            raise GymError(
+                ErrorCode.STALE, "the manifest has expired or is from the future", "check this machine's clock"
+            )
+        row = tx.execute(select(rounds).where(rounds.c.server_round == candidate.server_round)).first()
+        if manifest.server_round != candidate.server_round or row is None or row.state != COLLECTING:
+            state = row.state if row else "unknown"
+            raise GymError(
+                ErrorCode.STALE,
+                f"round {manifest.server_round} takes no more updates (round {candidate.server_round} is {state})",
+                "wait for the next round",
+            )
+        expected = json.loads(row.spec)["version_digest"]
+        if manifest.base_digest != expected:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the update is for base {manifest.base_digest[:19]}, round {row.server_round} is on {expected[:19]}",
+                "train from the version that the task names",
+            )
+
+    def _check_copies(self, tx: Connection, manifest: UpdateManifest) -> None:
+        same_round = updates.c.server_round == manifest.server_round
+        counted = updates.c.verdict != "refused"
+        own = tx.scalar(
+            select(updates.c.update_id).where(same_round, counted, updates.c.contributor == manifest.contributor)
+        )
+        if own is not None:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"{manifest.contributor} already has update {own[:12]} in round {manifest.server_round}",
+            )
+        copied = tx.scalar(
+            select(updates.c.contributor).where(updates.c.delta_sha256 == manifest.delta_sha256, counted)
+        )
+        if copied is not None and copied != manifest.contributor:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED, f"the delta is a copy of one that {copied} sent", "train your own"
+            )
+
+    def _record(
+        self,
+        tx: Connection,
+        candidate: Candidate,
+        manifest: UpdateManifest,
+        norm: float | None,
+        refusal: GymError | None,
+    ) -> None:
+        entry = self._tell(tx, candidate, manifest, refusal)
+        tx.execute(
+            updates.insert().values(
+                update_id=manifest.digest,
+                contributor=manifest.contributor,
+                server_round=candidate.server_round,
+                message_id=candidate.message_id,
+                manifest=candidate.manifest_json,
+                signature=candidate.signature,
+                nonce=manifest.nonce,
+                delta_sha256=manifest.delta_sha256,
+                delta_bytes=manifest.delta_bytes,
+                norm=norm,
+                verdict="admitted" if refusal is None else "refused",
+                code="" if refusal is None else refusal.code.value,
+                reason="" if refusal is None else refusal.message,
+                ledger_sequence=entry.sequence,
+                received_at=time.time(),
+            )
+        )
+
+    def _tell(
+        self, tx: Connection, candidate: Candidate, manifest: UpdateManifest | None, refusal: GymError | None
+    ) -> Entry:
+        body: dict[str, Any] = {
+            "contributor": candidate.contributor,
+            "server_round": candidate.server_round,
+            "verdict": "admitted" if refusal is None else "refused",
+            "reason": "" if refusal is None else f"{refusal.code.value}: {refusal.message}",
+        }
+        if manifest is not None:
+            body |= {"update": manifest.digest, "delta": manifest.delta_sha256}
+        return self._ledger.append(tx, "verdict", body)

@@ -1,0 +1,150 @@
+"""Everything a hub owns, opened from its folder: config, keys, database, objects, and the parts over them.
+
+    hub/
+        gym-server.yaml     the config, commented
+        hub.db              rounds, versions, updates, ledger, credits
+        objects/            what is named by sha256
+        keys/               ledger.pem, tls.key, tls.crt, session.key
+        staging/ residuals/ unfinished uploads; the server's error feedback, one file a version
+        hub.lock            held while `gym-server run` lives
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+from pathlib import Path
+
+from gym_fed.config import load_config
+from gym_fed.config.server import ServerConfig
+from gym_fed.delta import BaseSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.files import write_atomically
+from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.identity.tls import fingerprint
+from gym_server.accounts import Accounts
+from gym_server.admission import Admission
+from gym_server.ledger import Ledger
+from gym_server.queue import MessageQueue
+from gym_server.rounds import Journal
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
+
+CONFIG_NAME = "gym-server.yaml"
+SESSION_KEY_BYTES = 32
+RUN_ID = 1
+"""Flower's run id: a hub's folder holds one federation, which is one run."""
+
+
+class Federation:
+    """The opened state of one hub. Close it, or use it as a context manager."""
+
+    def __init__(self, folder: Path, config: ServerConfig, base: BaseSpec, database: Database) -> None:
+        self.folder = folder
+        self.config = config
+        self.base = base
+        self.database = database
+        self.key = SigningKey.load(folder / "keys" / "ledger.pem")
+        self.server = server_id(self.key.public_key)
+        self.fingerprint = fingerprint((folder / "keys" / "tls.crt").read_bytes())
+        self.store = ObjectStore(_objects_url(folder, config), folder / "staging")
+        self.ledger = Ledger(database, self.key)
+        self.queue = MessageQueue(database, config.rounds.lease_seconds)
+        self.journal = Journal(database, self.ledger, base.digest)
+        self.accounts = Accounts(
+            database, self.ledger, config.enrolment, self.server, (folder / "keys" / "session.key").read_bytes()
+        )
+        self.admission = Admission(database, self.ledger, self.store, config.admission, self.server, base)
+
+    @classmethod
+    def open(cls, folder: Path, overrides: tuple[str, ...] = ()) -> Federation:
+        """Open a folder that ``gym-server init`` made.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND`` where there is no hub, ``CONFIG_INVALID``, ``STATE_CORRUPT``, and
+                ``BASE_MISMATCH`` when the config names another base than the one the federation began with.
+        """
+        folder = folder.resolve()
+        config = read_config(folder, overrides)
+        database = Database.open(config.storage.database, folder)
+        return cls(folder, config, _base_spec(database, config), database)
+
+    @property
+    def public_base_name(self) -> str:
+        """The base's name without this machine's folders."""
+        return Path(self.config.base_model).name
+
+    def close(self) -> None:
+        self.database.close()
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FolderLock:
+    """One `gym-server run` a folder; released by the kernel whatever becomes of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = open(folder / "hub.lock", "a")  # noqa: SIM115 (held for the life of the process)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise GymError(
+                ErrorCode.STATE_LOCKED, f"another gym-server runs on {folder}", "stop it first, or use another folder"
+            ) from error
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def read_config(folder: Path, overrides: tuple[str, ...] = ()) -> ServerConfig:
+    """The config of a hub's folder.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` with the command that makes one, ``CONFIG_INVALID``.
+    """
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"make one: gym-server init --dir {folder}")
+    return load_config(path, ServerConfig, overrides)
+
+
+def create_keys(folder: Path) -> tuple[str, str]:
+    """Make a hub's keys; returns its id and its TLS fingerprint."""
+    from gym_fed.identity.tls import create_certificate
+
+    keys = folder / "keys"
+    keys.mkdir(parents=True, mode=0o700)
+    key = SigningKey.generate()
+    key.save(keys / "ledger.pem")
+    write_atomically(keys / "session.key", secrets.token_bytes(SESSION_KEY_BYTES), mode=0o600)
+    return server_id(key.public_key), create_certificate(keys / "tls.key", keys / "tls.crt")
+
+
+def _objects_url(folder: Path, config: ServerConfig) -> str:
+    url = config.storage.objects
+    return url if "://" in url else str(folder / url)
+
+
+def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
+    """The base as it was when the federation began; read from the model only then."""
+    stored = database.setting(f"base:{config.base_model}", "")
+    if stored:
+        return BaseSpec.from_dict(json.loads(stored))
+    from gym_fed.models import load_model
+
+    spec = BaseSpec.of(load_model(config.base_model).model, config.base_model)
+    began_with = database.setting("base_digest", spec.digest)
+    if began_with != spec.digest:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"base_model {config.base_model!r} has digest {spec.digest}, the federation began with {began_with}",
+            "put the first base model back into the config, or start another hub with `gym-server init`",
+        )
+    database.set(f"base:{config.base_model}", json.dumps(spec.to_dict()))
+    return spec

@@ -1,0 +1,329 @@
+"""The gRPC face of the hub: one method a call of `hub.proto`, each a few lines over the parts of the federation.
+
+Database and file work runs on threads, so the event loop only moves bytes. What is acknowledged is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from sqlalchemy import Connection, select
+
+import gym_fed
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.wire.limits import CHUNK_BYTES, KEEPALIVE_SECONDS
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.wire.v1 import hub_pb2_grpc
+from gym_server.admission import Candidate, Receipt
+from gym_server.federation import RUN_ID, Federation
+from gym_server.guard import current_session
+from gym_server.queue import QueuedMessage, check_held, record_reply
+from gym_server.store.tables import accounts, credits, messages, nodes, updates
+from gym_server.transfers import Transfers
+
+MAX_RECORDS_BYTES = 256 << 10
+"""What a reply's records may weigh; tensors are objects and do not count."""
+
+
+class Wakeups:
+    """Lets other threads wake the work streams when a task or notice is there."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: set[asyncio.Event] = set()
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def subscribe(self) -> asyncio.Event:
+        event = asyncio.Event()
+        self._events.add(event)
+        return event
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        self._events.discard(event)
+
+    def notify(self) -> None:
+        """Wake every stream; safe from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(lambda: [event.set() for event in self._events])
+
+
+class Hub(hub_pb2_grpc.HubServicer):
+    """The service. Refusals are raised as ``GymError``; the guard turns them into gRPC status and trailer."""
+
+    def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
+        self._fed = federation
+        self._wakeups = wakeups
+        self._transfers = Transfers(federation.database, federation.store, federation.config.admission)
+        self.finished = asyncio.Event()
+
+    # ---- status, enrolment, sessions ----
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        return await asyncio.to_thread(self._status)
+
+    def _status(self) -> pb.StatusReply:
+        fed, current, head = self._fed, self._fed.journal.current(), self._fed.journal.head()
+        recipe = {
+            "recipe": fed.config.recipe.model_dump(mode="json"),
+            "codec": fed.config.codec.model_dump(mode="json"),
+            "num_parameters": fed.base.num_parameters,
+        }
+        return pb.StatusReply(
+            name=fed.config.name,
+            software_version=gym_fed.__version__,
+            ledger_public_key=fed.key.public_key,
+            enrolment=fed.config.enrolment.policy,
+            base_model=fed.public_base_name,
+            base_digest=fed.base.digest,
+            version_height=head.height,
+            version_digest=head.digest,
+            server_round=current.server_round if current else 0,
+            round_state=current.state if current else "",
+            num_rounds=fed.config.rounds.num_rounds,
+            num_connected=len(fed.queue.node_ids()),
+            finished=self.finished.is_set(),
+            recipe_json=json.dumps(recipe),
+            max_update_bytes=fed.config.admission.max_update_bytes,
+        )
+
+    async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:
+        contributor = await asyncio.to_thread(
+            self._fed.accounts.enrol, request.public_key, request.name, request.invite, request.signature
+        )
+        return pb.EnrolReply(contributor=contributor)
+
+    async def Authenticate(self, request: pb.AuthenticateRequest, context: Any) -> pb.AuthenticateReply:
+        token, expires, node_id = await asyncio.to_thread(
+            self._fed.accounts.authenticate,
+            request.contributor,
+            request.instance,
+            request.issued_at_seconds,
+            request.nonce,
+            request.signature,
+        )
+        return pb.AuthenticateReply(session=token, expires_at_seconds=int(expires), node_id=node_id)
+
+    # ---- work ----
+
+    async def Work(self, request: pb.WorkRequest, context: Any) -> AsyncIterator[pb.WorkEvent]:
+        """Tasks as they come; a node that reconnects is first given what it still holds."""
+        node_id = current_session().node_id
+        event = self._wakeups.subscribe()
+        try:
+            await self._touch(node_id)
+            held = await asyncio.to_thread(self._fed.queue.held, node_id)
+            if held is not None:
+                yield self._task(held)
+            self._wakeups.notify()
+            quiet_since = time.monotonic()
+            while True:
+                event.clear()
+                task = await asyncio.to_thread(self._fed.queue.lease, node_id)
+                if task is not None:
+                    yield self._task(task)
+                    continue
+                if self.finished.is_set() and not await asyncio.to_thread(self._fed.queue.held, node_id):
+                    yield pb.WorkEvent(finished=pb.Finished(message="all rounds are done"))
+                    return
+                if time.monotonic() - quiet_since >= KEEPALIVE_SECONDS:
+                    yield pb.WorkEvent(keep_alive=pb.KeepAlive())
+                    quiet_since = time.monotonic()
+                await self._touch(node_id)
+                await _wait(event, min(KEEPALIVE_SECONDS / 4, self._fed.queue.lease_seconds / 4))
+        finally:
+            self._wakeups.unsubscribe(event)
+            await asyncio.shield(asyncio.to_thread(self._fed.accounts.connected, node_id, 0.0))
+
+    async def _touch(self, node_id: int) -> None:
+        await asyncio.to_thread(self._fed.accounts.connected, node_id, time.time() + KEEPALIVE_SECONDS)
+
+    def _task(self, message: QueuedMessage) -> pb.WorkEvent:
+        metadata = pb.MessageMetadata(
+            run_id=RUN_ID,
+            dst_node_id=message.node_id,
+            src_node_id=1,
+            group_id=message.group_id,
+            created_at_seconds=message.created_at,
+            ttl_seconds=message.ttl_seconds,
+            message_type=message.message_type,
+        )
+        return pb.WorkEvent(
+            task=pb.Task(
+                message_id=message.message_id,
+                lease_seconds=self._fed.queue.lease_seconds,
+                metadata=metadata,
+                content=pb.Records.FromString(message.content),
+            )
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        session = current_session()
+        progress = f"{request.phase[:16]} {request.done}/{request.total}"
+        await asyncio.to_thread(self._fed.queue.renew, request.message_id, session.node_id, progress)
+        return pb.HeartbeatReply(lease_seconds=self._fed.queue.lease_seconds)
+
+    # ---- objects ----
+
+    async def BeginUpload(self, request: pb.BeginUploadRequest, context: Any) -> pb.UploadState:
+        contributor = current_session().contributor
+        return await asyncio.to_thread(self._transfers.begin, contributor, request.sha256, request.size_bytes)
+
+    async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:
+        return await self._transfers.receive(current_session().contributor, chunks)
+
+    async def Download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadChunk]:
+        path = await asyncio.to_thread(self._transfers.readable, current_session().contributor, request.sha256)
+        size = path.stat().st_size
+        if request.offset > size:
+            raise GymError(ErrorCode.USAGE, f"offset {request.offset} is beyond the object's {size} bytes")
+        with open(path, "rb") as file:
+            file.seek(request.offset)
+            yield pb.DownloadChunk(size_bytes=size)
+            while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield pb.DownloadChunk(data=data)
+
+    # ---- replies ----
+
+    async def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:
+        session = current_session()
+        if request.ByteSize() > MAX_RECORDS_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"a reply of {request.ByteSize()} bytes; tensors are objects")
+        receipt = await asyncio.to_thread(self._submit, session.contributor, session.node_id, request)
+        failpoint("after-submit")
+        self._wakeups.notify()
+        return pb.SubmitReply(receipt_json=receipt)
+
+    def _submit(self, contributor: str, node_id: int, request: pb.SubmitRequest) -> str:
+        message = self._fed.queue.get(request.message_id)
+        if message is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"no task {request.message_id}")
+        if message.node_id != node_id:
+            raise GymError(ErrorCode.PERMISSION_DENIED, f"task {request.message_id} belongs to another node")
+        if message.state == "replied":
+            return self._again(message, request)
+        if "update" not in request.content.configs:
+            return self._accept_plain(message, request)
+        candidate = self._candidate(contributor, message, request)
+
+        def answer(tx: Connection, receipt: Receipt) -> None:
+            if receipt.verdict == "refused":
+                error = pb.ReplyError(code=1, reason=f"{receipt.code}: {receipt.reason}")
+                reply = pb.SubmitRequest(message_id=message.message_id, error=error)
+            else:
+                check_held(tx, message.message_id, node_id)
+                reply = request
+            record_reply(tx, message.message_id, reply.SerializeToString(), receipt.to_json())
+
+        receipt = self._fed.admission.judge(candidate, answer)
+        return receipt.to_json()
+
+    def _candidate(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> Candidate:
+        fields = {entry.key: entry.value for entry in request.content.configs["update"].entries}
+        try:
+            manifest, signature = fields["manifest"].text, fields["signature"].blob
+        except KeyError as error:
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"the update has no {error}") from error
+        key = self._fed.accounts.public_key(contributor)
+        group = int(message.group_id) if message.group_id.isdecimal() else 0
+        return Candidate(contributor, key, message.message_id, group, manifest, signature)
+
+    def _accept_plain(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:
+        receipt = json.dumps({"verdict": "failed" if request.HasField("error") else "received"})
+        self._transfers.check_present(request.content)
+        with self._fed.database.transaction() as tx:
+            check_held(tx, message.message_id, message.node_id)
+            record_reply(tx, message.message_id, request.SerializeToString(), receipt)
+        return receipt
+
+    def _again(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:
+        """The first receipt for the same reply; anything else comes too late."""
+        with self._fed.database.reading() as tx:
+            row = tx.execute(
+                select(messages.c.receipt, messages.c.reply).where(messages.c.message_id == message.message_id)
+            ).one()
+        receipt = str(row.receipt)
+        if bytes(row.reply) == request.SerializeToString() or json.loads(receipt).get("update") == _update_id(request):
+            return receipt
+        raise GymError(ErrorCode.REPLAYED, f"task {message.message_id} was answered with another reply")
+
+    # ---- account and ledger ----
+
+    async def Account(self, request: pb.AccountRequest, context: Any) -> pb.AccountReply:
+        return await asyncio.to_thread(self._account, current_session().contributor)
+
+    def _account(self, contributor: str) -> pb.AccountReply:
+        with self._fed.database.reading() as tx:
+            account = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).one()
+            earned = {
+                row.server_round: row.amount
+                for row in tx.execute(select(credits).where(credits.c.contributor == contributor))
+            }
+            rows = tx.execute(
+                select(updates)
+                .where(updates.c.contributor == contributor)
+                .order_by(updates.c.received_at.desc())
+                .limit(100)
+            ).all()
+        return pb.AccountReply(
+            contributor=contributor,
+            name=account.name,
+            status=account.status,
+            balance=sum(earned.values()),
+            verdicts_json=[json.dumps(_verdict(row, earned)) for row in rows],
+        )
+
+    async def Ledger(self, request: pb.LedgerRequest, context: Any) -> AsyncIterator[pb.LedgerEntry]:
+        entries = self._fed.ledger.entries(max(1, request.from_sequence))
+        while (entry := await asyncio.to_thread(next, entries, None)) is not None:
+            yield pb.LedgerEntry(
+                sequence=entry.sequence,
+                kind=entry.kind,
+                body_json=json.dumps(entry.body),
+                previous_hash=entry.previous_hash,
+                hash=entry.hash,
+                signature=entry.signature,
+            )
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
+        session = current_session()
+        await asyncio.to_thread(self._fed.accounts.leave, session.contributor)
+        with self._fed.database.reading() as tx:
+            mine = tx.scalars(select(nodes.c.node_id).where(nodes.c.contributor == session.contributor)).all()
+        for node_id in mine:
+            await asyncio.to_thread(self._fed.queue.cancel, node_id)
+        return pb.LeaveReply()
+
+
+def _update_id(request: pb.SubmitRequest) -> str | None:
+    for entry in request.content.configs["update"].entries if "update" in request.content.configs else ():
+        if entry.key == "manifest":
+            return UpdateManifest.parse(entry.value.text).digest
+    return None
+
+
+def _verdict(row: Any, earned: dict[int, int]) -> dict[str, Any]:
+    return {
+        "update": row.update_id,
+        "server_round": row.server_round,
+        "verdict": row.verdict,
+        "reason": row.reason,
+        "bytes": row.delta_bytes,
+        "credit": earned.get(row.server_round, 0) if row.verdict == "merged" else 0,
+    }
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return
+

@@ -1,0 +1,207 @@
+"""The message queue between the grid and the nodes: pushed, leased, replied, or lost.
+
+A message that no node holds or a lease that nobody renews turns to ``lost``, so that no round waits for a
+contributor that went away. A node that comes back in time is given what it holds again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, or_, select, update
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.store.database import Database
+from gym_server.store.tables import accounts, messages, nodes
+
+
+@dataclass(frozen=True)
+class QueuedMessage:
+    """A message as the queue keeps it; ``content`` and ``reply`` are serialised protobuf."""
+
+    message_id: str
+    node_id: int
+    group_id: str
+    message_type: str
+    created_at: float
+    ttl_seconds: float
+    content: bytes
+    state: str
+    reply: bytes | None
+
+
+class MessageQueue:
+    """Rows of the table ``messages``."""
+
+    def __init__(self, database: Database, lease_seconds: float) -> None:
+        self._database = database
+        self.lease_seconds = lease_seconds
+
+    def node_ids(self) -> list[int]:
+        """Nodes that are connected, or hold a lease."""
+        now = time.time()
+        with self._database.reading() as tx:
+            connected = tx.scalars(
+                select(nodes.c.node_id)
+                .join(accounts, accounts.c.contributor == nodes.c.contributor)
+                .where(nodes.c.connected_until > now, accounts.c.status == "active")
+            ).all()
+            leased = tx.scalars(
+                select(messages.c.node_id).where(messages.c.state == "leased", messages.c.lease_until > now)
+            ).all()
+        return sorted({*connected, *leased})
+
+    def push(
+        self, node_id: int, group_id: str, message_type: str, created_at: float, ttl_seconds: float, content: bytes
+    ) -> str:
+        """Queue a message; the same content for the same node and group, still alive, is not queued twice."""
+        fingerprint = hashlib.sha256(
+            b"\0".join((str(node_id).encode(), group_id.encode(), message_type.encode(), content))
+        ).hexdigest()
+        with self._database.transaction() as tx:
+            where = (messages.c.fingerprint == fingerprint) & (messages.c.state != "lost")
+            found = tx.scalar(select(messages.c.message_id).where(where))
+            if found is not None:
+                return str(found)
+            message_id = secrets.token_hex(16)
+            tx.execute(
+                messages.insert().values(
+                    message_id=message_id,
+                    node_id=node_id,
+                    group_id=group_id,
+                    message_type=message_type,
+                    created_at=created_at,
+                    ttl_seconds=ttl_seconds,
+                    fingerprint=fingerprint,
+                    content=content,
+                    state="queued",
+                    lease_until=time.time() + self.lease_seconds,
+                )
+            )
+        return message_id
+
+    def held(self, node_id: int) -> QueuedMessage | None:
+        """What the node has on lease."""
+        return self._first(node_id, "leased")
+
+    def lease(self, node_id: int) -> QueuedMessage | None:
+        """Hand the node its next message; None when it holds one or there is none."""
+        self.expire()
+        with self._database.reading() as tx:  # the common case, without the write lock
+            if tx.scalar(_of(node_id, "queued")) is None:
+                return None
+        with self._database.transaction() as tx:
+            if tx.scalar(_of(node_id, "leased")) is not None:
+                return None
+            found = tx.scalar(_of(node_id, "queued"))
+            if found is None:
+                return None
+            tx.execute(
+                update(messages)
+                .where(messages.c.message_id == found)
+                .values(state="leased", lease_until=time.time() + self.lease_seconds)
+            )
+        return self.get(str(found))
+
+    def renew(self, message_id: str, node_id: int, progress: str) -> None:
+        """Prolong a lease.
+
+        Raises:
+            GymError: ``LEASE_LOST`` when the node does not hold the message.
+        """
+        with self._database.transaction() as tx:
+            check_held(tx, message_id, node_id)
+            tx.execute(
+                update(messages)
+                .where(messages.c.message_id == message_id)
+                .values(lease_until=time.time() + self.lease_seconds, progress=progress)
+            )
+
+    def expire(self) -> None:
+        """Turn messages that nobody works on to ``lost``; those of connected nodes keep waiting for pick-up."""
+        now = time.time()
+        with self._database.reading() as tx:
+            waiting = messages.c.state.in_(("queued", "leased")) & (
+                or_(messages.c.lease_until < now, messages.c.created_at + messages.c.ttl_seconds < now)
+            )
+            if tx.scalar(select(messages.c.message_id).where(waiting).limit(1)) is None:
+                return
+        with self._database.transaction() as tx:
+            connected = select(nodes.c.node_id).where(nodes.c.connected_until > now)
+            picked_up_later = (messages.c.state == "queued") & messages.c.node_id.in_(connected)
+            alive = messages.c.created_at + messages.c.ttl_seconds >= now
+            tx.execute(update(messages).where(waiting, ~(picked_up_later & alive)).values(state="lost"))
+
+    def cancel(self, node_id: int) -> None:
+        """Drop everything that a node has open."""
+        with self._database.transaction() as tx:
+            tx.execute(
+                update(messages)
+                .where(messages.c.node_id == node_id, messages.c.state.in_(("queued", "leased")))
+                .values(state="lost")
+            )
+
+    def close_group(self, group_id: str) -> None:
+        """Take back what is still open of a round that is over."""
+        with self._database.transaction() as tx:
+            tx.execute(
+                update(messages)
+                .where(messages.c.group_id == group_id, messages.c.state.in_(("queued", "leased")))
+                .values(state="lost")
+            )
+
+    def get(self, message_id: str) -> QueuedMessage | None:
+        with self._database.reading() as tx:
+            row = tx.execute(select(messages).where(messages.c.message_id == message_id)).first()
+        if row is None:
+            return None
+        return QueuedMessage(
+            row.message_id,
+            row.node_id,
+            row.group_id,
+            row.message_type,
+            row.created_at,
+            row.ttl_seconds,
+            row.content,
+            row.state,
+            row.reply,
+        )
+
+    def _first(self, node_id: int, state: str) -> QueuedMessage | None:
+        with self._database.reading() as tx:
+            found = tx.scalar(_of(node_id, state))
+        return self.get(str(found)) if found is not None else None
+
+
+def check_held(tx: Connection, message_id: str, node_id: int) -> None:
+    """Raises ``LEASE_LOST`` or ``PERMISSION_DENIED`` unless ``node_id`` holds the message."""
+    row = tx.execute(
+        select(messages.c.node_id, messages.c.state).where(messages.c.message_id == message_id)
+    ).first()
+    if row is None:
+        raise GymError(ErrorCode.NOT_FOUND, f"no task {message_id}")
+    if row.node_id != node_id:
+        raise GymError(ErrorCode.PERMISSION_DENIED, f"task {message_id} belongs to another node")
+    if row.state != "leased":
+        raise GymError(ErrorCode.LEASE_LOST, f"task {message_id} is {row.state}", "wait for the next round")
+
+
+def record_reply(tx: Connection, message_id: str, reply: bytes, receipt: str) -> None:
+    """Mark a message as answered, inside the caller's transaction."""
+    tx.execute(
+        update(messages)
+        .where(messages.c.message_id == message_id)
+        .values(state="replied", reply=reply, receipt=receipt, replied_at=time.time())
+    )
+
+
+def _of(node_id: int, state: str):  # type: ignore[no-untyped-def]
+    return (
+        select(messages.c.message_id)
+        .where(messages.c.node_id == node_id, messages.c.state == state)
+        .order_by(messages.c.created_at)
+        .limit(1)
+    )

@@ -1,0 +1,295 @@
+"""The journal of rounds: the state machine that survives every crash.
+
+``open > collecting > merging > committed``, or ``aborted`` from any of the first three. A transition checks the
+state it starts from inside its transaction; a commit writes version, verdicts, ledger and credits together, so a
+kill at any line leaves a round that either continues from its last state or is over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from gym_fed.config.task import SoupReference, TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_digest
+from gym_server.ledger import Ledger
+from gym_server.store.database import Database
+from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
+
+OPEN, COLLECTING, MERGING, COMMITTED, ABORTED = "open", "collecting", "merging", "committed", "aborted"
+
+
+@dataclass(frozen=True)
+class Round:
+    """A row of the journal."""
+
+    server_round: int
+    state: str
+    spec: TaskSpec | None
+    base_height: int
+    merging: list[str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Version:
+    """A global version: height 0 is the base model itself."""
+
+    height: int
+    digest: str
+    residual: str | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The final word on one update of a round."""
+
+    update_id: str
+    contributor: str
+    verdict: str  # merged | rejected
+    reason: str
+    credit: int = 0
+    heldout_change: float | None = None
+
+
+@dataclass(frozen=True)
+class SoupRecord:
+    """What a round made, as it is committed."""
+
+    sha256: str
+    size_bytes: int
+    recipe: dict[str, Any]
+    heldout_before: float | None
+    heldout_after: float | None
+    residual: str | None
+    judgements: Sequence[Judgement] = field(default_factory=list)
+
+
+def next_digest(parent: str, soup_sha256: str, server_round: int) -> str:
+    """Digest of the version that a soup leads to: a chain, so it names every soup before it."""
+    return "sha256:" + canonical_digest({"parent": parent, "soup": soup_sha256, "server_round": server_round})
+
+
+class Journal:
+    """Rounds and versions of one federation."""
+
+    def __init__(self, database: Database, ledger: Ledger, base_digest: str) -> None:
+        self._database = database
+        self._ledger = ledger
+        self.base_digest = base_digest
+
+    # ---- reading ----
+
+    def current(self) -> Round | None:
+        """The latest round, whatever its state."""
+        with self._database.reading() as tx:
+            row = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
+        return _round(row) if row else None
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every round with its version and the counts of its verdicts, oldest first."""
+        with self._database.reading() as tx:
+            found = {v.server_round: v for v in tx.execute(select(versions))}
+            counts: dict[int, dict[str, int]] = {}
+            tally = select(updates.c.server_round, updates.c.verdict, func.count()).group_by(
+                updates.c.server_round, updates.c.verdict
+            )
+            for server_round, verdict, count in tx.execute(tally):
+                counts.setdefault(server_round, {})[verdict] = count
+            rows = tx.execute(select(rounds).order_by(rounds.c.server_round)).all()
+        return [_history_line(row, found.get(row.server_round), counts.get(row.server_round, {})) for row in rows]
+
+    def head(self) -> Version:
+        """The current global version."""
+        with self._database.reading() as tx:
+            row = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
+        return Version(row.height, row.digest, row.residual) if row else Version(0, self.base_digest)
+
+    def soups(self, height: int | None = None) -> list[SoupReference]:
+        """The soups that lead from the base to a version (default: the head), in order."""
+        query = select(versions).order_by(versions.c.height)
+        if height is not None:
+            query = query.where(versions.c.height <= height)
+        with self._database.reading() as tx:
+            rows = tx.execute(query).all()
+        return [
+            SoupReference(sha256=r.soup_sha256, size_bytes=r.soup_bytes, version_digest=r.digest) for r in rows
+        ]
+
+    def num_committed(self) -> int:
+        with self._database.reading() as tx:
+            return int(tx.scalar(select(func.count()).select_from(versions)) or 0)
+
+    def tasks(self, server_round: int) -> dict[int, tuple[str, str]]:
+        """Node id to (message id, outcome) of a round."""
+        with self._database.reading() as tx:
+            rows = tx.execute(select(round_tasks).where(round_tasks.c.server_round == server_round)).all()
+        return {int(r.node_id): (r.message_id, r.outcome) for r in rows}
+
+    def admitted(self, server_round: int) -> list[Any]:
+        """Rows of the admitted updates of a round, in the order of their ids."""
+        where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
+        with self._database.reading() as tx:
+            return list(tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all())
+
+    # ---- transitions ----
+
+    def open_next(self) -> Round:
+        """Open the next round. The latest one must be over."""
+        with self._database.transaction() as tx:
+            last = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
+            if last is not None and last.state not in (COMMITTED, ABORTED):
+                raise GymError(ErrorCode.INTERNAL, f"round {last.server_round} is still {last.state}")
+            number = last.server_round + 1 if last else 1
+            height = int(tx.scalar(select(func.max(versions.c.height))) or 0)
+            tx.execute(
+                rounds.insert().values(
+                    server_round=number, state=OPEN, base_height=height, opened_at=time.time(), reason=""
+                )
+            )
+        return self._get(number)
+
+    def start_collecting(self, server_round: int, spec: TaskSpec) -> Round:
+        """Fix the task of the round; from here on contributors work on it."""
+        with self._database.transaction() as tx:
+            values = {"spec": spec.model_dump_json(), "deadline": spec.deadline_seconds}
+            _advance(tx, server_round, OPEN, COLLECTING, values)
+        return self._get(server_round)
+
+    def record_task(self, server_round: int, node_id: int, message_id: str) -> None:
+        """Note that a node was given the round's task (again, when its lease was lost)."""
+        with self._database.transaction() as tx:
+            key = (round_tasks.c.server_round == server_round) & (round_tasks.c.node_id == node_id)
+            tx.execute(round_tasks.delete().where(key))
+            tx.execute(
+                round_tasks.insert().values(server_round=server_round, node_id=node_id, message_id=message_id)
+            )
+
+    def record_outcome(self, server_round: int, message_id: str, outcome: str) -> None:
+        with self._database.transaction() as tx:
+            key = (round_tasks.c.server_round == server_round) & (round_tasks.c.message_id == message_id)
+            tx.execute(update(round_tasks).where(key).values(outcome=outcome))
+
+    def start_merging(self, server_round: int) -> Round:
+        """Freeze the list of admitted updates; later ones are stale."""
+        with self._database.transaction() as tx:
+            where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
+            ids = tx.scalars(select(updates.c.update_id).where(where).order_by(updates.c.update_id)).all()
+            _advance(tx, server_round, COLLECTING, MERGING, {"merging": json.dumps(list(ids))})
+        return self._get(server_round)
+
+    def commit(self, merged: Round, soup: SoupRecord) -> Version:
+        """Version, verdicts, ledger, credits and the round's end, in one transaction."""
+        with self._database.transaction() as tx:
+            _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": time.time()})
+            last = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
+            parent, height = (last.digest, last.height + 1) if last else (self.base_digest, 1)
+            digest = next_digest(parent, soup.sha256, merged.server_round)
+            for judgement in soup.judgements:
+                self._judge(tx, merged.server_round, judgement)
+            version = {
+                "height": height,
+                "digest": digest,
+                "server_round": merged.server_round,
+                "heldout_before": soup.heldout_before,
+                "heldout_after": soup.heldout_after,
+            }
+            told = {"parent": parent, "soup": soup.sha256, "soup_bytes": soup.size_bytes, "recipe": soup.recipe}
+            self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
+            num_merged = sum(j.verdict == "merged" for j in soup.judgements)
+            tx.execute(
+                versions.insert().values(
+                    **version,
+                    soup_sha256=soup.sha256,
+                    soup_bytes=soup.size_bytes,
+                    residual=soup.residual,
+                    num_updates=num_merged,
+                    committed_at=time.time(),
+                )
+            )
+            tx.execute(readers.insert().prefix_with("OR IGNORE", dialect="sqlite").values(sha256=soup.sha256, contributor="*"))
+            for judgement in soup.judgements:
+                if judgement.credit:
+                    self._credit(tx, merged.server_round, judgement)
+        return Version(height, digest, soup.residual)
+
+    def abort(self, server_round: int, reason: str, judgements: Sequence[Judgement] = ()) -> None:
+        """End a round without a version; its updates earn nothing, and the reason is in the ledger."""
+        with self._database.transaction() as tx:
+            state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
+            _advance(tx, server_round, str(state), ABORTED, {"closed_at": time.time(), "reason": reason})
+            for judgement in judgements:
+                self._judge(tx, server_round, judgement)
+            where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
+            for row in tx.execute(select(updates).where(where)).all():
+                judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
+                self._judge(tx, server_round, judgement)
+            self._ledger.append(tx, "aborted", {"server_round": server_round, "reason": reason})
+
+    # ---- helpers ----
+
+    def _judge(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
+        tx.execute(
+            update(updates)
+            .where(updates.c.update_id == judgement.update_id)
+            .values(
+                verdict=judgement.verdict, reason=judgement.reason, heldout_change=judgement.heldout_change
+            )
+        )
+        body = {
+            "update": judgement.update_id,
+            "contributor": judgement.contributor,
+            "server_round": server_round,
+            "verdict": judgement.verdict,
+            "reason": judgement.reason,
+        }
+        self._ledger.append(tx, "verdict", body)
+
+    def _credit(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
+        row = {"server_round": server_round, "contributor": judgement.contributor, "amount": judgement.credit}
+        tx.execute(credits.insert().values(**row))
+        self._ledger.append(tx, "credit", row)
+
+    def _get(self, server_round: int) -> Round:
+        with self._database.reading() as tx:
+            return _round(tx.execute(select(rounds).where(rounds.c.server_round == server_round)).one())
+
+
+def _advance(tx: Connection, server_round: int, before: str, after: str, values: dict[str, Any]) -> None:
+    state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
+    if state != before or before in (COMMITTED, ABORTED):
+        raise GymError(ErrorCode.INTERNAL, f"round {server_round} is {state}; cannot go from {before} to {after}")
+    tx.execute(update(rounds).where(rounds.c.server_round == server_round).values(state=after, **values))
+
+
+def _round(row: Any) -> Round:
+    return Round(
+        row.server_round,
+        row.state,
+        TaskSpec.model_validate_json(row.spec) if row.spec else None,
+        row.base_height,
+        json.loads(row.merging) if row.merging else [],
+        row.reason,
+    )
+
+
+def _history_line(row: Any, version: Any, counts: dict[str, int]) -> dict[str, Any]:
+    return {
+        "server_round": row.server_round,
+        "state": row.state,
+        "reason": row.reason,
+        "opened_at": row.opened_at,
+        "closed_at": row.closed_at,
+        "verdicts": counts,
+        "version": None if version is None else version.height,
+        "digest": None if version is None else version.digest,
+        "soup_bytes": None if version is None else version.soup_bytes,
+        "heldout_before": None if version is None else version.heldout_before,
+        "heldout_after": None if version is None else version.heldout_after,
+    }

@@ -1,0 +1,1 @@
+"""State on disk: one SQL database and one content-addressed object store."""

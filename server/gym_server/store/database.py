@@ -1,0 +1,88 @@
+"""The SQL side of the hub: SQLite in WAL mode with full synchronisation, or any database SQLAlchemy reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, select
+from sqlalchemy.exc import DatabaseError
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.store.tables import metadata, settings
+
+SCHEMA_VERSION = "1"
+
+
+class Database:
+    """Transactions over one engine. A write transaction is durable when its block ends."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = create_engine(url)
+        if self.engine.dialect.name == "sqlite":
+            _make_sqlite_durable(self.engine)
+
+    @classmethod
+    def open(cls, url: str, folder: Path) -> Database:
+        """Open an existing or new database; a relative SQLite path is inside ``folder``.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` when the file is no database or has another schema version.
+        """
+        prefix = "sqlite:///"
+        if url.startswith(prefix) and not url.startswith(prefix + "/"):
+            url = prefix + str((folder / url.removeprefix(prefix)).resolve())
+        database = cls(url)
+        try:
+            metadata.create_all(database.engine)
+            found = database.setting("schema_version", SCHEMA_VERSION)
+        except DatabaseError as error:
+            raise GymError(ErrorCode.STATE_CORRUPT, f"cannot open the database {url}: {error.orig}") from error
+        if found != SCHEMA_VERSION:
+            raise GymError(ErrorCode.STATE_CORRUPT, f"{url} has schema {found}, this version reads {SCHEMA_VERSION}")
+        return database
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One write transaction: commits at the end, rolls back on any exception."""
+        with self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Reads without taking the write lock."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield connection
+
+    def setting(self, key: str, default: str) -> str:
+        """The stored value of ``key``, stored as ``default`` on first use."""
+        with self.transaction() as tx:
+            value = tx.scalar(select(settings.c.value).where(settings.c.key == key))
+            if value is None:
+                tx.execute(settings.insert().values(key=key, value=default))
+        return default if value is None else str(value)
+
+    def set(self, key: str, value: str) -> None:
+        """Store a setting."""
+        with self.transaction() as tx:
+            tx.execute(settings.delete().where(settings.c.key == key))
+            tx.execute(settings.insert().values(key=key, value=value))
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _make_sqlite_durable(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def _pragmas(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # transactions are begun by the listener below
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_isolation_level() != "AUTOCOMMIT":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,174 @@
+"""The hub's tables. Times are Unix seconds, digests lower-case hex unless prefixed ``sha256:``."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+settings = Table("settings", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("contributor", String, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("public_key", LargeBinary, nullable=False, unique=True),
+    Column("status", String, nullable=False),  # active | left | revoked
+    Column("enrolled_at", Float, nullable=False),
+)
+
+invites = Table(
+    "invites",
+    metadata,
+    Column("token_hash", String, primary_key=True),
+    Column("note", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("used_by", String),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("node_id", Integer, primary_key=True, autoincrement=True),
+    Column("contributor", String, nullable=False),
+    Column("instance", String, nullable=False),
+    Column("connected_until", Float, nullable=False, default=0.0),
+    UniqueConstraint("contributor", "instance"),
+)
+
+objects = Table(
+    "objects",
+    metadata,
+    Column("sha256", String, primary_key=True),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("contributor", String, primary_key=True),
+    Column("sha256", String, primary_key=True),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+# Who may read an object: its uploader, and everyone once a task or a version names it.
+readers = Table(
+    "readers",
+    metadata,
+    Column("sha256", String, primary_key=True),
+    Column("contributor", String, primary_key=True),  # "*" is everyone enrolled
+)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("message_id", String, primary_key=True),
+    Column("node_id", Integer, nullable=False, index=True),
+    Column("group_id", String, nullable=False),
+    Column("message_type", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("ttl_seconds", Float, nullable=False),
+    Column("fingerprint", String, nullable=False, index=True),  # makes pushes idempotent
+    Column("content", LargeBinary, nullable=False),
+    Column("state", String, nullable=False, index=True),  # queued | leased | replied | lost
+    Column("lease_until", Float, nullable=False),
+    Column("progress", String, nullable=False, default=""),
+    Column("reply", LargeBinary),
+    Column("receipt", Text),
+    Column("replied_at", Float),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("server_round", Integer, primary_key=True),
+    Column("state", String, nullable=False),
+    Column("spec", Text),  # TaskSpec, from collecting on
+    Column("base_height", Integer, nullable=False),
+    Column("opened_at", Float, nullable=False),
+    Column("deadline", Float),
+    Column("merging", Text),  # JSON list of update ids, frozen when merging begins
+    Column("reason", Text, nullable=False, default=""),
+    Column("closed_at", Float),
+)
+
+round_tasks = Table(
+    "round_tasks",
+    metadata,
+    Column("server_round", Integer, primary_key=True),
+    Column("node_id", BigInteger, primary_key=True),
+    Column("message_id", String, nullable=False),
+    Column("outcome", String, nullable=False, default=""),  # "" while open | replied | failed | lost
+)
+
+updates = Table(
+    "updates",
+    metadata,
+    Column("update_id", String, primary_key=True),  # digest of the manifest
+    Column("contributor", String, nullable=False),
+    Column("server_round", Integer, nullable=False, index=True),
+    Column("message_id", String, nullable=False),
+    Column("manifest", Text, nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("nonce", String, nullable=False),
+    Column("delta_sha256", String, nullable=False),
+    Column("delta_bytes", BigInteger, nullable=False),
+    Column("norm", Float),
+    Column("verdict", String, nullable=False),  # refused | admitted | merged | rejected | aborted
+    Column("code", String, nullable=False, default=""),
+    Column("reason", Text, nullable=False, default=""),
+    Column("heldout_change", Float),
+    Column("ledger_sequence", Integer, nullable=False),  # of the verdict at the door
+    Column("received_at", Float, nullable=False),
+    UniqueConstraint("contributor", "nonce"),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("height", Integer, primary_key=True),
+    Column("digest", String, nullable=False, unique=True),
+    Column("server_round", Integer, nullable=False, unique=True),
+    Column("soup_sha256", String, nullable=False),
+    Column("soup_bytes", BigInteger, nullable=False),
+    Column("residual", String),  # file of the server's error feedback, when the soup's codec loses something
+    Column("heldout_before", Float),
+    Column("heldout_after", Float),
+    Column("num_updates", Integer, nullable=False),
+    Column("committed_at", Float, nullable=False),
+)
+
+credits = Table(
+    "credits",
+    metadata,
+    Column("server_round", Integer, primary_key=True),
+    Column("contributor", String, primary_key=True),
+    Column("amount", Integer, nullable=False),
+)
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("sequence", Integer, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("previous_hash", String, nullable=False),
+    Column("hash", String, nullable=False, unique=True),
+    Column("signature", LargeBinary, nullable=False),
+)
+

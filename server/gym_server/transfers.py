@@ -1,0 +1,206 @@
+"""Uploads and downloads: declared first, resumed by offset, acknowledged when on disk.
+
+Memory holds one chunk a stream. A part never grows beyond what was declared, and a declaration never beyond the caps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from sqlalchemy import func, select
+
+from gym_fed.config.server import AdmissionConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.wire.records import references
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
+from gym_server.store.tables import objects, readers, uploads
+
+SYNC_BYTES = 16 << 20
+MAX_OPEN_UPLOADS = 4
+_MIN_FREE_BYTES = 256 << 20
+
+
+class Transfers:
+    """Moves objects between contributors and the store."""
+
+    def __init__(self, database: Database, store: ObjectStore, caps: AdmissionConfig) -> None:
+        self._database = database
+        self._store = store
+        self._caps = caps
+        self._busy: set[tuple[str, str]] = set()
+
+    def begin(self, contributor: str, sha256: str, size_bytes: int) -> pb.UploadState:
+        """Declare an object; answers how much of it the hub already holds.
+
+        Raises:
+            GymError: ``TOO_LARGE`` above the cap, for too many open uploads or a full disk; ``USAGE`` for a bad name
+                or another size than declared before.
+        """
+        if self._store.has(sha256):
+            self._own(contributor, sha256)
+            return pb.UploadState(offset=size_bytes, complete=True)
+        cap = self._caps.max_update_bytes
+        if not 0 < size_bytes <= cap:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"object {sha256[:12]} is declared as {size_bytes} bytes; this hub takes 1 to {cap}",
+                "use a smaller codec or fewer trained weights",
+            )
+        if shutil.disk_usage(self._store.staging).free < size_bytes + _MIN_FREE_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, "the hub's disk is full", "tell the coordinator")
+        with self._database.transaction() as tx:
+            key = (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
+            declared = tx.scalar(select(uploads.c.size_bytes).where(key))
+            if declared is None:
+                mine = select(func.count()).select_from(uploads).where(uploads.c.contributor == contributor)
+                if int(tx.scalar(mine) or 0) >= MAX_OPEN_UPLOADS:
+                    self._drop_oldest(tx, contributor)
+                tx.execute(
+                    uploads.insert().values(
+                        contributor=contributor, sha256=sha256, size_bytes=size_bytes, created_at=time.time()
+                    )
+                )
+            elif declared != size_bytes:
+                raise GymError(
+                    ErrorCode.USAGE, f"object {sha256[:12]} was declared as {declared} bytes, now {size_bytes}"
+                )
+        part = self._store.part_path(contributor, sha256)
+        part.touch(mode=0o600)
+        return pb.UploadState(offset=min(part.stat().st_size, size_bytes), complete=False)
+
+    async def receive(self, contributor: str, chunks: AsyncIterator[pb.UploadChunk]) -> pb.UploadState:
+        """Append the chunks of one call; returns when they are on disk.
+
+        Raises:
+            GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for a byte more than declared,
+                ``USAGE`` for a gap, ``LEASE_LOST`` when another stream sends the same object, ``HASH_MISMATCH``.
+        """
+        first = await anext(aiter(chunks), None)
+        if first is None:
+            raise GymError(ErrorCode.USAGE, "an upload without a chunk")
+        declared = await asyncio.to_thread(self._declared, contributor, first.sha256)
+        if self._store.has(first.sha256):
+            return pb.UploadState(offset=declared, complete=True)
+        key = (contributor, first.sha256)
+        if key in self._busy:
+            raise GymError(ErrorCode.LEASE_LOST, f"object {first.sha256[:12]} is being uploaded by another stream")
+        self._busy.add(key)
+        try:
+            part = self._store.part_path(contributor, first.sha256)
+            with open(part, "rb+") as file:
+                offset = file.seek(0, os.SEEK_END)
+                try:
+                    offset = await self._append(file, offset, declared, first, chunks)
+                finally:
+                    await asyncio.to_thread(_sync, file)
+            if offset < declared:
+                return pb.UploadState(offset=offset, complete=False)
+            await asyncio.to_thread(self._finish, contributor, first.sha256, part)
+            return pb.UploadState(offset=offset, complete=True)
+        finally:
+            self._busy.discard(key)
+
+    def readable(self, contributor: str, sha256: str) -> Path:
+        """A local file of an object that the contributor may read.
+
+        Raises:
+            GymError: ``NOT_FOUND`` also for what it may not read, so that nothing is given away.
+        """
+        with self._database.reading() as tx:
+            allowed = tx.scalar(
+                select(readers.c.sha256).where(
+                    readers.c.sha256 == sha256, readers.c.contributor.in_((contributor, "*"))
+                )
+            )
+        if allowed is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"no object {sha256[:64]}")
+        return self._store.local_path(sha256)
+
+    def check_present(self, records: pb.Records) -> None:
+        """Raises ``NOT_FOUND`` unless every object that the records name has been uploaded."""
+        for ref in references(records):
+            if not self._store.has(ref.sha256):
+                raise GymError(ErrorCode.NOT_FOUND, f"array {ref.name!r} names object {ref.sha256}, not uploaded")
+
+    async def _append(
+        self,
+        file,  # type: ignore[no-untyped-def]
+        offset: int,
+        declared: int,
+        first: pb.UploadChunk,
+        chunks: AsyncIterator[pb.UploadChunk],
+    ) -> int:
+        unsynced, chunk = 0, first
+        while chunk is not None:
+            if chunk.offset != offset:
+                raise GymError(ErrorCode.USAGE, f"a chunk at offset {chunk.offset}, the hub holds {offset} bytes")
+            if offset + len(chunk.data) > declared:
+                raise GymError(
+                    ErrorCode.TOO_LARGE, f"{offset + len(chunk.data)} bytes or more sent, {declared} declared"
+                )
+            await asyncio.to_thread(file.write, chunk.data)
+            offset += len(chunk.data)
+            unsynced += len(chunk.data)
+            if unsynced >= SYNC_BYTES:
+                await asyncio.to_thread(_sync, file)
+                unsynced = 0
+            failpoint("upload-chunk")
+            chunk = await anext(aiter(chunks), None)
+        return offset
+
+    def _finish(self, contributor: str, sha256: str, part: Path) -> None:
+        try:
+            size = self._store.adopt(part, sha256)
+        except GymError:
+            self._forget(contributor, sha256)
+            raise
+        with self._database.transaction() as tx:
+            if tx.scalar(select(objects.c.sha256).where(objects.c.sha256 == sha256)) is None:
+                tx.execute(objects.insert().values(sha256=sha256, size_bytes=size, created_at=time.time()))
+        self._own(contributor, sha256)
+        self._forget(contributor, sha256)
+
+    def _declared(self, contributor: str, sha256: str) -> int:
+        key = (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
+        with self._database.reading() as tx:
+            declared = tx.scalar(select(uploads.c.size_bytes).where(key))
+        if declared is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"object {sha256[:64]!r} was not declared", "call BeginUpload first")
+        return int(declared)
+
+    def _own(self, contributor: str, sha256: str) -> None:
+        with self._database.transaction() as tx:
+            key = (readers.c.sha256 == sha256) & (readers.c.contributor == contributor)
+            if tx.scalar(select(readers.c.sha256).where(key)) is None:
+                tx.execute(readers.insert().values(sha256=sha256, contributor=contributor))
+
+    def _forget(self, contributor: str, sha256: str) -> None:
+        with self._database.transaction() as tx:
+            tx.execute(
+                uploads.delete().where((uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256))
+            )
+
+    def _drop_oldest(self, tx, contributor: str) -> None:  # type: ignore[no-untyped-def]
+        oldest = tx.scalar(
+            select(uploads.c.sha256)
+            .where(uploads.c.contributor == contributor)
+            .order_by(uploads.c.created_at)
+            .limit(1)
+        )
+        if (contributor, oldest) in self._busy:
+            raise GymError(ErrorCode.TOO_LARGE, f"more than {MAX_OPEN_UPLOADS} uploads at once")
+        self._store.part_path(contributor, str(oldest)).unlink(missing_ok=True)
+        tx.execute(uploads.delete().where((uploads.c.contributor == contributor) & (uploads.c.sha256 == oldest)))
+
+
+def _sync(file) -> None:  # type: ignore[no-untyped-def]
+    file.flush()
+    os.fsync(file.fileno())
