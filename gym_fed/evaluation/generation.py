@@ -1,0 +1,110 @@
+"""Greedy answers in batches, and the share of them that is exactly right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gym_fed.data.encoding import require_chat_template
+from gym_fed.errors import ErrorCode, GymError
+
+Message = dict[str, str]
+
+
+def exact_match(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 64,
+) -> float:
+    """Share of rows whose last assistant message the model gives exactly, decoding greedily.
+
+    Args:
+        model: A causal LM.
+        tokenizer: Its tokenizer, with a chat template.
+        rows: ``{"messages": [..., {"role": "assistant", ...}]}``.
+        max_new_tokens: Longer answers count as wrong.
+        batch_size: Prompts per generation; the answers do not depend on it beyond rounding.
+
+    Returns:
+        Between 0 and 1. White space around answers is ignored.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for no rows, or rows that do not end with the assistant.
+    """
+    prompts, wanted = [], []
+    for number, row in enumerate(rows, start=1):
+        messages = row.get("messages") or []
+        if len(messages) < 2 or messages[-1]["role"] != "assistant":
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number} does not end with the assistant",
+                "give rows with an answer",
+            )
+        prompts.append(messages[:-1])
+        wanted.append(messages[-1]["content"].strip())
+    if not prompts:
+        raise GymError(ErrorCode.DATA_INVALID, "no rows to evaluate on", "give at least one row")
+    answers = generate_batch(model, tokenizer, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size)
+    return sum(a.strip() == w for a, w in zip(answers, wanted, strict=True)) / len(wanted)
+
+
+def answer(model: Any, tokenizer: Any, prompt: str, *, max_new_tokens: int = 64) -> str:
+    """The model's greedy answer to one user message."""
+    conversation = [{"role": "user", "content": prompt}]
+    return generate_batch(model, tokenizer, [conversation], max_new_tokens=max_new_tokens)[0]
+
+
+@torch.inference_mode()
+def generate_batch(
+    model: Any,
+    tokenizer: Any,
+    conversations: Sequence[Sequence[Message]],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 64,
+) -> list[str]:
+    """Greedy answers to conversations that end with a user message, in the order given.
+
+    Conversations of like length share a batch, and finished answers leave at the end token.
+    """
+    require_chat_template(tokenizer)
+    encoded = [
+        tokenizer.apply_chat_template(list(c), tokenize=True, return_dict=True, add_generation_prompt=True)[
+            "input_ids"
+        ]
+        for c in conversations
+    ]
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    answers = [""] * len(encoded)
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            texts = _generate(model, tokenizer, [encoded[i] for i in chosen], max_new_tokens)
+            for i, text in zip(chosen, texts, strict=True):
+                answers[i] = text
+    finally:
+        model.train(was_training)
+    return answers
+
+
+def _generate(model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int) -> list[str]:
+    device = next(model.parameters()).device
+    width = max(map(len, prompts))
+    pad = tokenizer.pad_token_id or 0
+    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        pad_token_id=pad,
+    )
+    return [str(text) for text in tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)]

@@ -1,0 +1,66 @@
+"""Held-out loss: how surprised a model is by text it has not seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from gym_fed.data.encoding import IGNORED, encode_rows
+
+
+@torch.inference_mode()
+def heldout_loss(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    max_length: int = 256,
+    batch_size: int = 32,
+) -> float:
+    """Mean negative log-likelihood in nats per token.
+
+    Args:
+        model: A causal LM; it is put into evaluation mode for the call and back into its mode afterwards.
+        tokenizer: Its tokenizer.
+        rows: ``messages`` rows count the assistant's tokens, ``text`` rows all of theirs.
+        max_length: Rows are cut to so many tokens.
+        batch_size: Rows per forward pass; the result does not depend on it beyond rounding.
+
+    Returns:
+        The mean over all counted tokens of all rows. May be inf or NaN for a broken model.
+
+    Raises:
+        GymError: ``DATA_INVALID`` when the rows hold nothing to predict.
+    """
+    encoded = sorted(
+        encode_rows(tokenizer, rows, max_length=max_length), key=lambda row: len(row["input_ids"])
+    )
+    device = next(model.parameters()).device
+    pad = tokenizer.pad_token_id or 0
+    total, count = 0.0, 0
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(encoded), batch_size):
+            batch = encoded[start : start + batch_size]
+            ids = _padded([row["input_ids"] for row in batch], pad).to(device)
+            labels = _padded([row["labels"] for row in batch], IGNORED).to(device)
+            mask = _padded([[1] * len(row["input_ids"]) for row in batch], 0).to(device)
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
+            targets = labels[:, 1:]
+            total += float(
+                cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+            )
+            count += int((targets != IGNORED).sum())
+    finally:
+        model.train(was_training)
+    return total / count if count else math.nan
+
+
+def _padded(rows: list[list[int]], value: int) -> torch.Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([row + [value] * (width - len(row)) for row in rows])

@@ -1,0 +1,188 @@
+"""Loads causal language models: the embedded gym-nano, model folders, LoRA run folders, names in the local cache.
+
+Nothing is ever downloaded: a hub name is looked up in this machine's cache only.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+NANO = "gym-nano"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass
+class LoadedModel:
+    """A model ready for use, in evaluation mode.
+
+    Attributes:
+        model: A ``transformers`` causal LM, or a PEFT model around one.
+        tokenizer: Its tokenizer, with a pad token.
+        name: What was asked for.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+
+
+def nano_path() -> Path:
+    """Folder of the embedded base model gym-nano."""
+    return Path(str(resources.files("gym_fed") / "assets" / "gym-nano"))
+
+
+def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
+    """Load a model and its tokenizer from this machine.
+
+    Args:
+        name_or_path: ``gym-nano``; a folder with a model, a PEFT adapter or a finished run; or a Hugging Face name
+            whose files are in the local cache.
+        dtype: One of ``float32``, ``bfloat16``, ``float16``.
+        device: As for ``pick_device``.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise GymError(ErrorCode.USAGE, f"dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
+    target = pick_device(device)
+    source = resolve(name_or_path)
+    adapter = Path(source) / "adapter_config.json"
+    if adapter.is_file():
+        return _load_adapter(name_or_path, Path(source), adapter, dtype, device)
+    with quiet_loading(), _as_gym_errors(name_or_path):
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=getattr(torch, dtype), local_files_only=True, attn_implementation="sdpa"
+        )
+    tokenizer = load_tokenizer(name_or_path)
+    return LoadedModel(model.to(target).eval(), tokenizer, name_or_path)
+
+
+def load_tokenizer(name_or_path: str) -> Any:
+    """The tokenizer alone; see ``load_model`` for the errors. A missing pad token becomes the end token."""
+    from transformers import AutoTokenizer
+
+    with quiet_loading(), _as_gym_errors(name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(resolve(name_or_path), local_files_only=True)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def resolve(name_or_path: str) -> str:
+    """The folder that a name stands for, or the name itself when it can only be a cached hub name.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path that holds no model.
+    """
+    if name_or_path == NANO:
+        return str(nano_path())
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+            return str(path)
+        hint = "give a folder with config.json or adapter_config.json, such as a finished run"
+        if (path / "config.yaml").is_file():
+            hint = f"the run is not finished: continue it with: gym train {path / 'config.yaml'}"
+        raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
+    if path.exists() or name_or_path.count("/") > 1 or name_or_path.startswith((".", "/", "~")):
+        what = "not a folder" if path.exists() else "no such folder"
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND, f"{name_or_path}: {what}", "give the folder of a model, or gym-nano"
+        )
+    return name_or_path
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """``auto`` takes CUDA, then MPS, then the CPU; any other value must exist here.
+
+    Raises:
+        GymError: ``USAGE`` for a device that is unknown or absent.
+    """
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise GymError(
+            ErrorCode.USAGE, f"device {name!r} is unknown", "use auto, cpu, cuda or mps"
+        ) from error
+    absent = (device.type == "cuda" and not torch.cuda.is_available()) or (
+        device.type == "mps" and not torch.backends.mps.is_available()
+    )
+    if absent:
+        raise GymError(
+            ErrorCode.USAGE, f"device {name!r} is not available on this machine", "use auto or cpu"
+        )
+    return device
+
+
+def _load_adapter(name: str, folder: Path, adapter: Path, dtype: str, device: str) -> LoadedModel:
+    from peft import PeftModel
+
+    base_name = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not base_name:
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"{adapter}: names no base model", "set base_model_name_or_path"
+        )
+    base = load_model(str(base_name), dtype=dtype, device=device)
+    with quiet_loading(), _as_gym_errors(name):
+        model = PeftModel.from_pretrained(base.model, str(folder))
+    return LoadedModel(model.eval(), base.tokenizer, name)
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Silence transformers' progress bars and advice while a model is read; errors still raise."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _as_gym_errors(name: str) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if Path(name).expanduser().is_dir() or name == NANO:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{name}: cannot be read as a model: {first_line}",
+                "restore its files",
+            ) from error
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"no model called {name!r} on this machine",
+            "gym-fed downloads nothing: give gym-nano or a model folder, or fetch it once with: hf download "
+            + name,
+        ) from error

@@ -1,0 +1,152 @@
+"""One training run on disk: its config, metrics, checkpoints and result; what may be resumed and what is refused.
+
+::
+
+    config.yaml      the resolved config           metrics.jsonl    a line every logging_steps
+    run.json         digest of the rows            checkpoints/     checkpoint-N folders
+    result.json      written last: the run is finished; beside it lies the model or the adapter
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import dump_yaml
+from gym_fed.errors import ErrorCode, GymError
+
+# These decide where and how often something is written, never what is learnt; they may change when resuming.
+_FREE_KEYS = {"output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"}
+_NEEDED_IN_CHECKPOINT = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+class RunFolder:
+    """The folder ``config.output_dir`` of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.result = path / "result.json"
+
+    def open(self, config: TrainingConfig, data_digest: str, *, resume: bool) -> Path | None:
+        """Start or continue the run of ``config`` here.
+
+        Args:
+            config: The resolved config.
+            data_digest: Digest of the encoded rows.
+            resume: Whether an unfinished run may be continued.
+
+        Returns:
+            The last complete checkpoint, or None when the run starts at its first step.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files.
+        """
+        self.require_unfinished()
+        if (self.path / "run.json").exists():
+            if not resume:
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.path}: holds an unfinished run",
+                    "resume it, choose another output_dir, or pass --overwrite to delete it first",
+                )
+            self._require_same(config, data_digest)
+        elif self.path.exists() and any(self.path.iterdir()):
+            found = sorted(p.name for p in self.path.iterdir())[0]
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: is not empty ({found}) and holds no run",
+                "choose an empty or new output_dir",
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path / "config.yaml", dump_yaml(config))
+        write_atomic(self.path / "run.json", json.dumps({"data_sha256": data_digest}) + "\n")
+        return self.last_checkpoint()
+
+    def require_unfinished(self) -> None:
+        """Refuse a finished run early, before a model is loaded.
+
+        Raises:
+            GymError: ``FILE_EXISTS``.
+        """
+        if self.result.exists():
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds a finished run",
+                "choose another output_dir, or pass --overwrite to delete it first",
+            )
+
+    def delete(self) -> None:
+        """Remove the run (``--overwrite``). A folder that holds no run is refused.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` when the folder is not a run's.
+        """
+        if not self.path.exists() or not any(self.path.iterdir()):
+            return
+        if not (self.path / "run.json").exists():
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds no run, so it is not deleted",
+                "choose another output_dir",
+            )
+        shutil.rmtree(self.path)
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint that was written to its end; torn ones (from a kill) are removed."""
+        found: list[tuple[int, Path]] = []
+        for folder in self.checkpoints.glob("checkpoint-*"):
+            step = folder.name.rpartition("-")[2]
+            if step.isdecimal() and self._is_complete(folder):
+                found.append((int(step), folder))
+            else:
+                shutil.rmtree(folder)
+        return max(found)[1] if found else None
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Mark the run as finished."""
+        write_atomic(self.result, json.dumps(summary, indent=2, sort_keys=True) + "\n")
+
+    def _is_complete(self, folder: Path) -> bool:
+        # The trainer's state is what transformers writes last, so one that parses means the rest is there.
+        if not all((folder / name).is_file() for name in _NEEDED_IN_CHECKPOINT):
+            return False
+        try:
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            return False
+        return True
+
+    def _require_same(self, config: TrainingConfig, data_digest: str) -> None:
+        old = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        new = config.model_dump(mode="json")
+        changed = sorted(k for k in {*old, *new} - _FREE_KEYS if old.get(k) != new.get(k))
+        remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
+        if changed:
+            what = ", ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in changed)
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds an unfinished run of another config: {what}",
+                remedy,
+            )
+        if json.loads((self.path / "run.json").read_text(encoding="utf-8"))["data_sha256"] != data_digest:
+            raise GymError(
+                ErrorCode.FILE_EXISTS, f"{self.path}: holds an unfinished run on other data", remedy
+            )
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write, fsync and rename, so that a kill leaves the old file or the new one."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,35 @@
+"""From ``data:`` in a config to the rows of a run: files and generated tasks, weighted and in a fixed order."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from gym_fed.config.training import DataConfig, TrainingConfig
+from gym_fed.data.formats import load_rows
+from gym_fed.data.tasks import generate_mix
+from gym_fed.errors import ErrorCode, GymError
+
+
+def rows_of(config: TrainingConfig) -> list[dict[str, Any]]:
+    """Every row that ``config.data`` names, source after source.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when no data is named; see ``load_rows`` and ``get_task`` for the others.
+    """
+    if not config.data:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"
+        )
+    return [row for index, source in enumerate(config.data) for row in _weighted(source, config.seed + index)]
+
+
+def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
+    if source.path is not None:
+        rows = load_rows(source.path, source.format)[: source.num_examples]
+    else:
+        assert source.tasks is not None and source.num_examples is not None  # noqa: S101  (the schema says so)
+        rows = generate_mix(source.tasks, source.num_examples, seed=source.seed)
+    times, fraction = divmod(source.weight, 1.0)
+    extra = random.Random(seed).sample(rows, round(fraction * len(rows)))
+    return rows * int(times) + extra
