@@ -1,7 +1,7 @@
 """Builds sdist and wheel and tries the wheel where only the wheel can answer.
 
-The clean venv borrows the third-party packages of the environment this runs in (one line in a ``.pth`` file),
-so that nothing is downloaded twice; the gym packages themselves must come from the wheel, and that is checked.
+The clean venv borrows the third-party packages of the environment this runs in (one line in a ``.pth``
+file), so that nothing is downloaded twice; the gym packages must come from the wheel, and that is checked.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -33,12 +34,18 @@ def run_app(app: typer.Typer) -> NoReturn:
     except GymError as error:
         fail(error)
     except click.exceptions.Abort:
-        fail(GymError(ErrorCode.INTERRUPTED, "interrupted"))
-    except KeyboardInterrupt:
-        fail(GymError(ErrorCode.INTERRUPTED, "interrupted"))
+        status = ErrorCode.INTERRUPTED.exit_code
     except click.ClickException as error:
+        if "--json" in sys.argv:
+            print_json({"error": GymError(ErrorCode.USAGE, error.format_message()).to_dict()})
         error.show()
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader left, as `| head` does; what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ErrorCode.INTERNAL.exit_code)
+    if status == ErrorCode.INTERRUPTED.exit_code:  # typer's own answer to Ctrl-C
+        fail(GymError(ErrorCode.INTERRUPTED, "interrupted"))
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -47,8 +54,13 @@ def fail(error: GymError) -> NoReturn:
     if "--json" in sys.argv:
         print_json({"error": error.to_dict()})
     err.print(f"[red]error[/red] ({error.code.value}): ", end="")
-    err.print(error.message, markup=False)
+    err.print(printable(error.message), markup=False)
     if error.hint:
-        err.print(f"  {error.hint}", markup=False, style="dim")
+        err.print(f"  {printable(error.hint)}", markup=False, style="dim")
     logging.getLogger("gym_fed").debug("failed", exc_info=error)
     sys.exit(error.exit_code)
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters written out: a message from elsewhere may not drive the terminal."""
+    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)

@@ -129,7 +129,9 @@ class GymError(Exception):
     """
 
     def __init__(self, code: ErrorCode, message: str, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(
+            code, message, hint
+        )  # all three, so that the error survives a copy between processes
         self.code = code
         self.message = message
         self.hint = hint
@@ -144,12 +146,12 @@ class GymError(Exception):
 
     @classmethod
     def from_dict(cls, data: dict[str, str]) -> GymError:
-        """Rebuild an error that crossed the wire; an unknown code becomes ``INTERNAL``."""
+        """Rebuild an error that crossed the wire; a code unknown to this version becomes ``INTERNAL``."""
         try:
             code = ErrorCode(data.get("code", ""))
         except ValueError:
             code = ErrorCode.INTERNAL
-        return cls(code, data.get("message", "unknown error"), data.get("hint", ""))
+        return cls(code, str(data.get("message") or "unknown error"), str(data.get("hint") or ""))
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

@@ -1,4 +1,4 @@
-"""Regenerates gym_fed/wire/_generated from proto/: `make proto`, or with `--check` tells whether that is needed.
+"""Regenerates gym_fed/wire/_generated from proto/ (`make proto`); `--check` tells whether that is needed.
 
 The stubs' imports of each other are rewritten to their place inside gym_fed: left alone they would say
 ``from gym.fed.v1 import ...``, and a top-level module ``gym`` belongs to another well-known package.

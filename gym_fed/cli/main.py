@@ -1,4 +1,4 @@
-"""`gym`: every command is a module of this folder; heavy imports happen inside the command that needs them."""
+"""`gym`: every command is a module of this folder; heavy imports happen inside the command needing them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from gym_fed import __version__
+from gym_fed.cli.delta import app as delta_app
+from gym_fed.cli.doctor import doctor
 from gym_fed.console import run_app
 
 app = typer.Typer(
@@ -31,6 +33,10 @@ def _options(
     ] = False,
 ) -> None:
     """Train language models on this machine, and inspect what a community trains together."""
+
+
+app.command()(doctor)
+app.add_typer(delta_app, name="delta")
 
 
 def main() -> None:

@@ -1,26 +1,32 @@
 """YAML files to validated schemas; every error reads ``file:line:column: path: message``.
 
-Positions come from the YAML parser's own marks, kept beside the values, so that a pydantic error on
-``training.lr`` points at the character where that value stands (or, for a missing key, at its parent).
+Positions come from the YAML parser's own marks, kept beside the values: a pydantic error on ``training.lr``
+points at that key (an item of a list: at the item; a missing key: at its parent), and an error in a value
+from the command line names ``--set``.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gym_fed.config.strict_yaml import (
+    KeyPath,
+    Mark,
+    StrictLoader,
+    dotted,
+    parse_config,
+    read_config_text,
+    shown,
+)
 from gym_fed.errors import ErrorCode, GymError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
-KeyPath = tuple[str | int, ...]
-Mark = tuple[int, int]
-
-_MAX_CONFIG_BYTES = 1 << 20
 
 
 def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
@@ -32,18 +38,19 @@ def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str
         overrides: ``a.b=value`` settings that win over the file; values are parsed as YAML.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``, or ``CONFIG_INVALID`` listing every problem, a line each.
+        GymError: ``FILE_NOT_FOUND``, ``USAGE`` for a malformed override, or ``CONFIG_INVALID`` listing every
+            problem, a line each.
     """
     file = Path(path)
-    if not file.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {file}", "give the path of a YAML file")
-    if file.stat().st_size > _MAX_CONFIG_BYTES:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: larger than {_MAX_CONFIG_BYTES} bytes")
-    values, marks = _parse(file)
-    for key_path, value in parse_overrides(overrides):
-        _set(values, key_path, value)
-        marks = {k: v for k, v in marks.items() if k[: len(key_path)] != key_path}
-    return validate(values, schema, str(file), marks, {k for k, _ in parse_overrides(overrides)})
+    values, marks = parse_config(file, read_config_text(file))
+    values = _unshared(values)
+    settings = parse_overrides(overrides)
+    placed: set[KeyPath] = set()
+    for key_path, value in settings:
+        place = _set(values, key_path, value)
+        marks = {k: v for k, v in marks.items() if k[: len(place)] != place}
+        placed.add(place)
+    return validate(values, schema, str(file), marks, placed)
 
 
 def validate(
@@ -58,13 +65,14 @@ def validate(
         return schema.model_validate(values)
     except ValidationError as error:
         lines = [
-            _describe(e, schema, source, marks or {}, from_command_line or set()) for e in error.errors()
+            _describe(e, values, schema, source, marks or {}, from_command_line or set())
+            for e in error.errors(include_url=False)
         ]
-        raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(lines)) from error
+        raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(dict.fromkeys(lines))) from error
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
-    """``["a.b=3"]`` to ``[(("a", "b"), 3)]``.
+    """``["a.b=3"]`` to ``[(("a", "b"), 3)]``; a key of digits alone is an index into a list.
 
     Raises:
         GymError: ``USAGE`` for text without ``=`` or with an empty key, ``CONFIG_INVALID`` for bad YAML.
@@ -75,8 +83,8 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
         if not equals or not all(key.split(".")):
             raise GymError(ErrorCode.USAGE, f"--set {text!r} is not of the form a.b=value")
         try:
-            value = yaml.safe_load(raw)
-        except yaml.YAMLError as error:
+            value = yaml.load(raw, Loader=StrictLoader)
+        except (yaml.YAMLError, RecursionError) as error:
             raise GymError(ErrorCode.CONFIG_INVALID, f"--set {text!r}: the value is not YAML") from error
         parsed.append((tuple(int(k) if k.isdecimal() else k for k in key.split(".")), value))
     return parsed
@@ -87,101 +95,103 @@ def dump_yaml(config: BaseModel) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _parse(file: Path) -> tuple[dict[str, Any], dict[KeyPath, Mark]]:
-    try:
-        text = file.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except UnicodeDecodeError as error:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: not UTF-8 at byte {error.start}") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: not valid YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: not valid YAML: {error}") from error
-    if root is None:
-        return {}, {}
-    if not isinstance(root, yaml.MappingNode):
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}:1:1: expected a mapping of keys to values")
-    marks: dict[KeyPath, Mark] = {}
-    _collect_marks(root, (), marks, file)
-    return values, marks
+def _unshared(value: Any) -> Any:
+    """A copy in which an alias is a value of its own, so that setting one place leaves the others."""
+    if isinstance(value, dict):
+        return {k: _unshared(v) for k, v in value.items()}
+    return [_unshared(v) for v in value] if isinstance(value, list) else value
 
 
-def _collect_marks(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark], file: Path) -> None:
-    marks.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            here = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
-            if key in seen:
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"{file}:{here[0]}:{here[1]}: {_dotted((*path, key))}: given twice",
-                )
-            seen.add(key)
-            marks[(*path, key)] = here
-            _collect_marks(value_node, (*path, key), marks, file)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, child in enumerate(node.value):
-            _collect_marks(child, (*path, index), marks, file)
-
-
-def _set(values: Any, path: KeyPath, value: Any) -> None:
-    for depth, key in enumerate(path[:-1]):
-        child = values.get(key) if isinstance(values, dict) else values[int(key)]
+def _set(values: Any, path: KeyPath, value: Any) -> KeyPath:
+    """Put ``value`` at ``path``, making the mappings on the way; gives the path with keys typed as found."""
+    place: KeyPath = ()
+    for key in path[:-1]:
+        key = _key_for(values, key, path)
+        child = values[key] if isinstance(values, list) else values.get(key)
+        place = (*place, key)
         if child is None:
             child = values[key] = {}
         if not isinstance(child, dict | list):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID, f"--set {_dotted(path)}: {_dotted(path[: depth + 1])} is a value"
-            )
+            raise GymError(ErrorCode.CONFIG_INVALID, f"--set {dotted(path)}: {dotted(place)} is a value")
         values = child
-    try:
-        values[path[-1]] = value
-    except (IndexError, TypeError) as error:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, f"--set {_dotted(path)}: no such place in the file"
-        ) from error
+    last = _key_for(values, path[-1], path)
+    values[last] = value
+    return (*place, last)
+
+
+def _key_for(container: dict[str, Any] | list[Any], key: str | int, path: KeyPath) -> Any:
+    """The key as its container wants it: a name for a mapping, an index that exists for a list."""
+    if isinstance(container, dict):
+        return str(key)
+    if isinstance(key, int) and key < len(container):
+        return key
+    message = f"--set {dotted(path)}: no item {key!r} in a list of {len(container)}"
+    raise GymError(ErrorCode.CONFIG_INVALID, message, "items count from 0; to lengthen a list, set it whole")
 
 
 def _describe(
-    error: Any, schema: type[BaseModel], source: str, marks: dict[KeyPath, Mark], overridden: set[KeyPath]
+    error: Any,
+    values: dict[str, Any],
+    schema: type[BaseModel],
+    source: str,
+    marks: dict[KeyPath, Mark],
+    overridden: set[KeyPath],
 ) -> str:
-    path: KeyPath = tuple(error["loc"])
-    message = error["msg"]
+    path = _place(tuple(error["loc"]), values)
+    message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         message = "unknown key" + _suggest(path, schema)
     elif error["type"] == "missing":
         message = "required, but not given"
     elif not isinstance(error["input"], dict | list):
-        message = f"{message} (got {error['input']!r})"
+        message = f"{message} (got {shown(error['input'])})"
     if any(path[: len(o)] == o for o in overridden):
-        return f"--set: {_dotted(path)}: {message}"
+        return f"--set: {dotted(path)}: {message}"
     known = path
     while known not in marks and known:
         known = known[:-1]
     line, column = marks.get(known, (1, 1))
-    return f"{source}:{line}:{column}: {_dotted(path) or '(file)'}: {message}"
+    return f"{source}:{line}:{column}: {dotted(path) or '(file)'}: {message}"
+
+
+def _place(loc: KeyPath, values: Any) -> KeyPath:
+    """Pydantic's location without the names of union members, which are no keys of the file."""
+    place: KeyPath = ()
+    for depth, key in enumerate(loc):
+        last = depth == len(loc) - 1
+        if isinstance(values, dict) and (key in values or last):
+            values = values.get(key)
+        elif isinstance(values, list) and isinstance(key, int) and key < len(values):
+            values = values[key]
+        else:
+            continue
+        place = (*place, key)
+    return place
 
 
 def _suggest(path: KeyPath, schema: type[BaseModel]) -> str:
     """`` (did you mean 'x'?)`` when a known key at the same level is close."""
-    fields: Any = schema
+    level: list[Any] = [schema]
     for key in path[:-1]:
-        info = getattr(fields, "model_fields", {}).get(key)
-        fields = _model_in(info.annotation) if info is not None else None
-    names = list(getattr(fields, "model_fields", {}))
+        level = [inner for annotation in level for inner in _below(annotation, key)]
+    names = list(dict.fromkeys(name for model in _models_in(level) for name in model.model_fields))
     close = difflib.get_close_matches(str(path[-1]), names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(names)})" if names else ""
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+def _below(annotation: Any, key: str | int) -> list[Any]:
+    """The annotations found under ``key``: a field's own, or for lists and mappings their elements'."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(str(key))
+        return [field.annotation] if field is not None else []
+    models = list(_models_in([annotation]))
+    inside = [inner for model in models for inner in _below(model, key)]
+    return inside or list(models)
 
 
-def _dotted(path: KeyPath) -> str:
-    return ".".join(str(k) for k in path)
+def _models_in(annotations: Sequence[Any]) -> Iterator[type[BaseModel]]:
+    for annotation in annotations:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        else:
+            yield from _models_in(get_args(annotation))

@@ -1,0 +1,47 @@
+"""`gym doctor`: checks this installation and says what to do about what is amiss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gym_fed import console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gym_fed.doctor import Finding
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+    """Check versions, devices, kernels, disk, clock and commands; exit with 1 when something fails."""
+    from gym_fed.doctor import Level, run_checks, worst
+
+    findings = run_checks()
+    level = worst(findings)
+    if json_:
+        console.print_json({"level": level.value, "findings": [f.to_dict() for f in findings]})
+    elif console.out.is_terminal:
+        _print_table(findings)
+    else:
+        for f in findings:
+            typer.echo(f"{f.level.value:<5} {f.check}: {f.finding}" + (f" -> {f.remedy}" if f.remedy else ""))
+    if level is Level.FAIL:
+        raise typer.Exit(1)
+
+
+def _print_table(findings: Sequence[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "check", "finding, remedy", box=None, pad_edge=False)
+    for f in findings:
+        level = Text(f.level.value, style=_STYLES[f.level.value])
+        told = Text(f.finding)
+        if f.remedy:
+            told.append(f"\n{f.remedy}", style="dim")
+        table.add_row(level, Text(f.check), told)
+    console.out.print(table, soft_wrap=False)

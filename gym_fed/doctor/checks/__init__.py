@@ -1,0 +1,1 @@
+"""One module per thing that `gym doctor` looks at."""

@@ -1,0 +1,56 @@
+"""Is the clock right enough? Signed manifests expire, so a contributor with a wrong clock is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.registry import check
+
+# The date of the newest release in CHANGELOG.md (a test compares them). No right clock shows an earlier one.
+RELEASED = date(2026, 11, 21)
+_REMEDY = "set the clock, and keep it set with NTP (timedatectl set-ntp true); the time zone does not matter"
+_WATCHED_SECONDS = 0.05
+_TOLERANCE_SECONDS = 0.05
+
+
+@check
+def clock() -> Iterator[Finding]:
+    """The date is possible, UTC counts from 1970, and wall time runs as steadily as the monotonic clock."""
+    now = time.time()
+    yield judge_date(datetime.fromtimestamp(now, UTC))
+    yield judge_epoch(time.gmtime(0)[:6])
+    monotonic = time.monotonic()
+    time.sleep(_WATCHED_SECONDS)
+    yield judge_pace(time.time() - now, time.monotonic() - monotonic)
+
+
+def judge_date(now: datetime) -> Finding:
+    """A moment in UTC before this version was released cannot be now."""
+    seen = now.strftime("%Y-%m-%d %H:%M:%S UTC")
+    if now.date() >= RELEASED:
+        return Finding("clock: date", Level.OK, seen)
+    return Finding(
+        "clock: date", Level.FAIL, f"{seen} is before this version's release on {RELEASED}", _REMEDY
+    )
+
+
+def judge_epoch(epoch: tuple[int, ...]) -> Finding:
+    """Second 0 must be 1970-01-01 00:00:00 UTC whatever the time zone; the ``right/`` zones break that."""
+    if tuple(epoch) == (1970, 1, 1, 0, 0, 0):
+        return Finding(
+            "clock: zone", Level.OK, f"time zone {time.strftime('%Z') or 'unnamed'} leaves UTC alone"
+        )
+    return Finding("clock: zone", Level.FAIL, f"second 0 is {epoch}, not 1970-01-01", "unset TZ")
+
+
+def judge_pace(wall_seconds: float, monotonic_seconds: float) -> Finding:
+    """Wall time that jumps or runs backwards against the monotonic clock is being corrected, or virtual."""
+    drift = wall_seconds - monotonic_seconds
+    if abs(drift) <= _TOLERANCE_SECONDS:
+        return Finding("clock: pace", Level.OK, "wall time runs with the monotonic clock")
+    return Finding(
+        "clock: pace", Level.WARN, f"wall time jumped by {drift:+.3f} s while being watched", _REMEDY
+    )

@@ -1,0 +1,74 @@
+"""Whose `gym` is on the PATH? The name is also that of OpenAI's package, and of commands of others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from gym_fed.doctor.checks.versions import DISTRIBUTION
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.registry import check
+
+_HEAD_BYTES = 4096
+
+
+@check
+def commands() -> Iterator[Finding]:
+    """For each of our commands: what the shell would run, and whether it is this installation's."""
+    try:
+        ours = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return  # the check of versions reports that
+    for entry in ours.entry_points.select(group="console_scripts"):
+        yield judge_command(
+            entry.name, entry.module, shutil.which(entry.name), installed_script(ours, entry.name)
+        )
+
+
+@check
+def namesake() -> Iterator[Finding]:
+    """Warn when OpenAI's `gym` shares this environment."""
+    try:
+        version = metadata.version("gym")
+    except metadata.PackageNotFoundError:
+        yield Finding("command: namesake", Level.OK, "OpenAI's gym is not installed beside this package")
+        return
+    yield Finding(
+        "command: namesake",
+        Level.WARN,
+        f"OpenAI's gym {version} is installed too: `import gym` and `python -m gym` are that package",
+        "import gym_fed, not gym; or keep the two in separate environments",
+    )
+
+
+def installed_script(distribution: metadata.Distribution, name: str) -> Path | None:
+    """Where the installer put this distribution's script ``name``, by its own record."""
+    for file in distribution.files or []:
+        if file.name in (name, f"{name}.exe"):
+            return Path(str(distribution.locate_file(file))).resolve()
+    return None
+
+
+def judge_command(name: str, module: str, found: str | None, ours: Path | None) -> Finding:
+    """Compare what the PATH gives for ``name`` with the script that this installation owns.
+
+    Args:
+        name: The command.
+        module: The module that our script imports, such as ``gym_fed.cli.main``.
+        found: What ``shutil.which`` gives.
+        ours: This installation's script, where the installer's record names one.
+    """
+    check_name = f"command: {name}"
+    here = f"put {ours.parent} first in the PATH, or run {ours}" if ours else f"run python -m {module}"
+    if found is None:
+        return Finding(check_name, Level.WARN, "not on the PATH", here)
+    if ours is not None and ours.exists() and Path(found).samefile(ours):
+        return Finding(check_name, Level.OK, f"{found} is this installation's")
+    head = Path(found).read_bytes()[:_HEAD_BYTES].decode("utf-8", errors="replace")
+    if f"from {module} import" in head:
+        interpreter = head.splitlines()[0].removeprefix("#!").strip()
+        seen = f"{found} belongs to another installation of gym-fed, run by {interpreter}"
+        return Finding(check_name, Level.WARN, seen, here)
+    return Finding(check_name, Level.FAIL, f"{found} is not gym-fed's: the shell runs another program", here)

@@ -1,0 +1,35 @@
+"""Is there room on disk where work and temporary files go?"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.registry import check
+
+GIB = 1 << 30
+# Below the first, checkpoints of a small model fill the disk in a few runs; below the second, in one.
+ROOMY_BYTES = 5 * GIB
+LEAST_BYTES = GIB // 2
+
+
+@check
+def disk() -> Iterator[Finding]:
+    """The current folder's disk, and the temporary folder's."""
+    yield judge_disk("disk: here", Path.cwd(), shutil.disk_usage(Path.cwd()).free)
+    temporary = Path(tempfile.gettempdir())
+    yield judge_disk("disk: temporary", temporary, shutil.disk_usage(temporary).free)
+
+
+def judge_disk(name: str, folder: Path, free_bytes: int) -> Finding:
+    """Turn the free space of a folder's disk into a finding."""
+    seen = f"{free_bytes / GIB:.1f} GiB free at {folder}"
+    if free_bytes >= ROOMY_BYTES:
+        return Finding(name, Level.OK, seen)
+    level = Level.WARN if free_bytes >= LEAST_BYTES else Level.FAIL
+    return Finding(
+        name, level, seen, "delete old runs, or work on another disk (TMPDIR moves the temporary folder)"
+    )

@@ -1,0 +1,30 @@
+"""Does Flower keep to itself? Unless told otherwise it reports to hosts of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.registry import check
+from gym_fed.flower_env import VARIABLES
+
+
+@check
+def flower() -> Iterator[Finding]:
+    """Telemetry, update check and installs at run time, as gym-fed's processes have them."""
+    yield judge_environment(os.environ)
+
+
+def judge_environment(environment: Mapping[str, str]) -> Finding:
+    """All of Flower's switches must stand at quiet."""
+    export = "export " + " ".join(f"{name}={quiet}" for name, quiet in VARIABLES.items())
+    loud = [
+        f"{name} is {environment.get(name, 'unset')}"
+        for name, quiet in VARIABLES.items()
+        if environment.get(name) != quiet
+    ]
+    if loud:
+        return Finding("flower: outside calls", Level.WARN, "; ".join(loud), export)
+    seen = "telemetry, update check and installs are off in gym-fed's own processes"
+    return Finding("flower: outside calls", Level.OK, seen, export)

@@ -1,0 +1,61 @@
+"""Are Python and every core dependency what the package declares?"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.registry import check
+
+DISTRIBUTION = "gym-fed"
+
+
+@check
+def versions() -> Iterator[Finding]:
+    """Python first, then the dependencies without extras, in the order of pyproject.toml."""
+    try:
+        ours = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            "version: gym-fed",
+            Level.FAIL,
+            "the package is on the import path, but not installed",
+            "make install, or pip install gym-fed",
+        )
+        return
+    yield Finding("version: gym-fed", Level.OK, ours.version)
+    yield judge_python(platform.python_version(), str(ours.metadata["Requires-Python"]))
+    for line in ours.requires or []:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield judge_dependency(requirement)
+
+
+def judge_python(version: str, wanted: str) -> Finding:
+    """Compare a Python version with ``Requires-Python``."""
+    if SpecifierSet(wanted).contains(version, prereleases=True):
+        return Finding("version: python", Level.OK, f"{version} (declared: {wanted})")
+    return Finding(
+        "version: python",
+        Level.FAIL,
+        f"{version}, but {wanted} is declared",
+        f"make .venv with a Python {wanted}",
+    )
+
+
+def judge_dependency(requirement: Requirement) -> Finding:
+    """Compare what is installed under the requirement's name with its specifier."""
+    name = f"version: {requirement.name}"
+    remedy = f"pip install '{requirement}', with -c constraints.txt in a checkout"
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return Finding(name, Level.FAIL, f"not installed, but {requirement.specifier} is declared", remedy)
+    if requirement.specifier.contains(version, prereleases=True):
+        return Finding(name, Level.OK, f"{version} (declared: {requirement.specifier})")
+    return Finding(name, Level.FAIL, f"{version}, but {requirement.specifier} is declared", remedy)
