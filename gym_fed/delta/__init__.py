@@ -3,6 +3,7 @@
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.encode import EncodeReport, TensorReport, encode_delta, encode_source, lora_delta
+from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile, DeltaLimits
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
@@ -20,6 +21,7 @@ __all__ = [
     "encode_delta",
     "encode_source",
     "lora_delta",
+    "lora_factors",
     "model_tensors",
     "tensors_digest",
     "write_delta",

@@ -57,9 +57,8 @@ class DeltaFile:
         self._layout = layout
         self._records = {record.name: record for record in manifest.tensors}
         self._starts = {d: len(view) - layout.data_bytes + at for d, at in layout.section_starts().items()}
-        self._num_parameters = (
-            spec.num_parameters if spec else sum(math.prod(r.shape) for r in manifest.tensors)
-        )
+        self.num_weights = sum(math.prod(r.shape) for r in manifest.tensors)
+        self._num_parameters = spec.num_parameters if spec else self.num_weights
         self.size_bytes = len(view)
 
     @classmethod

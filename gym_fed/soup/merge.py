@@ -1,8 +1,8 @@
 """Merge a round's updates into one soup, a block of coordinates at a time.
 
 No more than a few blocks of ``BLOCK_ELEMENTS`` numbers are held, however many contributors there are; the
-merged tensors wait in a scratch file beside the result until they are encoded. Every step is either elementwise
-or runs in a fixed order, so the same updates in the same order give the same bytes on any number of threads.
+merged tensors wait in a scratch file beside the result until they are encoded. Every step is elementwise or
+runs in a fixed order, so the same updates in the same order give the same bytes on any number of threads.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def merge(
         extra: Free strings for the soup's manifest.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for an update of another base, ``CONFIG_INVALID`` when the round is too small
-            for the recipe, ``UPDATE_REFUSED`` when the aggregate overflows float32.
+        GymError: ``BASE_MISMATCH`` for an update of another base, ``CONFIG_INVALID`` when the round is too
+            small for the recipe, ``UPDATE_REFUSED`` when the aggregate overflows float32.
     """
     aggregator = build_aggregator(recipe)
     weight = torch.tensor(list(weights), dtype=torch.float32)

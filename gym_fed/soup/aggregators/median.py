@@ -1,8 +1,8 @@
 """Coordinate-wise median, weighted.
 
 Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 1.
-With weights it is the value at which half the weight lies on either side, and the mean of the two middle values
-where that happens between them; equal weights give the ordinary median.
+With weights it is the value at which half the weight lies on either side, and the mean of the two middle
+values where that happens between them; equal weights give the ordinary median.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Median(Aggregator):
         if bool(2 * heaviest >= exact.sum()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"the {self.config.num_malicious_nodes} heaviest of {weights.numel()} updates hold half the weight",
+                f"the {self.config.num_malicious_nodes} heaviest of {len(weights)} updates hold half of it",
                 "lower num_examples_cap, or use weighting: uniform",
             )
 

@@ -1,9 +1,9 @@
 """Coordinate-wise trimmed mean, weighted.
 
 Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 2:
-the ``trim`` largest and the ``trim`` smallest values of a coordinate are dropped and the rest averaged. Trimming
-counts contributors and not weights, so that with ``trim >= f`` every value that remains lies between two honest
-ones, whatever weight a liar claims.
+the ``trim`` largest and the ``trim`` smallest values of a coordinate are dropped and the rest averaged.
+Trimming counts contributors and not weights, so that with ``trim >= f`` every value that remains lies between
+two honest ones, whatever weight a liar claims.
 """
 
 from __future__ import annotations

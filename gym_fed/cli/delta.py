@@ -1,0 +1,198 @@
+"""`gym delta`: make, look into and apply `.gymdelta` files by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed import console
+
+if TYPE_CHECKING:
+    from gym_fed.delta import DeltaFile, EncodeReport
+
+app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_help=True)
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
+
+
+@app.command()
+def diff(
+    base: _Base,
+    tuned: Annotated[
+        str, typer.Argument(metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
+    codec: Annotated[str, typer.Option(help="bitdelta, dense or lora.")] = "bitdelta",
+    group_size: Annotated[int | None, typer.Option(help="bitdelta: columns that share a scale.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="lora: rank; a LoRA run's own factors are kept as is.")
+    ] = None,
+    small: Annotated[
+        str, typer.Option(help="Codec of norms and other small tensors: dense, bitdelta.")
+    ] = "dense",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    json_: _Json = False,
+) -> None:
+    """Write TUNED minus BASE as a delta."""
+    from gym_fed.errors import ErrorCode, GymError
+
+    if output.exists() and not force:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    report = _write(base, tuned, output, codec, group_size, rank, small)
+    if json_:
+        console.print_json(
+            {
+                "file": str(output),
+                "sha256": report.sha256,
+                "size_bytes": report.size_bytes,
+                "norm": report.norm,
+                "bits_per_weight": report.bits_per_weight,
+                "tensors": [vars(t) for t in report.tensors],
+            }
+        )
+        return
+    kept = [t for t in report.tensors if t.codec is not None]
+    console.out.print(
+        f"{output}: {len(kept)} tensors, {report.size_bytes:,} bytes, "
+        f"{report.bits_per_weight:.3f} bits a weight, norm {report.norm:.4g}",
+        markup=False,
+    )
+    console.out.print(f"sha256 {report.sha256}", markup=False)
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta.")], json_: _Json = False
+) -> None:
+    """Check a delta and show what is in it."""
+    from gym_fed.delta import DeltaFile
+
+    with DeltaFile.open(file) as delta:
+        summary = _summary(delta)
+    if json_:
+        console.print_json(summary)
+    else:
+        _print_summary(summary)
+
+
+@app.command()
+def apply(
+    base: _Base,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta made from this base.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model; must not exist.")],
+    scale: Annotated[float, typer.Option(help="Multiply the delta by this.")] = 1.0,
+) -> None:
+    """Write BASE plus the delta as a model folder that transformers loads."""
+    import os
+    import shutil
+    import tempfile
+
+    from gym_fed.delta import BaseSpec, DeltaFile, apply_delta
+    from gym_fed.errors import ErrorCode, GymError
+    from gym_fed.models import load_model, quiet_loading
+
+    if output.exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")
+    loaded = load_model(base)
+    with DeltaFile.open(file, BaseSpec.of(loaded.model, _model_name(base))) as delta:
+        apply_delta(loaded.model, delta, scale)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        with quiet_loading():
+            loaded.model.save_pretrained(scratch)
+            loaded.tokenizer.save_pretrained(scratch)
+        scratch.chmod(0o755)
+        os.rename(scratch, output)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    console.out.print(f"wrote {output}", markup=False)
+
+
+def _write(
+    base: str, tuned: str, output: Path, codec: str, group_size: int | None, rank: int | None, small: str
+) -> EncodeReport:
+    from gym_fed.config.delta import CodecPolicy
+    from gym_fed.config.yaml_file import validate
+    from gym_fed.delta import BaseSpec, encode_delta, lora_delta, lora_factors
+    from gym_fed.models import load_model
+
+    model = load_model(base).model
+    spec = BaseSpec.of(model, _model_name(base))
+    new: Any = load_model(tuned).model
+    if hasattr(new, "peft_config"):
+        if codec == "lora" and rank is None:
+            return lora_delta(lora_factors(new), output, spec)
+        new = new.merge_and_unload()
+    values = {
+        "codec": codec,
+        "group_size": group_size,
+        "lora_rank": rank,
+        "small_tensors": small,
+        "error_feedback": False,
+    }
+    return encode_delta(new, model, validate(values, CodecPolicy, "options"), output, spec)
+
+
+def _model_name(name_or_path: str) -> str:
+    """What the manifest calls a base: the folder's name, so that no one's paths travel."""
+    path = Path(name_or_path).expanduser()
+    return path.resolve().name if path.is_dir() else name_or_path
+
+
+def _summary(delta: DeltaFile) -> dict[str, Any]:
+    tensors = []
+    for name in delta.names:
+        record, payload = delta.record(name), delta.payload(name)
+        scale = float(payload["scales"].float().mean()) if "scales" in payload else None
+        tensors.append(
+            {
+                "name": name,
+                "shape": list(record.shape),
+                "codec": record.codec,
+                "params": record.params,
+                "scale": scale,
+                "norm": delta.tensor_norm(name),
+                "bytes": delta.payload_bytes(name),
+            }
+        )
+    payload_bytes = sum(delta.payload_bytes(name) for name in delta.names)
+    return {
+        "file": str(delta.path),
+        "sha256": delta.sha256(),
+        "base_model": delta.manifest.base_model,
+        "base_digest": delta.manifest.base_digest,
+        "extra": delta.manifest.extra,
+        "tensors": tensors,
+        "num_weights": delta.num_weights,
+        "size_bytes": delta.size_bytes,
+        "header_bytes": delta.size_bytes - payload_bytes,
+        "bits_per_weight": delta.bits_per_weight,
+        "norm": delta.norm(),
+    }
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    rows = [("tensor", "shape", "codec", "scale", "norm", "bytes")]
+    for tensor in summary["tensors"]:
+        options = " ".join(f"{key}={value}" for key, value in sorted(tensor["params"].items()))
+        scale = "-" if tensor["scale"] is None else f"{tensor['scale']:.4g}"
+        shape = "x".join(str(side) for side in tensor["shape"]) or "scalar"
+        codec = f"{tensor['codec']} {options}".rstrip()
+        rows.append((tensor["name"], shape, codec, scale, f"{tensor['norm']:.4g}", f"{tensor['bytes']:,}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo(f"base    {summary['base_model']} {summary['base_digest']}")
+    for key, value in sorted(summary["extra"].items()):
+        typer.echo(f"extra   {key}: {value!r}")
+    typer.echo(
+        f"total   {len(summary['tensors'])} tensors, {summary['num_weights']:,} weights, "
+        f"{summary['size_bytes']:,} bytes ({summary['header_bytes']:,} of header), "
+        f"{summary['bits_per_weight']:.3f} bits a weight, norm {summary['norm']:.4g}"
+    )
+    typer.echo(f"sha256  {summary['sha256']}")

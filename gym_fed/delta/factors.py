@@ -1,0 +1,50 @@
+"""LoRA factors of a PEFT model, named like the weights they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+
+
+def lora_factors(model: Any) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """Each adapted weight of the base by name, as ``lora_delta`` takes it: A ``[r, in]``, B ``[out, r]``, scaling.
+
+    Args:
+        model: A ``peft.PeftModel`` with one active LoRA adapter on linear layers.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming the layer whose change is not ``scaling * B @ A`` alone.
+    """
+    from peft.tuners.lora import Linear
+
+    found: dict[str, tuple[Tensor, Tensor, float]] = {}
+    modules: Iterable[tuple[str, Any]] = model.get_base_model().named_modules()
+    for name, layer in modules:
+        if not hasattr(layer, "lora_A"):
+            continue
+        if not _is_one_product(layer, Linear):
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"layer {name!r}: its change is more than one product of LoRA factors",
+                "encode the merged model instead, with codec bitdelta or dense",
+            )
+        active = layer.active_adapters
+        a, b = layer.lora_A[active[0]].weight, layer.lora_B[active[0]].weight
+        found[f"{name}.weight"] = (a.detach(), b.detach(), float(layer.scaling[active[0]]))
+    if not found:
+        raise GymError(
+            ErrorCode.MODEL_INVALID, "the model has no LoRA layers", "choose codec bitdelta or dense"
+        )
+    return found
+
+
+def _is_one_product(layer: Any, linear: Any) -> bool:
+    active = layer.active_adapters
+    matrix = isinstance(layer, linear)
+    if not matrix or len(active) != 1 or layer.merged or layer.fan_in_fan_out:
+        return False
+    return not layer.use_dora.get(active[0]) and not layer.lora_bias.get(active[0])
