@@ -10,13 +10,14 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import TrainingRecipe
+from gym_fed.errors import GymError
 
 
 class EnrolmentConfig(StrictModel):
     """Who may contribute."""
 
     policy: Literal["open", "invite", "allow-list"] = "invite"
-    allow_list: list[str] = []
+    allow_list: list[str] = Field(default_factory=list)
     """Ids of contributors (``gym-client id`` prints one's own); read by the policy ``allow-list``."""
 
     @model_validator(mode="after")
@@ -102,5 +103,8 @@ class ServerConfig(StrictModel):
     def _parts_fit(self) -> ServerConfig:
         if self.rewards.split == "improvement" and not (self.gate.heldout and self.gate.screen_updates):
             raise ValueError("rewards.split 'improvement' needs gate.heldout and gate.screen_updates")
-        self.soup.check_feasible(self.rounds.min_contributors)
+        try:
+            self.soup.check_feasible(self.rounds.min_contributors)
+        except GymError as error:
+            raise ValueError(f"soup and rounds.min_contributors: {error}") from error
         return self

@@ -70,7 +70,9 @@ class Accounts:
             if status == "revoked":
                 raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {contributor} was revoked here")
             if status == "left":
-                tx.execute(update(accounts).where(accounts.c.contributor == contributor).values(status="active"))
+                tx.execute(
+                    update(accounts).where(accounts.c.contributor == contributor).values(status="active")
+                )
             if status is None:
                 self._check_policy(tx, contributor, invite)
                 tx.execute(
@@ -169,7 +171,9 @@ class Accounts:
             return
         if not invite:
             raise GymError(
-                ErrorCode.INVITE_INVALID, "this hub needs an invite", "ask the coordinator for `gym-server invite`"
+                ErrorCode.INVITE_INVALID,
+                "this hub needs an invite",
+                "ask the coordinator for `gym-server invite`",
             )
         row = tx.execute(select(invites).where(invites.c.token_hash == token_hash(invite))).first()
         if row is None or row.used_by is not None or row.expires_at < time.time():

@@ -144,7 +144,9 @@ class Admission:
         manifest.verify(candidate.public_key, candidate.signature)
         where = (updates.c.contributor == manifest.contributor) & (updates.c.nonce == manifest.nonce)
         used = tx.execute(select(updates.c.update_id, updates.c.message_id).where(where)).first()
-        if used is not None and (used.update_id != manifest.digest or used.message_id != candidate.message_id):
+        if used is not None and (
+            used.update_id != manifest.digest or used.message_id != candidate.message_id
+        ):
             raise GymError(
                 ErrorCode.REPLAYED,
                 f"nonce {manifest.nonce} was used for update {used.update_id[:12]}",
@@ -162,7 +164,8 @@ class Admission:
         size = path.stat().st_size
         if size != manifest.delta_bytes:
             raise GymError(
-                ErrorCode.UPDATE_REFUSED, f"the manifest says {manifest.delta_bytes} bytes, the object has {size}"
+                ErrorCode.UPDATE_REFUSED,
+                f"the manifest says {manifest.delta_bytes} bytes, the object has {size}",
             )
         spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
         limits = DeltaLimits(max_file_bytes=self._config.max_update_bytes)
@@ -179,12 +182,16 @@ class Admission:
     def _check_round(self, tx: Connection, candidate: Candidate, manifest: UpdateManifest) -> None:
         now = time.time()
         if manifest.server != self._server:
-            raise GymError(ErrorCode.STALE, f"the manifest is for hub {manifest.server}, this is {self._server}")
+            raise GymError(
+                ErrorCode.STALE, f"the manifest is for hub {manifest.server}, this is {self._server}"
+            )
         if manifest.task != candidate.message_id:
             raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
         if not manifest.issued_at_seconds - _MAX_CLOCK_AHEAD_SECONDS <= now <= manifest.expires_at_seconds:
             raise GymError(
-                ErrorCode.STALE, "the manifest has expired or is from the future", "check this machine's clock"
+                ErrorCode.STALE,
+                "the manifest has expired or is from the future",
+                "check this machine's clock",
             )
         row = tx.execute(select(rounds).where(rounds.c.server_round == candidate.server_round)).first()
         if manifest.server_round != candidate.server_round or row is None or row.state != COLLECTING:
@@ -206,7 +213,9 @@ class Admission:
         same_round = updates.c.server_round == manifest.server_round
         counted = updates.c.verdict != "refused"
         own = tx.scalar(
-            select(updates.c.update_id).where(same_round, counted, updates.c.contributor == manifest.contributor)
+            select(updates.c.update_id).where(
+                same_round, counted, updates.c.contributor == manifest.contributor
+            )
         )
         if own is not None:
             raise GymError(

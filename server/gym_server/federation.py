@@ -1,12 +1,12 @@
 """Everything a hub owns, opened from its folder: config, keys, database, objects, and the parts over them.
 
-    hub/
-        gym-server.yaml     the config, commented
-        hub.db              rounds, versions, updates, ledger, credits
-        objects/            what is named by sha256
-        keys/               ledger.pem, tls.key, tls.crt, session.key
-        staging/ residuals/ unfinished uploads; the server's error feedback, one file a version
-        hub.lock            held while `gym-server run` lives
+hub/
+    gym-server.yaml     the config, commented
+    hub.db              rounds, versions, updates, ledger, credits
+    objects/            what is named by sha256
+    keys/               ledger.pem, tls.key, tls.crt, session.key
+    staging/ residuals/ unfinished uploads; the server's error feedback, one file a version
+    hub.lock            held while `gym-server run` lives
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ class Federation:
         self.queue = MessageQueue(database, config.rounds.lease_seconds)
         self.journal = Journal(database, self.ledger, base.digest)
         self.accounts = Accounts(
-            database, self.ledger, config.enrolment, self.server, (folder / "keys" / "session.key").read_bytes()
+            database,
+            self.ledger,
+            config.enrolment,
+            self.server,
+            (folder / "keys" / "session.key").read_bytes(),
         )
         self.admission = Admission(database, self.ledger, self.store, config.admission, self.server, base)
 
@@ -95,7 +99,9 @@ class FolderLock:
         except OSError as error:
             self._file.close()
             raise GymError(
-                ErrorCode.STATE_LOCKED, f"another gym-server runs on {folder}", "stop it first, or use another folder"
+                ErrorCode.STATE_LOCKED,
+                f"another gym-server runs on {folder}",
+                "stop it first, or use another folder",
             ) from error
 
     def release(self) -> None:
@@ -110,7 +116,9 @@ def read_config(folder: Path, overrides: tuple[str, ...] = ()) -> ServerConfig:
     """
     path = folder / CONFIG_NAME
     if not path.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"make one: gym-server init --dir {folder}")
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"make one: gym-server init --dir {folder}"
+        )
     return load_config(path, ServerConfig, overrides)
 
 

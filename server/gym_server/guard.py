@@ -97,7 +97,9 @@ async def _abort(context: Any, method: str, error: Exception) -> None:
         raise error
     if not isinstance(error, GymError):
         log.exception("%s failed", method, exc_info=error)
-        error = GymError(ErrorCode.INTERNAL, f"{method} failed on the server", "the coordinator's log has the trace")
+        error = GymError(
+            ErrorCode.INTERNAL, f"{method} failed on the server", "the coordinator's log has the trace"
+        )
     else:
         log.info("%s refused: %s: %s", method, error.code.value, error.message)
     status, details, trailer = to_status(error)

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 from sqlalchemy import Connection, select
 
 import gym_fed
@@ -181,7 +180,9 @@ class Hub(hub_pb2_grpc.HubServicer):
         return await self._transfers.receive(current_session().contributor, chunks)
 
     async def Download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadChunk]:
-        path = await asyncio.to_thread(self._transfers.readable, current_session().contributor, request.sha256)
+        path = await asyncio.to_thread(
+            self._transfers.readable, current_session().contributor, request.sha256
+        )
         size = path.stat().st_size
         if request.offset > size:
             raise GymError(ErrorCode.USAGE, f"offset {request.offset} is beyond the object's {size} bytes")
@@ -248,10 +249,14 @@ class Hub(hub_pb2_grpc.HubServicer):
         """The first receipt for the same reply; anything else comes too late."""
         with self._fed.database.reading() as tx:
             row = tx.execute(
-                select(messages.c.receipt, messages.c.reply).where(messages.c.message_id == message.message_id)
+                select(messages.c.receipt, messages.c.reply).where(
+                    messages.c.message_id == message.message_id
+                )
             ).one()
         receipt = str(row.receipt)
-        if bytes(row.reply) == request.SerializeToString() or json.loads(receipt).get("update") == _update_id(request):
+        if bytes(row.reply) == request.SerializeToString() or json.loads(receipt).get("update") == _update_id(
+            request
+        ):
             return receipt
         raise GymError(ErrorCode.REPLAYED, f"task {message.message_id} was answered with another reply")
 
@@ -326,4 +331,3 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:
         return
-

@@ -78,7 +78,10 @@ class Ledger:
         while True:
             with self._database.reading() as tx:
                 rows = tx.execute(
-                    select(ledger).where(ledger.c.sequence >= from_sequence).order_by(ledger.c.sequence).limit(500)
+                    select(ledger)
+                    .where(ledger.c.sequence >= from_sequence)
+                    .order_by(ledger.c.sequence)
+                    .limit(500)
                 ).all()
             for row in rows:
                 body = json.loads(row.body)
@@ -117,7 +120,9 @@ class Ledger:
                     raise _corrupt(f"version {row.height} is not what the ledger says")
             for row in tx.execute(select(credits)):
                 if told_credits.pop((row.server_round, row.contributor), None) != row.amount:
-                    raise _corrupt(f"credit of {row.contributor} in round {row.server_round} is not in the ledger")
+                    raise _corrupt(
+                        f"credit of {row.contributor} in round {row.server_round} is not in the ledger"
+                    )
             for row in tx.execute(select(updates.c.update_id, updates.c.verdict)):
                 if told_updates.pop(row.update_id, None) != row.verdict:
                     raise _corrupt(f"verdict on update {row.update_id[:12]} is not what the ledger says")
@@ -141,7 +146,9 @@ def verify_entry(entry: Entry, sequence: int, previous_hash: str, public_key: by
     if entry.sequence != sequence or entry.previous_hash != previous_hash:
         raise _corrupt(f"entry {entry.sequence} does not follow entry {sequence - 1}")
     if entry.hash != _hash(entry.sequence, entry.kind, entry.body, entry.previous_hash):
-        raise _corrupt(f"entry {entry.sequence} ({entry.kind}) was altered: its hash does not match its content")
+        raise _corrupt(
+            f"entry {entry.sequence} ({entry.kind}) was altered: its hash does not match its content"
+        )
     try:
         verify_signature(public_key, {"ledger": entry.hash}, entry.signature)
     except GymError as error:
@@ -149,7 +156,9 @@ def verify_entry(entry: Entry, sequence: int, previous_hash: str, public_key: by
 
 
 def _hash(sequence: int, kind: str, body: dict[str, Any], previous_hash: str) -> str:
-    return canonical_digest({"sequence": sequence, "kind": kind, "body": body, "previous_hash": previous_hash})
+    return canonical_digest(
+        {"sequence": sequence, "kind": kind, "body": body, "previous_hash": previous_hash}
+    )
 
 
 def _corrupt(message: str) -> GymError:

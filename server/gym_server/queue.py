@@ -55,7 +55,13 @@ class MessageQueue:
         return sorted({*connected, *leased})
 
     def push(
-        self, node_id: int, group_id: str, message_type: str, created_at: float, ttl_seconds: float, content: bytes
+        self,
+        node_id: int,
+        group_id: str,
+        message_type: str,
+        created_at: float,
+        ttl_seconds: float,
+        content: bytes,
     ) -> str:
         """Queue a message; the same content for the same node and group, still alive, is not queued twice."""
         fingerprint = hashlib.sha256(

@@ -103,7 +103,9 @@ class Journal:
             for server_round, verdict, count in tx.execute(tally):
                 counts.setdefault(server_round, {})[verdict] = count
             rows = tx.execute(select(rounds).order_by(rounds.c.server_round)).all()
-        return [_history_line(row, found.get(row.server_round), counts.get(row.server_round, {})) for row in rows]
+        return [
+            _history_line(row, found.get(row.server_round), counts.get(row.server_round, {})) for row in rows
+        ]
 
     def head(self) -> Version:
         """The current global version."""
@@ -119,7 +121,8 @@ class Journal:
         with self._database.reading() as tx:
             rows = tx.execute(query).all()
         return [
-            SoupReference(sha256=r.soup_sha256, size_bytes=r.soup_bytes, version_digest=r.digest) for r in rows
+            SoupReference(sha256=r.soup_sha256, size_bytes=r.soup_bytes, version_digest=r.digest)
+            for r in rows
         ]
 
     def num_committed(self) -> int:
@@ -200,7 +203,12 @@ class Journal:
                 "heldout_before": soup.heldout_before,
                 "heldout_after": soup.heldout_after,
             }
-            told = {"parent": parent, "soup": soup.sha256, "soup_bytes": soup.size_bytes, "recipe": soup.recipe}
+            told = {
+                "parent": parent,
+                "soup": soup.sha256,
+                "soup_bytes": soup.size_bytes,
+                "recipe": soup.recipe,
+            }
             self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
             num_merged = sum(j.verdict == "merged" for j in soup.judgements)
             tx.execute(
@@ -213,7 +221,11 @@ class Journal:
                     committed_at=time.time(),
                 )
             )
-            tx.execute(readers.insert().prefix_with("OR IGNORE", dialect="sqlite").values(sha256=soup.sha256, contributor="*"))
+            tx.execute(
+                readers.insert()
+                .prefix_with("OR IGNORE", dialect="sqlite")
+                .values(sha256=soup.sha256, contributor="*")
+            )
             for judgement in soup.judgements:
                 if judgement.credit:
                     self._credit(tx, merged.server_round, judgement)
@@ -264,7 +276,9 @@ class Journal:
 def _advance(tx: Connection, server_round: int, before: str, after: str, values: dict[str, Any]) -> None:
     state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
     if state != before or before in (COMMITTED, ABORTED):
-        raise GymError(ErrorCode.INTERNAL, f"round {server_round} is {state}; cannot go from {before} to {after}")
+        raise GymError(
+            ErrorCode.INTERNAL, f"round {server_round} is {state}; cannot go from {before} to {after}"
+        )
     tx.execute(update(rounds).where(rounds.c.server_round == server_round).values(state=after, **values))
 
 

@@ -44,8 +44,7 @@ class Transfers:
             GymError: ``TOO_LARGE`` above the cap, for too many open uploads or a full disk; ``USAGE`` for a bad name
                 or another size than declared before.
         """
-        if self._store.has(sha256):
-            self._own(contributor, sha256)
+        if self._store.has(sha256):  # nothing is granted: knowing a hash is not a right to read
             return pb.UploadState(offset=size_bytes, complete=True)
         cap = self._caps.max_update_bytes
         if not 0 < size_bytes <= cap:
@@ -70,7 +69,8 @@ class Transfers:
                 )
             elif declared != size_bytes:
                 raise GymError(
-                    ErrorCode.USAGE, f"object {sha256[:12]} was declared as {declared} bytes, now {size_bytes}"
+                    ErrorCode.USAGE,
+                    f"object {sha256[:12]} was declared as {declared} bytes, now {size_bytes}",
                 )
         part = self._store.part_path(contributor, sha256)
         part.touch(mode=0o600)
@@ -91,7 +91,9 @@ class Transfers:
             return pb.UploadState(offset=declared, complete=True)
         key = (contributor, first.sha256)
         if key in self._busy:
-            raise GymError(ErrorCode.LEASE_LOST, f"object {first.sha256[:12]} is being uploaded by another stream")
+            raise GymError(
+                ErrorCode.LEASE_LOST, f"object {first.sha256[:12]} is being uploaded by another stream"
+            )
         self._busy.add(key)
         try:
             part = self._store.part_path(contributor, first.sha256)
@@ -128,7 +130,9 @@ class Transfers:
         """Raises ``NOT_FOUND`` unless every object that the records name has been uploaded."""
         for ref in references(records):
             if not self._store.has(ref.sha256):
-                raise GymError(ErrorCode.NOT_FOUND, f"array {ref.name!r} names object {ref.sha256}, not uploaded")
+                raise GymError(
+                    ErrorCode.NOT_FOUND, f"array {ref.name!r} names object {ref.sha256}, not uploaded"
+                )
 
     async def _append(
         self,
@@ -141,7 +145,9 @@ class Transfers:
         unsynced, chunk = 0, first
         while chunk is not None:
             if chunk.offset != offset:
-                raise GymError(ErrorCode.USAGE, f"a chunk at offset {chunk.offset}, the hub holds {offset} bytes")
+                raise GymError(
+                    ErrorCode.USAGE, f"a chunk at offset {chunk.offset}, the hub holds {offset} bytes"
+                )
             if offset + len(chunk.data) > declared:
                 raise GymError(
                     ErrorCode.TOO_LARGE, f"{offset + len(chunk.data)} bytes or more sent, {declared} declared"
@@ -173,7 +179,9 @@ class Transfers:
         with self._database.reading() as tx:
             declared = tx.scalar(select(uploads.c.size_bytes).where(key))
         if declared is None:
-            raise GymError(ErrorCode.NOT_FOUND, f"object {sha256[:64]!r} was not declared", "call BeginUpload first")
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"object {sha256[:64]!r} was not declared", "call BeginUpload first"
+            )
         return int(declared)
 
     def _own(self, contributor: str, sha256: str) -> None:
@@ -198,7 +206,9 @@ class Transfers:
         if (contributor, oldest) in self._busy:
             raise GymError(ErrorCode.TOO_LARGE, f"more than {MAX_OPEN_UPLOADS} uploads at once")
         self._store.part_path(contributor, str(oldest)).unlink(missing_ok=True)
-        tx.execute(uploads.delete().where((uploads.c.contributor == contributor) & (uploads.c.sha256 == oldest)))
+        tx.execute(
+            uploads.delete().where((uploads.c.contributor == contributor) & (uploads.c.sha256 == oldest))
+        )
 
 
 def _sync(file) -> None:  # type: ignore[no-untyped-def]

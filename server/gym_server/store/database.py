@@ -40,9 +40,13 @@ class Database:
             metadata.create_all(database.engine)
             found = database.setting("schema_version", SCHEMA_VERSION)
         except DatabaseError as error:
-            raise GymError(ErrorCode.STATE_CORRUPT, f"cannot open the database {url}: {error.orig}") from error
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"cannot open the database {url}: {error.orig}"
+            ) from error
         if found != SCHEMA_VERSION:
-            raise GymError(ErrorCode.STATE_CORRUPT, f"{url} has schema {found}, this version reads {SCHEMA_VERSION}")
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"{url} has schema {found}, this version reads {SCHEMA_VERSION}"
+            )
         return database
 
     @contextmanager

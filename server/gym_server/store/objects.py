@@ -69,7 +69,9 @@ class ObjectStore:
         if found != sha256:
             part.unlink()
             raise GymError(
-                ErrorCode.HASH_MISMATCH, f"the uploaded bytes hash to {found}, not to {sha256}", "upload it again"
+                ErrorCode.HASH_MISMATCH,
+                f"the uploaded bytes hash to {found}, not to {sha256}",
+                "upload it again",
             )
         size = part.stat().st_size
         if self.has(sha256):

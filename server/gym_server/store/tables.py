@@ -17,7 +17,9 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-settings = Table("settings", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
+settings = Table(
+    "settings", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False)
+)
 
 accounts = Table(
     "accounts",
@@ -171,4 +173,3 @@ ledger = Table(
     Column("hash", String, nullable=False, unique=True),
     Column("signature", LargeBinary, nullable=False),
 )
-

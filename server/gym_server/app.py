@@ -1,0 +1,36 @@
+"""The hub's Flower ``ServerApp``: the same object runs inside `gym-server run` and on a stock SuperLink.
+
+On a SuperLink the run config's ``hub-dir`` names the hub's folder; contributors' keys are enrolled by the folder's
+own policy (``gym-server enrol``), since stock Flower has no signature over content.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.federation import Federation
+from gym_server.grid import HubGrid
+from gym_server.payload import ByReference, Inline
+from gym_server.strategy import DeltaSoup
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation in ``context.run_config["hub-dir"]`` over ``grid``."""
+    folder = context.run_config.get("hub-dir")
+    if not isinstance(folder, str):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "run config: hub-dir is missing",
+            "set it to a folder made by gym-server init",
+        )
+    with Federation.open(Path(folder)) as federation:
+        by_reference = isinstance(grid, HubGrid)
+        cap = federation.config.admission.max_update_bytes
+        DeltaSoup(federation, ByReference() if by_reference else Inline(federation.store, cap)).start(grid)

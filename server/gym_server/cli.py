@@ -1,0 +1,223 @@
+"""`gym-server`: init, run, invite, status, rounds, ledger, model. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gym_fed import __version__
+from gym_fed.console import err, out, print_json, run_app
+
+app = typer.Typer(
+    name="gym-server",
+    help="Coordinate a community that improves one model: collect deltas, merge them robustly, keep the record.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+ledger_app = typer.Typer(help="The append-only, hash-chained, signed record.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+
+Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Override = Annotated[list[str], typer.Option("--set", help="Override a config value: a.b=value.")]
+
+DEFAULT_FOLDER = Path("hub")
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"gym-fed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Coordinate a community that improves one model: collect deltas, merge them robustly, keep the record."""
+
+
+@app.command()
+def init(
+    folder: Folder = DEFAULT_FOLDER,
+    name: Annotated[str, typer.Option(help="What contributors see.")] = "a gym-fed community",
+    base_model: Annotated[str, typer.Option(help="gym-nano, or a model folder.")] = "gym-nano",
+    enrolment: Annotated[str, typer.Option(help="open, invite or allow-list.")] = "invite",
+    as_json: AsJson = False,
+) -> None:
+    """Make keys, certificate, database and a commented config in a new folder."""
+    from gym_server.setup import init_hub
+
+    server, fingerprint = init_hub(folder, name, base_model, enrolment)
+    if as_json:
+        print_json({"dir": str(folder), "server": server, "fingerprint": fingerprint})
+        return
+    out.print(f"A hub in [bold]{folder}[/bold]: id {server}, TLS key {fingerprint}")
+    out.print(f"Edit {folder}/gym-server.yaml, then: gym-server run --dir {folder}")
+
+
+@app.command()
+def run(
+    folder: Folder = DEFAULT_FOLDER,
+    overrides: Override = [],  # noqa: B006 (typer copies it)
+    exit_when_done: Annotated[bool, typer.Option(help="Leave when all rounds are committed.")] = False,
+    insecure: Annotated[bool, typer.Option(help="Plain text, on a loopback address only.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the hub: rounds continue where they stopped."""
+    from gym_server.federation import Federation
+    from gym_server.rounds import Round
+    from gym_server.run import run_hub
+    from gym_server.show import describe_round, log_to_stderr
+
+    log_to_stderr()
+    opened: list[Federation] = []
+
+    def listening(fed: Federation, port: int) -> None:
+        opened.append(fed)
+        host = fed.config.listen.rpartition(":")[0]
+        if as_json:
+            print_json({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
+        else:
+            out.print(f"[bold]{fed.config.name}[/bold] listens on {host}:{port}, TLS key {fed.fingerprint}")
+
+    def ended(current: Round) -> None:
+        line = describe_round(opened[0], current.server_round)
+        if as_json:
+            print_json({"event": "round", **line})
+        else:
+            out.print(line["text"])
+
+    try:
+        run_hub(
+            folder,
+            tuple(overrides),
+            insecure=insecure,
+            exit_when_done=exit_when_done,
+            on_listening=listening,
+            on_round=ended,
+        )
+    finally:
+        err.print("stopped; run the same command to continue")
+
+
+@app.command()
+def invite(
+    folder: Folder = DEFAULT_FOLDER,
+    note: Annotated[str, typer.Option(help="For whom; kept on the hub only.")] = "",
+    valid_hours: Annotated[float, typer.Option(min=0.01, help="How long it can be used.")] = 168.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a one-time invite."""
+    from gym_fed.identity.invite import Invite, format_invite
+    from gym_server.federation import Federation
+
+    with Federation.open(folder) as fed:
+        host, _, port = (fed.config.advertise or fed.config.listen).rpartition(":")
+        token = fed.accounts.invite(note, valid_hours * 3600)
+        text = format_invite(Invite(host, int(port), fed.fingerprint, token))
+    if as_json:
+        print_json({"invite": text, "valid_hours": valid_hours})
+        return
+    out.print(text)
+    err.print(f"use it once, within {valid_hours:g} h: gym-client join --invite {text[:24]}...", markup=False)
+
+
+@app.command()
+def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Where the federation stands."""
+    from gym_server.federation import Federation
+    from gym_server.show import status_of, status_table
+
+    with Federation.open(folder) as fed:
+        found = status_of(fed)
+    if as_json:
+        print_json(found)
+    else:
+        out.print(status_table(found))
+
+
+@app.command()
+def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Every round, and what became of every update."""
+    from gym_server.federation import Federation
+    from gym_server.show import rounds_of, rounds_tables
+
+    with Federation.open(folder) as fed:
+        found = rounds_of(fed)
+    if as_json:
+        print_json(found)
+    else:
+        for table in rounds_tables(found):
+            out.print(table)
+
+
+@app.command()
+def model(
+    output: Annotated[Path, typer.Argument(help="A new folder for the model.")],
+    folder: Folder = DEFAULT_FOLDER,
+    version: Annotated[int | None, typer.Option(help="Height of the version; the newest by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a global version as a model folder that anything can load."""
+    from gym_server.federation import Federation
+    from gym_server.publish import write_version
+
+    with Federation.open(folder) as fed:
+        found = write_version(fed, output, version)
+    if as_json:
+        print_json(found)
+    else:
+        out.print(
+            f"version {found['height']} of {found['base_model']} is in {output}; try: gym chat {output}"
+        )
+
+
+@ledger_app.command("verify")
+def ledger_verify(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Check the chain, the signatures, and that versions, verdicts and credits agree with it."""
+    from gym_server.federation import Federation
+
+    with Federation.open(folder) as fed:
+        found = fed.ledger.verify()
+    if as_json:
+        print_json({"valid": True, **found})
+    else:
+        out.print(
+            f"valid: {found['entries']} entries, {found['versions']} versions, "
+            f"{found['updates']} updates, {found['credits']} credits"
+        )
+
+
+@ledger_app.command("show")
+def ledger_show(
+    folder: Folder = DEFAULT_FOLDER,
+    from_sequence: Annotated[int, typer.Option("--from", min=1, help="First entry.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Print the entries, oldest first."""
+    from gym_server.federation import Federation
+    from gym_server.show import ledger_line
+
+    with Federation.open(folder) as fed:
+        entries: list[dict[str, Any]] = [e.to_dict() for e in fed.ledger.entries(from_sequence)]
+    if as_json:
+        print_json(entries)
+    else:
+        for entry in entries:
+            out.print(ledger_line(entry), markup=False)
+
+
+def main() -> None:
+    """Console entry point."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The global model on the hub: the base, the committed soups on top, and the held-out loss of what might come next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.server import GateConfig
+from gym_fed.config.task import SoupReference
+from gym_fed.data import load_rows
+from gym_fed.data.tasks import generate
+from gym_fed.delta import BaseSpec, DeltaFile, apply_delta, model_tensors, tensors_digest
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation import heldout_loss
+from gym_fed.models import load_model
+from gym_server.store.objects import ObjectStore
+
+
+class GlobalModel:
+    """A model in memory that follows the chain of versions.
+
+    Args:
+        base: What the federation is built on; the loaded model must have its digest.
+        source: Where the model is loaded from.
+        store: Where the soups are.
+        gate: The held-out set.
+        folder: What relative paths in the config start from.
+    """
+
+    def __init__(
+        self, base: BaseSpec, source: str, store: ObjectStore, gate: GateConfig, folder: Path
+    ) -> None:
+        self._base = base
+        self._store = store
+        self._gate = gate
+        self._loaded = load_model(source)
+        found = tensors_digest(self._loaded.model)
+        if found != base.digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"{source} has digest {found}, the federation's base is {base.digest}",
+            )
+        self._height = 0
+        self.digest = base.digest
+        self._rows = read_heldout(gate, folder)
+        self._known_loss: tuple[str, float] | None = None
+
+    @property
+    def has_gate(self) -> bool:
+        return bool(self._rows)
+
+    @property
+    def spec(self) -> BaseSpec:
+        """What updates and soups on the current version are checked against."""
+        return BaseSpec(self._base.model_name, self.digest, self._base.shapes)
+
+    @property
+    def model(self) -> Any:
+        return self._loaded.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._loaded.tokenizer
+
+    def follow(self, soups: Sequence[SoupReference]) -> None:
+        """Apply the soups that are not applied yet."""
+        for soup in soups[self._height :]:
+            with DeltaFile.open(self._store.local_path(soup.sha256), self.spec) as delta:
+                apply_delta(self._loaded.model, delta)
+            self._height += 1
+            self.digest = soup.version_digest
+
+    def loss(self) -> float:
+        """Held-out loss of the current version, in nats a token."""
+        if self._known_loss is None or self._known_loss[0] != self.digest:
+            self._known_loss = (self.digest, self._measure())
+        return self._known_loss[1]
+
+    def loss_with(self, delta: Path, scale: float = 1.0) -> float:
+        """Held-out loss if ``delta`` were applied; the model itself is left as it was."""
+        with DeltaFile.open(delta, self.spec) as opened, self._restored(opened.names):
+            apply_delta(self._loaded.model, opened, scale)
+            return self._measure()
+
+    def _measure(self) -> float:
+        return heldout_loss(
+            self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
+        )
+
+    @contextmanager
+    def _restored(self, names: Sequence[str]) -> Iterator[None]:
+        tensors = model_tensors(self._loaded.model)
+        kept = {name: tensors[name].clone() for name in names}
+        try:
+            yield
+        finally:
+            for name, tensor in kept.items():
+                tensors[name].copy_(tensor)
+
+
+def read_heldout(gate: GateConfig, folder: Path) -> list[dict[str, Any]]:
+    """The coordinator's held-out rows: ``task:`` names are generated, anything else is a file (relative to ``folder``).
+
+    Raises:
+        GymError: ``DATA_INVALID`` or ``FILE_NOT_FOUND`` by name.
+    """
+    if gate.heldout is None:
+        return []
+    if gate.heldout.startswith("task:"):
+        names = [part.strip().removeprefix("task:") for part in gate.heldout.split(",")]
+        share = max(1, gate.max_examples // len(names))
+        return [row for name in names for row in generate(name, share, seed=0, split="heldout")]
+    return load_rows(folder / gate.heldout, gate.format)[: gate.max_examples]

@@ -1,0 +1,149 @@
+"""Flower's ``Grid`` over the hub: pushed messages become rows, replies come back from them.
+
+Flower's own strategies run on it unchanged: their arrays are put into the object store on the way out and read from
+it on the way in. Deltas (``gym.delta.v1``) stay references, and only the merge maps their files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from gym_fed.wire.records import from_wire, references, to_wire
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.federation import RUN_ID, Federation
+from gym_server.queue import QueuedMessage
+from gym_server.store.tables import readers
+
+LOST = 1001
+"""Flower error code of a reply that will not come: the lease ended, or the contributor left."""
+
+_HUB_NODE_ID = 1
+_POLL_SECONDS = 0.2
+_DEFAULT_TTL_SECONDS = 12 * 3600.0
+
+
+class HubGrid(Grid):  # type: ignore[misc]
+    """A grid whose nodes are the hub's contributors.
+
+    Args:
+        federation: The hub's state.
+        notify: Called after a push, to wake the work streams.
+    """
+
+    def __init__(self, federation: Federation, notify: Callable[[], None] = lambda: None) -> None:
+        self._fed = federation
+        self._notify = notify
+        self._run = Run.create_empty(RUN_ID)
+
+    def set_run(self, run: Run) -> None:
+        """Use Flower's description of the run instead of the empty one."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run: one federation, one run."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """See ``Grid``; ``ttl`` is in seconds, 12 h by default."""
+        return Message(
+            content=content,
+            message_type=message_type,
+            dst_node_id=dst_node_id,
+            group_id=group_id,
+            ttl=_DEFAULT_TTL_SECONDS if ttl is None else ttl,
+        )
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Contributors that are connected or hold a lease."""
+        return self._fed.queue.node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages. The same content for the same node and group is not queued twice."""
+        ids = [self._push(message) for message in messages]
+        self._notify()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that are there; for a message that was lost, a reply with the error ``LOST``."""
+        self._fed.queue.expire()
+        found = (self._fed.queue.get(message_id) for message_id in message_ids)
+        return [self._reply(m) for m in found if m is not None and m.state in ("replied", "lost")]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push, then wait for all replies or ``timeout`` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        waiting, replies = list(self.push_messages(messages)), []
+        while waiting:
+            for message_id in list(waiting):
+                for reply in self.pull_messages([message_id]):
+                    replies.append(reply)
+                    waiting.remove(message_id)
+            if end is not None and time.monotonic() >= end:
+                break
+            if waiting:
+                time.sleep(_POLL_SECONDS)
+        return replies
+
+    def _push(self, message: Message) -> str:
+        metadata = message.metadata
+        records = to_wire(message.content, lambda data: _ignore(self._fed.store.put_bytes(data)))
+        self._open_to_contributors(records)
+        return self._fed.queue.push(
+            metadata.dst_node_id,
+            metadata.group_id,
+            metadata.message_type,
+            time.time(),
+            metadata.ttl,
+            records.SerializeToString(deterministic=True),
+        )
+
+    def _open_to_contributors(self, records: pb.Records) -> None:
+        names = {ref.sha256 for ref in references(records)}
+        with self._fed.database.reading() as tx:
+            known = {row.sha256 for row in tx.execute(readers.select().where(readers.c.contributor == "*"))}
+        if names <= known:
+            return
+        with self._fed.database.transaction() as tx:
+            for sha256 in names - known:
+                tx.execute(readers.insert().values(sha256=sha256, contributor="*"))
+
+    def _reply(self, message: QueuedMessage) -> Message:
+        metadata = Metadata(
+            run_id=RUN_ID,
+            message_id=f"{message.message_id}-reply",
+            src_node_id=message.node_id,
+            dst_node_id=_HUB_NODE_ID,
+            reply_to_message_id=message.message_id,
+            group_id=message.group_id,
+            created_at=time.time(),
+            ttl=message.ttl_seconds,
+            message_type=message.message_type,
+        )
+        if message.state == "lost" or message.reply is None:
+            return Message(metadata=metadata, error=Error(LOST, "the contributor went away"))
+        reply = pb.SubmitRequest.FromString(message.reply)
+        if reply.HasField("error"):
+            return Message(metadata=metadata, error=Error(int(reply.error.code), reply.error.reason))
+        return Message(metadata=metadata, content=from_wire(reply.content, self._read))
+
+    def _read(self, ref: pb.ArrayRef) -> bytes:
+        return self._fed.store.local_path(ref.sha256).read_bytes()
+
+
+def _ignore(_: object) -> None:
+    """The store names bytes by their own hash, as the wire does."""

@@ -1,0 +1,162 @@
+"""From a round's frozen list of updates to a committed version, or to an abort with its reason.
+
+Everything before the commit can be done again: the same updates and recipe give the same soup, byte for byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from gym_fed.delta import DeltaFile, ErrorFeedback
+from gym_fed.errors import GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.soup import SoupReport, merge, screen_norms
+from gym_server.federation import Federation
+from gym_server.global_model import GlobalModel
+from gym_server.rewards import split_pool
+from gym_server.rounds import Judgement, Round, SoupRecord
+from gym_server.store.tables import updates
+
+log = logging.getLogger("gym_server")
+
+MIN_FOR_NORM_SCREEN = 3
+
+
+@dataclass(frozen=True)
+class _Update:
+    """An admitted update while it is judged."""
+
+    row: Any
+    path: Path
+    judgement: Judgement
+
+    @property
+    def kept(self) -> bool:
+        return self.judgement.verdict == "merged"
+
+    def rejected(self, reason: str) -> _Update:
+        return replace(self, judgement=replace(self.judgement, verdict="rejected", reason=reason))
+
+
+def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
+    """Screen, merge, gate, and commit or abort. ``current`` is in state merging."""
+    judged = _screen_norms(fed, _load(fed, current))
+    judged = _screen_heldout(fed, model, judged)
+    kept = [u for u in judged if u.kept]
+    rejected = [u.judgement for u in judged if not u.kept]
+    needed = 2 * fed.config.soup.num_malicious_nodes + 1
+    if len(kept) < needed:
+        fed.journal.abort(
+            current.server_round, f"{len(kept)} updates passed the screens; {needed} are needed", rejected
+        )
+        return
+    try:
+        report, soup_path, residual = _merge(fed, model, current, kept)
+    except GymError as error:
+        fed.journal.abort(current.server_round, f"the merge failed: {error.message}", rejected)
+        return
+    before = model.loss() if model.has_gate else None
+    after = model.loss_with(soup_path) if model.has_gate else None
+    limit = fed.config.gate.max_loss_increase
+    if before is not None and after is not None and not after <= before + limit:
+        reason = f"rolled back: held-out loss {before:.4f} > {after:.4f}, allowed is +{limit:g}"
+        soup_path.unlink()
+        fed.journal.abort(current.server_round, reason, rejected)
+        return
+    fed.store.put_file(soup_path)
+    soup_path.unlink()
+    failpoint("before-commit")
+    judgements = split_pool(fed.config.rewards, [u.judgement for u in judged])
+    fed.journal.commit(
+        current,
+        SoupRecord(
+            sha256=report.sha256,
+            size_bytes=report.size_bytes,
+            recipe=fed.config.soup.model_dump(mode="json"),
+            heldout_before=before,
+            heldout_after=after,
+            residual=residual,
+            judgements=judgements,
+        ),
+    )
+    failpoint("after-commit")
+
+
+def _load(fed: Federation, current: Round) -> list[_Update]:
+    with fed.database.reading() as tx:
+        rows = tx.execute(
+            select(updates).where(updates.c.update_id.in_(current.merging)).order_by(updates.c.update_id)
+        ).all()
+    return [
+        _Update(
+            row,
+            fed.store.local_path(row.delta_sha256),
+            Judgement(row.update_id, row.contributor, "merged", ""),
+        )
+        for row in rows
+    ]
+
+
+def _screen_norms(fed: Federation, judged: list[_Update]) -> list[_Update]:
+    ratio = fed.config.admission.norm_ratio
+    if ratio is None or len(judged) < MIN_FOR_NORM_SCREEN:
+        return judged
+    verdicts = screen_norms([u.row.norm for u in judged], ratio)
+    return [u if v.accepted else u.rejected(v.reason) for u, v in zip(judged, verdicts, strict=True)]
+
+
+def _screen_heldout(fed: Federation, model: GlobalModel, judged: list[_Update]) -> list[_Update]:
+    """Try each update alone; what makes the held-out loss worse than allowed stays out."""
+    gate = fed.config.gate
+    if not (gate.screen_updates and model.has_gate):
+        return judged
+    before = model.loss()
+    screened = []
+    for update in judged:
+        if update.kept:
+            change = model.loss_with(update.path) - before
+            update = replace(update, judgement=replace(update.judgement, heldout_change=change))
+            if not change <= gate.max_update_loss_increase:
+                update = update.rejected(
+                    f"alone it takes the held-out loss from {before:.3f} to {before + change:.3f}; "
+                    f"allowed is +{gate.max_update_loss_increase:g}"
+                )
+        screened.append(update)
+    return screened
+
+
+def _merge(
+    fed: Federation, model: GlobalModel, current: Round, kept: list[_Update]
+) -> tuple[SoupReport, Path, str | None]:
+    recipe = fed.config.soup
+    out = fed.folder / "staging" / f"soup-{current.server_round}.gymdelta"
+    feedback = _residual(fed, current) if recipe.codec.error_feedback else None
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(DeltaFile.open(u.path, model.spec)) for u in kept]
+        weights = recipe.weights([_num_examples(u) for u in kept])
+        report = merge(files, weights, recipe, out, model.spec, feedback)
+    if feedback is None:
+        return report, out, None
+    name = f"round-{current.server_round}.safetensors"
+    feedback.stage(fed.folder / "residuals" / name)
+    return report, out, name
+
+
+def _residual(fed: Federation, current: Round) -> ErrorFeedback:
+    """The server's error feedback as the current version left it; staged under the round's own name."""
+    folder = fed.folder / "residuals"
+    folder.mkdir(exist_ok=True)
+    head = fed.journal.head()
+    return ErrorFeedback.load(folder / (head.residual or "none.safetensors"), lineage=fed.base.digest)
+
+
+def _num_examples(update: _Update) -> int:
+    from gym_fed.identity.manifest import UpdateManifest
+
+    return UpdateManifest.parse(update.row.manifest).num_examples

@@ -1,0 +1,58 @@
+"""How a delta file travels inside Flower messages: by reference on the hub, inline on a stock SuperLink."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+from flwr.app import Array
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.limits import DELTA_STYPE
+from gym_fed.wire.records import reference
+from gym_server.store.objects import ObjectStore
+
+
+class Payloads(Protocol):
+    """Turns stored objects into arrays of a message, and arrays of a reply into stored objects."""
+
+    def outgoing(self, sha256: str, size_bytes: int) -> Array: ...
+
+    def incoming(self, sha256: str, array: Array) -> None: ...
+
+
+class ByReference:
+    """The hub's way: bytes have moved through uploads already, messages hold names."""
+
+    def outgoing(self, sha256: str, size_bytes: int) -> Array:
+        return reference(sha256, size_bytes)
+
+    def incoming(self, sha256: str, array: Array) -> None:
+        """Nothing to do: admission finds the object, or says that it is missing."""
+
+
+class Inline:
+    """A stock Flower deployment's way: the bytes are the array's data."""
+
+    def __init__(self, store: ObjectStore, max_bytes: int) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+
+    def outgoing(self, sha256: str, size_bytes: int) -> Array:
+        data = self._store.local_path(sha256).read_bytes()
+        return Array(dtype="uint8", shape=(size_bytes,), stype=DELTA_STYPE, data=data)
+
+    def incoming(self, sha256: str, array: Array) -> None:
+        """Store the reply's bytes.
+
+        Raises:
+            GymError: ``TOO_LARGE`` above the cap, ``HASH_MISMATCH`` when the name is not theirs.
+        """
+        if len(array.data) > self._max_bytes:
+            raise GymError(
+                ErrorCode.TOO_LARGE, f"a delta of {len(array.data)} bytes; the cap is {self._max_bytes}"
+            )
+        found = hashlib.sha256(array.data).hexdigest()
+        if found != sha256:
+            raise GymError(ErrorCode.HASH_MISMATCH, f"the delta's bytes hash to {found}, not to {sha256}")
+        self._store.put_bytes(array.data)

@@ -1,0 +1,124 @@
+"""`gym-server run`: the gRPC hub on the event loop, the Flower ServerApp's strategy on a thread, one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.limits import CHANNEL_OPTIONS
+from gym_fed.wire.v1 import hub_pb2_grpc
+from gym_server.federation import Federation, FolderLock
+from gym_server.grid import HubGrid
+from gym_server.guard import Guard
+from gym_server.hub import Hub, Wakeups
+from gym_server.rounds import Round
+from gym_server.strategy import DeltaSoup
+
+log = logging.getLogger("gym_server")
+
+_GRACE_SECONDS = 5.0
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+
+
+def run_hub(
+    folder: Path,
+    overrides: tuple[str, ...] = (),
+    *,
+    insecure: bool = False,
+    exit_when_done: bool = False,
+    on_listening: Callable[[Federation, int], None] = lambda *_: None,
+    on_round: Callable[[Round], None] = lambda _: None,
+) -> None:
+    """Serve until stopped, or until all rounds are committed with ``exit_when_done``.
+
+    Raises:
+        GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``UNAVAILABLE`` when the address is taken.
+    """
+    lock = FolderLock(folder) if folder.is_dir() else None
+    with Federation.open(folder, overrides) as federation:
+        if insecure and not federation.config.listen.startswith(_LOOPBACK):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"--insecure: {federation.config.listen} is not a loopback address",
+                "plain text is possible on 127.0.0.1 only; drop --insecure",
+            )
+        server = _Server(federation, insecure, on_round)
+        asyncio.run(server.serve(exit_when_done, on_listening))
+    if lock is not None:
+        lock.release()
+
+
+class _Server:
+    """One run of the hub."""
+
+    def __init__(self, federation: Federation, insecure: bool, on_round: Callable[[Round], None]) -> None:
+        self._fed = federation
+        self._insecure = insecure
+        self._on_round = on_round
+        self._wakeups = Wakeups()
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+
+    async def serve(self, exit_when_done: bool, on_listening: Callable[[Federation, int], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._wakeups.bind(loop)
+        hub = Hub(self._fed, self._wakeups)
+        server = grpc.aio.server(interceptors=[Guard(self._fed.accounts)], options=CHANNEL_OPTIONS)
+        hub_pb2_grpc.add_HubServicer_to_server(hub, server)
+        port = self._bind(server)
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopping.set)
+        await server.start()
+        on_listening(self._fed, port)
+        done = asyncio.Event()
+        thread = threading.Thread(target=self._run_strategy, args=(loop, done), name="strategy", daemon=True)
+        thread.start()
+        done_waiter = asyncio.create_task(done.wait())
+        stop_waiter = asyncio.create_task(stopping.wait())
+        await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if done.is_set() and self._failure is None:
+            hub.finished.set()
+            self._wakeups.notify()
+            if not exit_when_done:
+                log.info("all rounds are committed; serving until stopped")
+                await stop_waiter
+        self._stop.set()
+        await server.stop(_GRACE_SECONDS)
+        await asyncio.to_thread(thread.join, 60)
+        done_waiter.cancel()
+        stop_waiter.cancel()
+        if self._failure is not None:
+            raise self._failure
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address = self._fed.config.listen
+        try:
+            if self._insecure:
+                return server.add_insecure_port(address)
+            keys = self._fed.folder / "keys"
+            pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())
+            return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        except RuntimeError as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"cannot listen on {address}",
+                "another process has the port: change `listen`, or use --set listen=127.0.0.1:0",
+            ) from error
+
+    def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
+        try:
+            strategy = DeltaSoup(self._fed, should_stop=self._stop.is_set, on_round=self._on_round)
+            strategy.start(HubGrid(self._fed, self._wakeups.notify))
+        except BaseException as error:  # noqa: BLE001 (told to the main thread, which raises it)
+            self._failure = error
+        finally:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(done.set)

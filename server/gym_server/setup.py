@@ -1,0 +1,103 @@
+"""`gym-server init`: keys, certificate, database and a commented config in a new folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gym_fed.config import load_config
+from gym_fed.config.server import ServerConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.files import write_atomically
+from gym_server.federation import CONFIG_NAME, create_keys
+from gym_server.store.database import Database
+
+TEMPLATE = """\
+# The config of a gym-fed hub. Unknown keys are refused; `gym-server run --set a.b=c` overrides one.
+
+name: {name}
+listen: 127.0.0.1:9443          # 0.0.0.0:9443 opens the hub to other machines
+# advertise: hub.example.org:9443  # what invites carry, when it differs from `listen`
+
+base_model: {base_model}        # gym-nano, or a model folder; every contributor must have the same weights
+
+enrolment:
+  policy: {policy}              # open | invite | allow-list
+  # allow_list: [c0123456789abcdef]   # ids, as `gym-client id` prints them
+
+rounds:
+  num_rounds: 10
+  min_contributors: 3           # quorum; with fewer updates at the deadline the round is aborted
+  deadline_seconds: 1800
+  lease_seconds: 60             # who is silent for this long loses the task, and nobody waits
+
+# How every contributor trains. Names are those of `gym train`.
+recipe:
+  algorithm: sft                # sft | pretrain
+  finetuning: full              # full | lora
+  max_steps: 50
+  learning_rate: 1.0e-3
+  per_device_train_batch_size: 16
+  max_length: 256
+
+# How an update is written down: one bit a weight, and what that loses is added to the next one.
+codec:
+  codec: bitdelta               # bitdelta | dense
+  error_feedback: true
+
+# How updates become one soup.
+soup:
+  aggregator: trimmed_mean      # mean | median | trimmed_mean
+  num_malicious_nodes: 1        # liars it must withstand; needs 2f+1 updates
+  server_learning_rate: 1.0
+  codec:
+    codec: dense                # how the soup travels back
+
+admission:
+  max_update_bytes: 2147483648
+  norm_ratio: 4.0               # an update this many times larger than the median is rejected
+
+# The held-out set, which decides whether a soup is kept. None: every soup is.
+gate:
+  # heldout: heldout.jsonl      # Alpaca, ShareGPT, messages or text; or task:NAME,task:NAME
+  max_loss_increase: 0.02       # nats
+  screen_updates: true          # also try each update alone
+
+rewards:
+  pool: 1000                    # credits of one round
+  split: equal                  # equal | improvement (of the held-out loss)
+
+storage:
+  database: sqlite:///hub.db
+  objects: objects              # a folder, or an fsspec URL
+"""
+
+
+def init_hub(folder: Path, name: str, base_model: str, policy: str) -> tuple[str, str]:
+    """Make a hub's folder.
+
+    Returns:
+        The hub's id and its TLS fingerprint.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` when there is a hub already; ``CONFIG_INVALID`` for values the schema refuses.
+    """
+    if (folder / CONFIG_NAME).exists() or (folder / "keys").exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{folder} already holds a hub", "choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    text = TEMPLATE.format(name=_quoted(name), base_model=_quoted(base_model), policy=policy)
+    draft = folder / f".{CONFIG_NAME}.draft"
+    draft.write_text(text, encoding="utf-8")
+    try:
+        config = load_config(draft, ServerConfig)
+    finally:
+        draft.unlink()
+    ids = create_keys(folder)
+    Database.open(config.storage.database, folder).close()
+    write_atomically(folder / CONFIG_NAME, text.encode())
+    return ids
+
+
+def _quoted(text: str) -> str:
+    import json
+
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,146 @@
+"""What the commands print: plain data first (``--json``), tables made from it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from rich.logging import RichHandler
+from rich.table import Table
+from sqlalchemy import func, select
+
+from gym_fed.console import err
+from gym_server.federation import Federation
+from gym_server.store.tables import accounts, credits, nodes, updates
+
+
+def log_to_stderr() -> None:
+    """The hub's own log on the terminal, one plain line each."""
+    handler = RichHandler(console=err, show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S")
+    logger = logging.getLogger("gym_server")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def status_of(fed: Federation) -> dict[str, Any]:
+    """Where the federation stands."""
+    head, current = fed.journal.head(), fed.journal.current()
+    with fed.database.reading() as tx:
+        earned = select(func.coalesce(func.sum(credits.c.amount), 0)).where(
+            credits.c.contributor == accounts.c.contributor
+        )
+        connected = select(func.max(nodes.c.connected_until)).where(
+            nodes.c.contributor == accounts.c.contributor
+        )
+        rows = tx.execute(
+            select(
+                accounts,
+                earned.scalar_subquery().label("balance"),
+                connected.scalar_subquery().label("until"),
+            ).order_by(accounts.c.enrolled_at)
+        ).all()
+    return {
+        "name": fed.config.name,
+        "server": fed.server,
+        "fingerprint": fed.fingerprint,
+        "base_model": fed.public_base_name,
+        "base_digest": fed.base.digest,
+        "version": head.height,
+        "version_digest": head.digest,
+        "server_round": current.server_round if current else 0,
+        "round_state": current.state if current else "",
+        "num_rounds": fed.config.rounds.num_rounds,
+        "contributors": [
+            {
+                "contributor": row.contributor,
+                "name": row.name,
+                "status": row.status,
+                "connected": (row.until or 0) > time.time(),
+                "balance": int(row.balance),
+            }
+            for row in rows
+        ],
+    }
+
+
+def status_table(found: dict[str, Any]) -> Table:
+    title = (
+        f"{found['name']}: version {found['version']} of {found['base_model']}, "
+        f"round {found['server_round']} {found['round_state']} ({found['num_rounds']} wanted)"
+    )
+    table = Table("contributor", "name", "status", "connected", "credits", title=title, title_justify="left")
+    for row in found["contributors"]:
+        state = "yes" if row["connected"] else "no"
+        table.add_row(row["contributor"], row["name"], row["status"], state, str(row["balance"]))
+    return table
+
+
+def rounds_of(fed: Federation) -> list[dict[str, Any]]:
+    """Every round with its updates."""
+    with fed.database.reading() as tx:
+        names = {row.contributor: row.name for row in tx.execute(select(accounts))}
+        earned = {(row.server_round, row.contributor): row.amount for row in tx.execute(select(credits))}
+        rows = tx.execute(select(updates).order_by(updates.c.server_round, updates.c.received_at)).all()
+    told: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        credit = earned.get((row.server_round, row.contributor), 0) if row.verdict == "merged" else 0
+        told.setdefault(row.server_round, []).append(
+            {
+                "update": row.update_id,
+                "contributor": row.contributor,
+                "name": names.get(row.contributor, "?"),
+                "verdict": row.verdict,
+                "reason": row.reason,
+                "bytes": row.delta_bytes,
+                "norm": row.norm,
+                "heldout_change": row.heldout_change,
+                "credit": credit,
+            }
+        )
+    return [{**line, "updates": told.get(line["server_round"], [])} for line in fed.journal.history()]
+
+
+def rounds_tables(found: list[dict[str, Any]]) -> list[Table]:
+    return [_round_table(line) for line in found]
+
+
+def describe_round(fed: Federation, server_round: int) -> dict[str, Any]:
+    """One round as data, and as a line of text under ``text``."""
+    line = next(r for r in rounds_of(fed) if r["server_round"] == server_round)
+    return {**line, "text": _round_title(line)}
+
+
+def ledger_line(entry: dict[str, Any]) -> str:
+    body = " ".join(f"{k}={_short(v)}" for k, v in sorted(entry["body"].items()) if k != "recipe")
+    return f"{entry['sequence']:>5} {entry['hash'][:12]} {entry['kind']:<9} {body}"
+
+
+def _round_title(line: dict[str, Any]) -> str:
+    text = f"round {line['server_round']} {line['state']}"
+    if line["version"] is not None:
+        text += f", version {line['version']}, soup {line['soup_bytes']:,} bytes"
+    if line["heldout_before"] is not None:
+        text += f", held-out loss {line['heldout_before']:.3f} > {line['heldout_after']:.3f}"
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(line["verdicts"].items()))
+    return text + (f", {verdicts}" if verdicts else "") + (f": {line['reason']}" if line["reason"] else "")
+
+
+def _round_table(line: dict[str, Any]) -> Table:
+    table = Table(
+        "name", "verdict", "bytes", "norm", "credit", "reason", title=_round_title(line), title_justify="left"
+    )
+    for row in line["updates"]:
+        norm = "" if row["norm"] is None else f"{row['norm']:.3g}"
+        table.add_row(
+            row["name"], row["verdict"], f"{row['bytes']:,}", norm, str(row["credit"]), row["reason"]
+        )
+    return table
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{len(value)}]"
+    text = str(value)
+    return text if len(text) <= 28 else text[:25] + "..."

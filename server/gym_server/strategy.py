@@ -1,0 +1,295 @@
+"""DeltaSoup, the Flower strategy: durable rounds over any Flower grid.
+
+``configure_train`` and ``aggregate_train`` are Flower's contract and hold on a stock SuperLink too; ``start`` adds what
+Flower's own loop lacks: rounds continue where a crash left them, replies are taken one at a time, contributors
+may come late, and one bad reply never ends a round.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from gym_fed.config.task import TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.identity.keys import contributor_id
+from gym_server.admission import Candidate
+from gym_server.federation import Federation
+from gym_server.global_model import GlobalModel
+from gym_server.merging import merge_round
+from gym_server.payload import ByReference, Payloads
+from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
+
+log = logging.getLogger("gym_server")
+
+POLL_SECONDS = 0.2
+_MAX_ABORTS_IN_A_ROW = 5
+
+
+class DeltaSoup(Strategy):  # type: ignore[misc]
+    """Rounds of signed deltas, merged robustly.
+
+    Args:
+        federation: State and config.
+        payloads: How deltas travel on the grid in use.
+        should_stop: Asked between polls; True ends ``start`` at the next safe point.
+        on_round: Called after each round that ended, for whoever shows it.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        payloads: Payloads | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_round: Callable[[Round], None] = lambda _: None,
+    ) -> None:
+        self._fed = federation
+        self._payloads = payloads or ByReference()
+        self._should_stop = should_stop
+        self._on_round = on_round
+        self._model: GlobalModel | None = None
+
+    # ---- Flower's contract ----
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The round's task for every node that has none yet; ``arrays`` and ``config`` are not used."""
+        current = self._collecting(server_round)
+        tasks = self._fed.journal.tasks(server_round)
+        for node_id in grid.get_node_ids():
+            if node_id not in tasks or tasks[node_id][1] == "lost":
+                yield grid.create_message(
+                    self._content(current),
+                    MessageType.TRAIN,
+                    node_id,
+                    str(server_round),
+                    ttl=max(60.0, self._spec(current).deadline_seconds - time.time()),
+                )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Take the replies in, then merge, gate and commit (or abort) the round.
+
+        Returns:
+            No arrays, since versions are objects; metrics of the new version, or None when the round was aborted.
+        """
+        for reply in replies:
+            self._take(server_round, reply)
+        ended = self._finish(self._require(server_round))
+        version = self._fed.journal.head()
+        if ended.state != COMMITTED:
+            return None, None
+        return None, MetricRecord({"version": version.height})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: the coordinator's gate evaluates."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """None: nothing was asked."""
+        return None
+
+    def summary(self) -> None:
+        """Log the recipe."""
+        config = self._fed.config
+        log.info("DeltaSoup: %s, quorum %d", config.soup.aggregator, config.rounds.min_contributors)
+
+    # ---- the durable loop ----
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run rounds until ``num_rounds`` (by default the config's) have been committed, across restarts.
+
+        Raises:
+            GymError: ``ROUND_ABORTED`` when several rounds in a row came to nothing.
+        """
+        self.summary()
+        wanted = num_rounds or self._fed.config.rounds.num_rounds
+        aborts = 0
+        while self._fed.journal.num_committed() < wanted and not self._should_stop():
+            current = self._fed.journal.current()
+            if current is None or current.state in (COMMITTED, ABORTED):
+                current = self._fed.journal.open_next()
+            ended = self._run_round(current, grid)
+            if ended is None:
+                break
+            aborts = aborts + 1 if ended.state == ABORTED else 0
+            if aborts >= _MAX_ABORTS_IN_A_ROW:
+                raise GymError(
+                    ErrorCode.ROUND_ABORTED,
+                    f"{aborts} rounds in a row were aborted; the last: {ended.reason}",
+                    "look at `gym-server rounds`, then run the server again",
+                )
+        return Result()
+
+    def _run_round(self, current: Round, grid: Grid) -> Round | None:
+        """From whatever state the round is in to its end; None when told to stop."""
+        server_round = current.server_round
+        failpoint(f"state-{current.state}")
+        while current.state in (OPEN, COLLECTING):
+            if self._should_stop():
+                return None
+            if current.state == OPEN:
+                if not list(grid.get_node_ids()):
+                    time.sleep(POLL_SECONDS)
+                    continue
+                self._collecting(server_round)
+                failpoint("state-collecting")
+            self._push(server_round, grid)
+            self._pull(server_round, grid)
+            if self._is_complete(server_round):
+                break
+            time.sleep(POLL_SECONDS)
+            current = self._require(server_round)
+        return self._finish(self._require(server_round))
+
+    def _push(self, server_round: int, grid: Grid) -> None:
+        for message in self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid):
+            node_id = message.metadata.dst_node_id
+            for message_id in grid.push_messages([message]):
+                self._fed.journal.record_task(server_round, node_id, message_id)
+
+    def _pull(self, server_round: int, grid: Grid) -> None:
+        for message_id, outcome in self._fed.journal.tasks(server_round).values():
+            if outcome == "":
+                for reply in grid.pull_messages([message_id]):
+                    self._take(server_round, reply)
+
+    def _is_complete(self, server_round: int) -> bool:
+        spec = self._spec(self._require(server_round))
+        if time.time() >= spec.deadline_seconds:
+            return True
+        outstanding = any(outcome == "" for _, outcome in self._fed.journal.tasks(server_round).values())
+        admitted = len(self._fed.journal.admitted(server_round))
+        return not outstanding and admitted >= self._fed.config.rounds.min_contributors
+
+    def _take(self, server_round: int, reply: Message) -> None:
+        """Judge one reply (on the hub it was judged at submission already); nothing it holds can raise out of here."""
+        message_id = reply.metadata.reply_to_message_id
+        outcome = "replied"
+        if reply.has_error():
+            outcome = "lost" if reply.error.reason == "the contributor went away" else "failed"
+            log.info("round %d: node %d: %s", server_round, reply.metadata.src_node_id, reply.error.reason)
+        else:
+            try:
+                self._judge(server_round, message_id, reply.content)
+            except GymError as error:
+                outcome = "failed"
+                log.info("round %d: node %d refused: %s", server_round, reply.metadata.src_node_id, error)
+        self._fed.journal.record_outcome(server_round, message_id, outcome)
+
+    def _judge(self, server_round: int, message_id: str, content: RecordDict) -> None:
+        try:
+            update, deltas = content["update"], content["delta"]
+            manifest, signature, key = update["manifest"], update["signature"], update["public_key"]
+            if not (isinstance(manifest, str) and isinstance(signature, bytes) and isinstance(key, bytes)):
+                raise TypeError("manifest, signature or public_key has the wrong type")
+            for sha256, array in deltas.items():
+                self._payloads.incoming(sha256, array)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply holds no update: {error}") from error
+        contributor = contributor_id(key)
+        candidate = Candidate(
+            contributor,
+            self._fed.accounts.public_key(contributor),
+            message_id,
+            server_round,
+            manifest,
+            signature,
+        )
+        receipt = self._fed.admission.judge(candidate, lambda tx, receipt: None)
+        if receipt.verdict == "refused":
+            raise GymError(ErrorCode(receipt.code), receipt.reason)
+
+    def _finish(self, current: Round) -> Round:
+        server_round = current.server_round
+        if current.state == COLLECTING:
+            admitted = len(self._fed.journal.admitted(server_round))
+            needed = self._fed.config.rounds.min_contributors
+            if admitted < needed:
+                self._fed.journal.abort(server_round, f"{admitted} of {needed} updates at the deadline")
+            else:
+                current = self._fed.journal.start_merging(server_round)
+                failpoint("state-merging")
+        if current.state == MERGING:
+            merge_round(self._fed, self._global_model(), current)
+        self._fed.queue.close_group(str(server_round))
+        ended = self._require(server_round)
+        log.info("round %d %s %s", server_round, ended.state, ended.reason)
+        self._on_round(ended)
+        return ended
+
+    # ---- helpers ----
+
+    def _collecting(self, server_round: int) -> Round:
+        """The round in state collecting, moved there from open if need be."""
+        current = self._fed.journal.current()
+        if current is None or current.server_round != server_round:
+            current = self._fed.journal.open_next()
+        if current.state == OPEN:
+            current = self._fed.journal.start_collecting(server_round, self._new_spec(current))
+        return current
+
+    def _new_spec(self, current: Round) -> TaskSpec:
+        fed, head = self._fed, self._fed.journal.head()
+        return TaskSpec(
+            server=fed.server,
+            server_round=current.server_round,
+            base_model=fed.public_base_name,
+            base_digest=fed.base.digest,
+            version_digest=head.digest,
+            soups=fed.journal.soups(),
+            recipe=fed.config.recipe,
+            codec=fed.config.codec,
+            max_update_bytes=fed.config.admission.max_update_bytes,
+            deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
+        )
+
+    def _content(self, current: Round) -> RecordDict:
+        spec = self._spec(current)
+        soups = {s.sha256: self._payloads.outgoing(s.sha256, s.size_bytes) for s in spec.soups}
+        return RecordDict(
+            {
+                "task": ConfigRecord({"spec": json.dumps(spec.model_dump(mode="json"))}),
+                "soups": ArrayRecord(soups),
+            }
+        )
+
+    def _spec(self, current: Round) -> TaskSpec:
+        if current.spec is None:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"round {current.server_round} is {current.state} without a task"
+            )
+        return current.spec
+
+    def _require(self, server_round: int) -> Round:
+        current = self._fed.journal.current()
+        if current is None or current.server_round != server_round:
+            raise GymError(ErrorCode.INTERNAL, f"round {server_round} is not the current one")
+        return current
+
+    def _global_model(self) -> GlobalModel:
+        fed = self._fed
+        if self._model is None:
+            self._model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+        self._model.follow(fed.journal.soups())
+        return self._model
