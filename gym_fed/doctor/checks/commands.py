@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from gym_fed.doctor.checks.versions import DISTRIBUTION
+from gym_fed.doctor.checks.versions import installed_distribution
 from gym_fed.doctor.finding import Finding, Level
 from gym_fed.doctor.registry import check
 
@@ -17,9 +17,8 @@ _HEAD_BYTES = 4096
 @check
 def commands() -> Iterator[Finding]:
     """For each of our commands: what the shell would run, and whether it is this installation's."""
-    try:
-        ours = metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
+    ours = installed_distribution()
+    if ours is None:
         return  # the check of versions reports that
     for entry in ours.entry_points.select(group="console_scripts"):
         yield judge_command(

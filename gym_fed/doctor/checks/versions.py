@@ -18,9 +18,8 @@ DISTRIBUTION = "gym-fed"
 @check
 def versions() -> Iterator[Finding]:
     """Python first, then the dependencies without extras, in the order of pyproject.toml."""
-    try:
-        ours = metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
+    ours = installed_distribution()
+    if ours is None:
         yield Finding(
             "version: gym-fed",
             Level.FAIL,
@@ -34,6 +33,12 @@ def versions() -> Iterator[Finding]:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield judge_dependency(requirement)
+
+
+def installed_distribution() -> metadata.Distribution | None:
+    """What an installer put here; an ``egg-info`` that a build left in the working folder does not count."""
+    found = list(metadata.distributions(name=DISTRIBUTION))
+    return next((d for d in found if d.read_text("RECORD") is not None), None)
 
 
 def judge_python(version: str, wanted: str) -> Finding:

@@ -1,0 +1,198 @@
+"""The rules of the house, held by reading the source: what no linter here checks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import gym_fed
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = [
+    ROOT / "gym_fed",
+    ROOT / "server/gym_server",
+    ROOT / "client/gym_client",
+    ROOT / "quant/gym_quant",
+]
+BESIDES = [ROOT / "benchmarks", ROOT / "tools", ROOT / ".ci", ROOT / "tests"]
+GENERATED = ROOT / "gym_fed" / "wire" / "_generated"
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+MOST_LINES = 400
+
+
+def modules(*folders: Path) -> list[Path]:
+    files = [f for folder in folders for f in sorted(folder.rglob("*.py"))]
+    return [f for f in files if GENERATED not in f.parents and "__pycache__" not in f.parts]
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Top-level names of everything a module imports, at any depth of it."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def offences(file: Path) -> list[str]:
+    """Calls that run code from data, or could."""
+    found = [f"imports {name}" for name in imported(file) if name in UNSAFE_MODULES]
+    for node in ast.walk(tree(file)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        words = {word.arg: ast.unparse(word.value) for word in node.keywords}
+        if called == "torch.load" and words.get("weights_only") != "True":
+            found.append(f"line {node.lineno}: torch.load without weights_only=True")
+        if called in {"eval", "exec"}:
+            found.append(f"line {node.lineno}: {called}")
+        if words.get("allow_pickle") == "True" or words.get("trust_remote_code") == "True":
+            found.append(f"line {node.lineno}: {called} is told to run what it reads")
+    return found
+
+
+@pytest.mark.parametrize("file", modules(*PACKAGES, *BESIDES[:3]), ids=name_of)
+def test_nothing_unpickles_or_runs_code_from_data(file: Path) -> None:
+    assert offences(file) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from joblib import load",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "np.load(f, allow_pickle=True)",
+        "AutoModel.from_pretrained(x, trust_remote_code=True)",
+        "eval('1')",
+    ],
+)
+def test_the_rule_against_unpickling_sees_what_it_must(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(text, encoding="utf-8")
+    assert offences(file)
+    file.write_text("torch.load(f, weights_only=True)\nmodel.eval()\n", encoding="utf-8")
+    assert offences(file) == []
+
+
+@pytest.mark.parametrize("file", modules(*PACKAGES, *BESIDES), ids=name_of)
+def test_every_module_says_in_its_first_line_what_it_is_for(file: Path) -> None:
+    docstring = ast.get_docstring(tree(file))
+    if not file.read_text(encoding="utf-8").strip():
+        assert file.name == "__init__.py", "only a package's marker may be empty"
+    else:
+        assert docstring
+        assert len(docstring.splitlines()[0]) > 10
+
+
+@pytest.mark.parametrize("file", modules(*PACKAGES, *BESIDES[:3]), ids=name_of)
+def test_no_module_is_longer_than_a_reader_can_hold(file: Path) -> None:
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("file", modules(ROOT / "quant/gym_quant"), ids=name_of)
+def test_gym_quant_imports_torch_numpy_and_itself_only(file: Path) -> None:
+    allowed = {"gym_quant", "torch", "numpy", "triton"} | set(sys.stdlib_module_names)
+    assert set(imported(file)) <= allowed
+
+
+def test_every_folder_of_gym_fed_has_its_place_in_the_import_contract() -> None:
+    (layers,) = (c["layers"] for c in PROJECT["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    placed = {re.sub(r"[() ]", "", name) for layer in layers for name in re.split("[:|]", layer)}
+    children = {
+        f"gym_fed.{child.stem}"
+        for child in (ROOT / "gym_fed").iterdir()
+        if (child.suffix == ".py" or list(child.glob("*.py"))) and child.stem != "__init__"
+    }
+    assert children <= placed
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = [line.partition("==") for line in lines if line and not line.startswith("#")]
+    assert all(equals for _, equals, _ in found), "constraints.txt holds name==version lines only"
+    return {canonicalize_name(name): version for name, _, version in found}
+
+
+def test_constraints_pin_exact_public_releases() -> None:
+    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins().values())
+
+
+@pytest.mark.parametrize(
+    "line", PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["dev"]
+)
+def test_constraints_pin_every_dependency_inside_its_range(line: str) -> None:
+    requirement = Requirement(line)
+    assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+
+
+def test_the_version_is_told_once_and_the_same() -> None:
+    assert gym_fed.__version__ == PROJECT["project"]["version"]
+    assert f"## [{gym_fed.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_stubs_are_what_the_wire_contract_gives() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools/gen_proto.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+HELP_PROBE = """
+import importlib, sys, typer, click
+module, _, attribute = {entry!r}.partition(":")
+app = importlib.import_module(module).app
+def walk(command, context):
+    command.get_help(context)
+    for name, child in getattr(command, "commands", {{}}).items():
+        walk(child, click.Context(child, parent=context, info_name=name))
+command = typer.main.get_command(app)
+walk(command, click.Context(command, info_name={name!r}))
+print("heavy:", *sorted({{"torch", "transformers", "flwr", "datasets", "numpy"}} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("name", sorted(PROJECT["project"]["scripts"]))
+def test_the_help_of_every_command_imports_nothing_heavy(name: str) -> None:
+    probe = HELP_PROBE.format(entry=PROJECT["project"]["scripts"][name], name=name)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split() == ["heavy:"]
+
+
+def tracked_text_files() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listing.stdout.split("\0") if name]
+    return [f for f in files if f.is_file() and b"\0" not in f.read_bytes()[:8192]]
+
+
+def test_no_tracked_file_names_somebodys_machine() -> None:
+    place = re.compile(r"(?<![\w.~$}])/(home|root|work|Users)/\w")
+    found = [
+        f"{name_of(file)}:{number}"
+        for file in tracked_text_files()
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if place.search(line)
+    ]
+    assert found == []
