@@ -50,7 +50,12 @@ class ObjectCache:
 
 
 def download(
-    client: HubClient, cache: ObjectCache, sha256: str, size_bytes: int, progress: Progress | None = None
+    client: HubClient,
+    cache: ObjectCache,
+    sha256: str,
+    size_bytes: int,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Fetch an object unless it is in the cache. To resume, call it again.
 
@@ -60,10 +65,11 @@ def download(
         sha256: Its name.
         size_bytes: Its size, from the reference; not a byte more is taken.
         progress: Told after each chunk.
+        should_stop: Asked between chunks; True ends the download where it is.
 
     Raises:
         GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for bytes that are not the object's (they are dropped),
-            ``UNAVAILABLE`` when the line broke (they are kept).
+            ``UNAVAILABLE`` when the line broke and ``INTERRUPTED`` (they are kept).
     """
     target = cache.path(sha256)
     if cache.has(sha256, size_bytes):
@@ -71,11 +77,14 @@ def download(
     part = target.with_name(f"{sha256}.part")
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
+    tell = progress or (lambda done, total: None)
     with part.open("ab") as file:
         done = file.tell()
         while done < size_bytes:
+            if should_stop():
+                raise GymError(ErrorCode.INTERRUPTED, f"the download stopped at byte {done} of {size_bytes}")
             before = done
-            done = _receive(client, file, sha256, done, size_bytes, part, progress or (lambda d, t: None))
+            done = _receive(client, file, sha256, done, size_bytes, part, tell, should_stop)
             if done == before:
                 raise GymError(
                     ErrorCode.UNAVAILABLE,
@@ -104,7 +113,14 @@ def file_sha256(path: Path) -> str:
 
 
 def _receive(
-    client: HubClient, file: BinaryIO, sha256: str, done: int, size: int, part: Path, tell: Progress
+    client: HubClient,
+    file: BinaryIO,
+    sha256: str,
+    done: int,
+    size: int,
+    part: Path,
+    tell: Progress,
+    should_stop: Callable[[], bool],
 ) -> int:
     request = pb.DownloadRequest(sha256=sha256, offset=done)
     call = client.stream("Download", request, transfer_seconds(size - done))
@@ -118,6 +134,8 @@ def _receive(
                 file.write(chunk.data)
                 done += len(chunk.data)
                 tell(done, size)
+                if should_stop():
+                    break
     finally:
         call.cancel()
         file.flush()

@@ -24,6 +24,8 @@ class ServerPin(StrictModel):
     certificate_pem: str
     server: str = Field(default="", pattern=r"^(s[0-9a-f]{16})?$")
     """Id of the hub, from the key that signs its ledger; empty until it was met."""
+    ledger_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """That key, hex: what receipts are checked against."""
     name: str = ""
     contributor: str = ""
     """Id under which this key is enrolled there; empty before enrolment and after leaving."""

@@ -25,6 +25,8 @@ from gym_fed.wire.v1 import hub_pb2_grpc
 
 _MIN_SECONDS_LEFT = 60
 _SLOWEST_BYTES_PER_SECOND = 32 << 10
+_BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+"""What a call ends with, and no word of ours, when the hub dies under it."""
 _OPEN_CALLS = ("Status", "Enrol", "Authenticate")
 
 
@@ -62,7 +64,7 @@ class HubClient:
                 f"{self.address} signs its ledger as {found}, not as {self.pin.server}",
                 "it is another hub at the same address; ask its coordinator",
             )
-        self._repin(server=found, name=reply.name)
+        self._repin(server=found, name=reply.name, ledger_key=reply.ledger_public_key.hex())
         return reply
 
     def enrol(self, name: str, invite: str = "") -> str:
@@ -153,7 +155,10 @@ class HubClient:
         try:
             yield
         except grpc.RpcError as error:
-            raise from_rpc_error(error, str(self.address)) from error
+            told = from_rpc_error(error, str(self.address))
+            if told.code is ErrorCode.INTERNAL and error.code() in _BROKEN and not error.trailing_metadata():
+                told = GymError(ErrorCode.UNAVAILABLE, f"the line to {told.message}")
+            raise told from error
 
     def renew_session(self) -> None:
         """Forget the session; the next call opens another."""

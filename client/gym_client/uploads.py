@@ -17,7 +17,13 @@ Progress = Callable[[int, int], None]
 """Bytes done, bytes in all."""
 
 
-def upload(client: HubClient, sha256: str, path: Path, progress: Progress | None = None) -> None:
+def upload(
+    client: HubClient,
+    sha256: str,
+    path: Path,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Bring a file to the hub. To resume, call it again.
 
     Args:
@@ -25,9 +31,10 @@ def upload(client: HubClient, sha256: str, path: Path, progress: Progress | None
         sha256: Hex digest of the file, its name over there.
         path: The file.
         progress: Told after each chunk that was handed to the network.
+        should_stop: Asked between chunks; True ends the upload where it is.
 
     Raises:
-        GymError: ``UNAVAILABLE`` when the line broke; the hub's own refusals, such as ``HASH_MISMATCH``.
+        GymError: ``INTERRUPTED``; ``UNAVAILABLE`` when the line broke; refusals of the hub.
     """
     size = path.stat().st_size
     tell = progress or (lambda done, total: None)
@@ -38,8 +45,10 @@ def upload(client: HubClient, sha256: str, path: Path, progress: Progress | None
         span = min(CALL_BYTES, size - offset)
 
         def chunks(offset: int = offset, span: int = span) -> Iterator[pb.UploadChunk]:
-            return _chunks(sha256, path, offset, span, lambda done: tell(done, size))
+            return _chunks(sha256, path, offset, span, lambda done: tell(done, size), should_stop)
 
+        if should_stop():
+            raise GymError(ErrorCode.INTERRUPTED, f"the upload stopped at byte {offset} of {size}")
         state = client.call("Upload", chunks, transfer_seconds(span))
         if not state.complete and state.offset <= offset:
             raise GymError(
@@ -58,7 +67,12 @@ def _checked(offset: int, size: int, client: HubClient) -> int:
 
 
 def _chunks(
-    sha256: str, path: Path, offset: int, span: int, tell: Callable[[int], None]
+    sha256: str,
+    path: Path,
+    offset: int,
+    span: int,
+    tell: Callable[[int], None],
+    should_stop: Callable[[], bool],
 ) -> Iterator[pb.UploadChunk]:
     with path.open("rb") as file:
         file.seek(offset)
@@ -70,3 +84,5 @@ def _chunks(
             yield pb.UploadChunk(sha256=name, offset=offset, data=data)
             offset, name = offset + len(data), ""
             tell(offset)
+            if should_stop():
+                return

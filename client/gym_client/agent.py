@@ -1,0 +1,391 @@
+"""The agent: takes tasks from the hub, hands each to a Flower ``ClientApp``, and brings the reply back.
+
+Everything that matters is on disk before it is relied on, so an agent may be killed at any line: the next one finds
+its lease, its checkpoint, its signed update and its half-sent upload, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flwr.app import Context, Message, UserConfig
+from flwr.clientapp import ClientApp
+
+from gym_client.app import update_records
+from gym_client.backoff import is_passing, patiently
+from gym_client.display import Display
+from gym_client.downloads import ObjectCache, download
+from gym_client.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
+from gym_client.heartbeats import Lease, heartbeats
+from gym_client.home import Home
+from gym_client.hooks import Hooks, hooks_set
+from gym_client.policy import Policy
+from gym_client.residuals import Residuals
+from gym_client.stream import WorkStream
+from gym_client.tasks import TaskFolder, drop_old
+from gym_client.transport import HubClient
+from gym_client.uploads import upload
+from gym_client.work import parse_task
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.identity.keys import verify_signature
+from gym_fed.wire.limits import DELTA_STYPE
+from gym_fed.wire.records import references
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+log = logging.getLogger("gym_client")
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.2
+_MAX_FAILURES_IN_A_ROW = 3
+_GONE = (ErrorCode.LEASE_LOST, ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.REPLAYED)
+"""The hub has no use for the reply any more."""
+_FATAL = (
+    ErrorCode.UNAUTHENTICATED,
+    ErrorCode.PERMISSION_DENIED,
+    ErrorCode.SERVER_KEY_CHANGED,
+    ErrorCode.SIGNATURE_INVALID,
+    ErrorCode.STATE_CORRUPT,
+)
+"""No further task will go better."""
+_TASKS_OWN = (
+    ErrorCode.POLICY_REFUSED,
+    ErrorCode.TOO_LARGE,
+    ErrorCode.HASH_MISMATCH,
+    ErrorCode.DELTA_INVALID,
+    ErrorCode.UPDATE_REFUSED,
+    ErrorCode.INTERNAL,
+)
+"""Failures of one task, after which another may succeed; any other needs the contributor first."""
+
+
+@dataclass
+class AgentResult:
+    """What a run of the agent came to."""
+
+    num_submitted: int = 0
+    receipts: list[dict[str, Any]] = field(default_factory=list)
+    finished: bool = False
+    """Whether the hub said that all rounds are done."""
+    balance: int | None = None
+
+
+class Agent:
+    """Works for one hub until it is finished, stopped, or has done ``max_rounds``.
+
+    Args:
+        app: Any Flower ``ClientApp``; ``gym_client.app.app`` is the one for gym-fed's own rounds.
+        home: The contributor's folder. The caller holds its lock.
+        client: The hub; enrolled already.
+        node_config: What the app finds in ``context.node_config``; ``home`` and ``by-reference`` are added.
+        policy: Limits on what is fetched, trained and sent; from the home when absent.
+        display: Where news and progress go.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        home: Home,
+        client: HubClient,
+        *,
+        node_config: UserConfig | None = None,
+        policy: Policy | None = None,
+        display: Display | None = None,
+    ) -> None:
+        self.app = app
+        self.home = home
+        self.client = client
+        self.policy = policy or Policy.load(home.policy_path)
+        self.display = display or Display()
+        self.node_config: UserConfig = {
+            **(node_config or {}),
+            "home": str(home.folder),
+            "by-reference": True,
+        }
+        self._cache = ObjectCache(home.objects)
+        self._stop = threading.Event()
+        self._contexts: dict[int, Context] = {}
+        self._result = AgentResult()
+        self._failures = 0
+
+    def stop(self) -> None:
+        """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
+        self._stop.set()
+
+    def run(self, max_rounds: int | None = None) -> AgentResult:
+        """Work.
+
+        Args:
+            max_rounds: End after so many answered tasks; None works until the hub is finished.
+
+        Raises:
+            GymError: ``INTERRUPTED`` after ``stop``; what makes every further task pointless; or the last of several
+                failures in a row.
+        """
+        drop_old(self.home.tasks)
+        self._recover(self._settle())
+        with WorkStream(self.client) as stream:
+            while max_rounds is None or self._result.num_submitted < max_rounds:
+                event = self._next(stream)
+                if event.HasField("task"):
+                    self._do(event.task)
+                elif event.HasField("notice"):
+                    self.display.tell("notice", event.notice.message, kind=event.notice.kind)
+                elif event.HasField("finished"):
+                    self._result.finished = True
+                    self.display.tell("finished", f"the server says: {event.finished.message}")
+                    break
+        self._last_word()
+        return self._result
+
+    # ---- events ----
+
+    def _next(self, stream: WorkStream) -> pb.WorkEvent:
+        waiting = False
+        while True:
+            if self._stop.is_set():
+                raise GymError(
+                    ErrorCode.INTERRUPTED, "stopped", "run the same command again to go on where you left off"
+                )
+            event = stream.next(_POLL_SECONDS)
+            if isinstance(event, GymError):
+                if not is_passing(event):
+                    raise event
+                self.display.tell("away", f"{event.message}; trying again", error=event.to_dict())
+            elif event is not None and not event.HasField("keep_alive"):
+                return event
+            elif not waiting:
+                waiting = True
+                self.display.tell("waiting", "waiting for a task")
+
+    # ---- one task ----
+
+    def _do(self, task: pb.Task) -> None:
+        """Work on a task until it is answered, or no answer is wanted any more."""
+        lease = Lease(task.message_id, task.lease_seconds)
+        self.display.tell(
+            "task", f"round {task.metadata.group_id}: task {task.message_id[:12]}", task=task.message_id
+        )
+        with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
+            try:
+                request, sent = self._reply(task, lease)
+                receipt = self._submit(request, lease)
+            except GymError as error:
+                self._failed(task, lease, error)
+                return
+        self._failures = 0
+        self._received(task.message_id, task.metadata.group_id, receipt)
+        for path in sent:
+            path.unlink(missing_ok=True)
+
+    def _hooks(self, lease: Lease) -> Hooks:
+        def progress(phase: str, done: int, total: int, loss: float | None) -> None:
+            lease.note(phase, done, total)
+            self.display.progress(phase, done, total, loss)
+
+        return Hooks(progress, lambda: self._stop.is_set() or lease.lost is not None)
+
+    def _reply(self, task: pb.Task, lease: Lease) -> tuple[pb.SubmitRequest, list[Path]]:
+        """Fetch, call the app, upload; the request that answers, and files that were only for this."""
+        self._settle()
+        passing: list[Path] = []
+        self._fetch(task, lease, passing)
+        message = to_message(task, lambda ref: self._cache.path(ref.sha256).read_bytes())
+        run_id = task.metadata.run_id
+        context = self._contexts.setdefault(
+            run_id, new_context(run_id, task.metadata.dst_node_id, self.node_config)
+        )
+        reply = self._call(message, context)
+        request = to_submit(task.message_id, reply, lambda data: passing.append(self._cache.put(data)))
+        failpoint("client-before-upload")
+        self._upload(task, request, lease)
+        failpoint("client-before-submit")
+        return request, passing
+
+    def _call(self, message: Message, context: Context) -> Message:
+        """The app; whatever it raises becomes a ``GymError``."""
+        try:
+            return self.app(message, context)
+        except GymError:
+            raise
+        except Exception as error:  # a stranger's app may raise anything; the hub is told
+            log.exception("the app failed")
+            raise GymError(ErrorCode.INTERNAL, f"the app failed: {type(error).__name__}: {error}") from error
+
+    def _fetch(self, task: pb.Task, lease: Lease, passing: list[Path]) -> None:
+        """Hold the task against the policy, then bring what it refers to."""
+        if "task" in task.content.configs:
+            for entry in task.content.configs["task"].entries:
+                if entry.key == "spec":
+                    self.policy.check(parse_task(entry.value.text))
+        missing = [ref for ref in references(task.content) if not self._cache.has(ref.sha256, ref.size_bytes)]
+        total = sum(ref.size_bytes for ref in missing)
+        self.policy.check_download(total)
+        before, hooks = 0, self._hooks(lease)
+        for ref in missing:
+
+            def tell(done: int, _: int, before: int = before) -> None:
+                hooks.progress("fetch", before + done, total, None)
+
+            def fetch(ref: pb.ArrayRef = ref, tell: Callable[[int, int], None] = tell) -> Path:
+                return download(self.client, self._cache, ref.sha256, ref.size_bytes, tell, hooks.should_stop)
+
+            self._patiently(fetch, lease)
+            before += ref.size_bytes
+        passing.extend(
+            self._cache.path(ref.sha256) for ref in references(task.content) if ref.stype != DELTA_STYPE
+        )
+
+    def _upload(self, task: pb.Task, request: pb.SubmitRequest, lease: Lease) -> None:
+        """Bring every object that the reply names."""
+        refs = references(request.content)
+        self.policy.check_update(sum(ref.size_bytes for ref in refs))
+        hooks = self._hooks(lease)
+
+        def tell(done: int, total: int) -> None:
+            hooks.progress("upload", done, total, None)
+
+        for ref in refs:
+            path = self._object(task, ref)
+
+            def send(ref: pb.ArrayRef = ref, path: Path = path) -> None:
+                try:
+                    upload(self.client, ref.sha256, path, tell, hooks.should_stop)
+                except GymError as error:
+                    if error.code is not ErrorCode.LEASE_LOST:
+                        raise
+                    # The stream of before a reconnect still holds the object over there; it will let go.
+                    raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
+
+            self._patiently(send, lease)
+
+    def _object(self, task: pb.Task, ref: pb.ArrayRef) -> Path:
+        """The file of an object: the task's own delta, or what lies in the cache."""
+        own = TaskFolder(self.home.task_folder(task.message_id)).delta_path
+        if ref.stype == DELTA_STYPE and own.exists() and not self._cache.has(ref.sha256, ref.size_bytes):
+            return own
+        return self._cache.path(ref.sha256)
+
+    def _submit(self, request: pb.SubmitRequest, lease: Lease | None) -> dict[str, Any]:
+        reply = self._patiently(lambda: self.client.call("Submit", request), lease)
+        failpoint("client-after-submit")
+        receipt = json.loads(reply.receipt_json)
+        if not isinstance(receipt, dict):
+            raise GymError(
+                ErrorCode.INTERNAL, f"{self.client.address} gave a receipt that is not a JSON object"
+            )
+        return receipt
+
+    def _received(self, message_id: str, group: str, receipt: dict[str, Any]) -> None:
+        """The hub has the reply on its disk: keep the receipt, let the verdict decide on the residual."""
+        server = self.client.pin.server
+        self._check_receipt(receipt)
+        self.home.append_receipt({**receipt, "server": server, "task": message_id, "group": group})
+        folder = TaskFolder(self.home.task_folder(message_id))
+        verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
+        if folder.residual_path.exists() and verdict == "admitted" and update:
+            Residuals(self.home, server).stage(folder.residual_path, update)
+        folder.drop()
+        self._result.num_submitted += 1
+        self._result.receipts.append(receipt)
+        reason = f": {receipt['reason']}" if receipt.get("reason") else ""
+        what = f" update {update[:12]}" if update else ""
+        self.display.tell("receipt", f"receipt: {verdict}{what}{reason}", **receipt)
+
+    # ---- failures ----
+
+    def _failed(self, task: pb.Task, lease: Lease, error: GymError) -> None:
+        """Decide what a failure means: stop, drop the task, or tell the hub that it will get no answer."""
+        lost = lease.lost or (error if error.code in _GONE else None)
+        if self._stop.is_set() and error.code is ErrorCode.INTERRUPTED:
+            raise error
+        if lost is not None and lost.code in _GONE:
+            self.display.tell("lost", f"the server took the task back: {lost.message}", error=lost.to_dict())
+            if lost.code is not ErrorCode.LEASE_LOST:  # a lost lease may come again, with the work kept
+                TaskFolder(self.home.task_folder(task.message_id)).drop()
+            return
+        if lost is not None or error.code in _FATAL:
+            raise lost or error
+        self.display.tell("failed", f"task failed: {error}", error=error.to_dict())
+        self._failures += 1
+        try:
+            self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, error)), None)
+        except GymError as refused:
+            if refused.code not in _GONE:
+                raise
+        if self._failures >= _MAX_FAILURES_IN_A_ROW or not _may_pass(error):
+            raise error
+
+    def _patiently(self, action: Callable[[], T], lease: Lease | None) -> T:
+        """``patiently``, which also ends when the lease is lost."""
+
+        def attempt() -> T:
+            if lease is not None and lease.lost is not None:
+                raise lease.lost
+            return action()
+
+        return patiently(self.client, self._stop, self._tell_away, attempt)
+
+    def _tell_away(self, error: GymError, seconds: float) -> None:
+        self.display.tell("away", f"{error.message}; trying again in {seconds:.0f} s", error=error.to_dict())
+
+    # ---- account ----
+
+    def _check_receipt(self, receipt: dict[str, Any]) -> None:
+        """Raise ``SIGNATURE_INVALID`` unless the receipt of an update is signed by the hub's ledger key."""
+        if "update" in receipt:
+            signature = bytes.fromhex(str(receipt.get("ledger_signature", "")))
+            key = bytes.fromhex(self.client.pin.ledger_key)
+            verify_signature(key, {"ledger": receipt.get("ledger_hash", "")}, signature)
+
+    def _recover(self, verdicts: list[dict[str, Any]]) -> None:
+        """Fetch the receipts of updates that the hub has, but whose receipt a crash kept from this disk."""
+        judged = {verdict["update"] for verdict in verdicts}
+        for path in sorted(self.home.tasks.iterdir()):
+            finished = TaskFolder(path).finished()
+            if finished is None or finished.manifest.digest not in judged:
+                continue
+            records = update_records(finished, by_reference=True)
+            request = to_submit_records(path.name, records, lambda data: None)
+            self._received(path.name, str(finished.manifest.server_round), self._submit(request, None))
+
+    def _last_word(self) -> None:
+        """Verdicts and balance at the end, if the hub is still there."""
+        try:
+            account = self.client.call("Account", pb.AccountRequest())
+        except GymError as error:
+            if not is_passing(error):
+                raise
+            self.display.tell("away", f"no last word from the server: {error.message}", error=error.to_dict())
+        else:
+            self._take_account(account)
+
+    def _settle(self) -> list[dict[str, Any]]:
+        """Ask what became of the updates, and commit or discard what their encoding lost."""
+        return self._take_account(
+            self._patiently(lambda: self.client.call("Account", pb.AccountRequest()), None)
+        )
+
+    def _take_account(self, account: pb.AccountReply) -> list[dict[str, Any]]:
+        verdicts = [json.loads(text) for text in account.verdicts_json]
+        settled = Residuals(self.home, self.client.pin.server).settle(verdicts)
+        reasons = {v["update"]: v for v in verdicts}
+        for update, word in settled.items():
+            told = reasons[update]
+            why = f": {told['reason']}" if told.get("reason") else ""
+            self.display.tell("verdict", f"verdict: {word} update {update[:12]}{why}", **told)
+        if account.balance != self._result.balance:
+            self._result.balance = account.balance
+            self.display.tell("balance", f"balance: {account.balance} credits", balance=account.balance)
+        return verdicts
+
+
+def _may_pass(error: GymError) -> bool:
+    """Whether the next task may go better than this one."""
+    return error.code in _TASKS_OWN

@@ -1,0 +1,116 @@
+"""The contributor's Flower app: the task in, a signed delta out. Runs under the agent and in stock Flower.
+
+Settings come from the node's config (then the run's): ``home``, ``data``, ``data-format``, ``model``, ``device``,
+and ``by-reference``, which the agent sets to have the delta sent as an object. ``{partition}`` in ``home`` and
+``data`` stands for Flower's ``partition-id``, so that a simulation gives every node its own key and shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from gym_client.downloads import ObjectCache
+from gym_client.home import Home
+from gym_client.policy import Policy
+from gym_client.residuals import Residuals
+from gym_client.tasks import FinishedUpdate, TaskFolder
+from gym_client.work import Setup, parse_task, perform
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.limits import DELTA_STYPE
+from gym_fed.wire.records import reference
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Do one round. ``message.content`` holds ``task`` (the spec as JSON) and ``soups``."""
+    spec = parse_task(_spec_text(message.content))
+    home = Home.open(_text(context, "home"))
+    policy = Policy.load(home.policy_path)
+    policy.check(spec)
+    cache = ObjectCache(home.objects)
+    _keep_soups(message.content, cache, policy)
+    setup = Setup(
+        data=_text(context, "data"),
+        data_format=_text(context, "data-format") or "auto",
+        model=_text(context, "model"),
+        device=_text(context, "device") or "auto",
+    )
+    finished = perform(spec, message.metadata.message_id, home, policy, setup, cache.path)
+    by_reference = bool(context.node_config.get("by-reference", False))
+    reply = Message(update_records(finished, by_reference), reply_to=message)
+    if not by_reference:  # stock Flower has no verdicts: what is returned counts as accepted
+        folder = TaskFolder(home.task_folder(message.metadata.message_id))
+        residuals = Residuals(home, spec.server)
+        if folder.residual_path.exists():
+            residuals.stage(folder.residual_path, finished.manifest.digest)
+            residuals.accept(finished.manifest.digest)
+        folder.drop()
+    return reply
+
+
+def update_records(finished: FinishedUpdate, by_reference: bool) -> RecordDict:
+    """The reply that carries an update: manifest and signature, the delta, and figures for people."""
+    manifest = finished.manifest
+    if by_reference:
+        delta = reference(manifest.delta_sha256, manifest.delta_bytes)
+    else:
+        data = finished.delta_path.read_bytes()
+        delta = Array(dtype="uint8", shape=(len(data),), stype=DELTA_STYPE, data=data)
+    told: dict[str, Any] = {
+        "manifest": manifest.model_dump_json(),
+        "signature": finished.signature,
+        "public_key": finished.public_key,
+    }
+    metrics: dict[str, Any] = {**finished.metrics, "num-examples": manifest.num_examples}
+    return RecordDict(
+        {
+            "update": ConfigRecord(told),
+            "delta": ArrayRecord({manifest.delta_sha256: delta}),
+            "metrics": MetricRecord(metrics),
+        }
+    )
+
+
+def _spec_text(content: RecordDict) -> str:
+    task = content.get("task")
+    text = task.get("spec") if isinstance(task, ConfigRecord) else None
+    if not isinstance(text, str):
+        raise GymError(
+            ErrorCode.POLICY_REFUSED, "the message carries no task (config record 'task', key 'spec')"
+        )
+    return text
+
+
+def _keep_soups(content: RecordDict, cache: ObjectCache, policy: Policy) -> None:
+    """Put soups that came inside the message (stock Flower) into the cache."""
+    soups = content.get("soups")
+    if not isinstance(soups, ArrayRecord):
+        return
+    policy.check_download(sum(len(array.data) for array in soups.values()))
+    for sha256, array in soups.items():
+        if not array.data:
+            continue
+        found = hashlib.sha256(array.data).hexdigest()
+        if found != sha256:
+            raise GymError(ErrorCode.HASH_MISMATCH, f"soup {sha256} came with bytes of sha256 {found}")
+        cache.put(array.data)
+
+
+def _text(context: Context, key: str) -> str | None:
+    value = context.node_config.get(key, context.run_config.get(key))
+    if value is None:
+        return None
+    text = str(value)
+    if "{partition}" not in text:
+        return text
+    partition = context.node_config.get("partition-id")
+    if partition is None:
+        raise GymError(ErrorCode.USAGE, f"{key}: {text!r} needs a partition-id in the node's config")
+    return str(Path(text.replace("{partition}", str(partition))))

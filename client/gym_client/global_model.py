@@ -1,0 +1,121 @@
+"""The global version on this machine: base plus committed soups, kept between rounds, lineage checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.task import TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gym_fed.delta import BaseSpec
+
+
+class GlobalModel:
+    """A base model in memory and the tensors of the global version, float32 on the CPU."""
+
+    def __init__(self, source: str) -> None:
+        """Load the base.
+
+        Args:
+            source: ``gym-nano``, a model folder, or a Hugging Face name in the local cache.
+
+        Raises:
+            GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
+        """
+        from gym_fed.delta import BaseSpec
+        from gym_fed.models import load_model
+
+        loaded = load_model(source, dtype="float32", device="cpu")
+        self.source = source
+        self.model: Any = loaded.model
+        self.tokenizer: Any = loaded.tokenizer
+        self.base: BaseSpec = BaseSpec.of(self.model, source)
+        self.tensors: dict[str, Tensor] = {}
+        self._applied: list[str] = []
+        self._take_tensors()
+
+    def require_base(self, digest: str, name: str) -> None:
+        """Raise ``BASE_MISMATCH`` unless this is the federation's base."""
+        if self.base.digest != digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the model {self.source!r} has digest {self.base.digest}, "
+                f"the federation's base {name!r} has {digest}",
+                "give the folder of the federation's base with --model PATH",
+            )
+
+    def version_spec(self, spec: TaskSpec) -> BaseSpec:
+        """What a delta against the task's global version is made for."""
+        from gym_fed.delta import BaseSpec
+
+        return BaseSpec(spec.base_model, spec.version_digest, self.base.shapes)
+
+    def advance(self, spec: TaskSpec, path_of: Callable[[str], Path]) -> None:
+        """Bring model and tensors to the task's global version, applying only soups that are not in yet.
+
+        Args:
+            spec: The task; its soups lead from the base to the version.
+            path_of: File of a soup, by sha256.
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` when the base or a soup does not belong, ``DELTA_INVALID``.
+        """
+        from gym_fed.delta import BaseSpec, DeltaFile, apply_delta
+
+        self.require_base(spec.base_digest, spec.base_model)
+        wanted = [soup.sha256 for soup in spec.soups]
+        if wanted[: len(self._applied)] != self._applied:
+            self.reload()
+        parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
+        for at in range(len(self._applied), len(wanted)):
+            parent = BaseSpec(spec.base_model, parents[at], self.base.shapes)
+            with DeltaFile.open(path_of(wanted[at]), parent) as soup:
+                apply_delta(self.tensors, soup)
+            self._applied.append(wanted[at])
+        self.restore()
+
+    def restore(self) -> None:
+        """Put the global version back into the model after it was trained."""
+        import torch
+
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.tensors[name])
+                parameter.requires_grad_(True)
+
+    def reload(self) -> None:
+        """Start from the base again, from disk."""
+        from gym_fed.delta import tensors_digest
+        from gym_fed.models import load_model
+
+        self.model = load_model(self.source, dtype="float32", device="cpu").model
+        found = tensors_digest(self.model)
+        if found != self.base.digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the model {self.source!r} changed on disk: {found}",
+                "restore its files",
+            )
+        self._applied = []
+        self._take_tensors()
+
+    def _take_tensors(self) -> None:
+        from gym_fed.delta import model_tensors
+
+        self.tensors = {name: tensor.clone() for name, tensor in model_tensors(self.model).items()}
+
+
+_loaded: dict[str, GlobalModel] = {}
+
+
+def global_model(source: str) -> GlobalModel:
+    """The model of this process for a source; another source takes the place of the last one."""
+    if source not in _loaded:
+        _loaded.clear()
+        _loaded[source] = GlobalModel(source)
+    return _loaded[source]

@@ -1,0 +1,58 @@
+"""Heartbeats: a thread that keeps the lease of the task under way and notes when it is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gym_client.backoff import is_passing
+from gym_client.transport import HubClient
+from gym_fed.errors import GymError
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+_BEATS_PER_LEASE = 3
+
+
+class Lease:
+    """One task's lease; the beating thread and the working one share it."""
+
+    def __init__(self, message_id: str, seconds: float) -> None:
+        self.message_id = message_id
+        self.seconds = seconds
+        self.lost: GymError | None = None
+        self.phase, self.done, self.total = "fetch", 0, 0
+        self.ended = threading.Event()
+
+    def note(self, phase: str, done: int, total: int) -> None:
+        """What the next heartbeat tells."""
+        self.phase, self.done, self.total = phase, done, total
+
+    @property
+    def request(self) -> pb.HeartbeatRequest:
+        return pb.HeartbeatRequest(
+            message_id=self.message_id, phase=self.phase, done=max(0, self.done), total=max(0, self.total)
+        )
+
+
+@contextmanager
+def heartbeats(client: HubClient, lease: Lease) -> Iterator[Lease]:
+    """Beat three times a lease while the block runs."""
+    thread = threading.Thread(target=_beat, args=(client, lease), name="heartbeats", daemon=True)
+    thread.start()
+    try:
+        yield lease
+    finally:
+        lease.ended.set()
+        thread.join(timeout=1.0)  # a call under way ends by its deadline; nobody waits for it
+
+
+def _beat(client: HubClient, lease: Lease) -> None:
+    while not lease.ended.wait(lease.seconds / _BEATS_PER_LEASE):
+        try:
+            reply = client.call("Heartbeat", lease.request, seconds=max(1.0, lease.seconds))
+            lease.seconds = reply.lease_seconds or lease.seconds
+        except GymError as error:
+            if not is_passing(error):  # the hub may be restarting; the lease is on its disk
+                lease.lost = error
+                return

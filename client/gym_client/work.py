@@ -1,0 +1,209 @@
+"""One round on the contributor's machine: global version, training, encoding, signature. No network here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from gym_client.data import Data, load_data
+from gym_client.global_model import GlobalModel, global_model
+from gym_client.home import Home
+from gym_client.hooks import Hooks, current_hooks
+from gym_client.policy import Policy
+from gym_client.residuals import Residuals
+from gym_client.tasks import FinishedUpdate, TaskFolder, Trained
+from gym_fed.config.task import TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from gym_fed.config.training import TrainingConfig
+    from gym_fed.training import TrainResult
+
+_CHECKPOINTS_PER_ROUND = 10
+_LOGGED_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is the contributor's own affair: data, model and device."""
+
+    data: str | None = None
+    """A file, or None for the built-in example."""
+    data_format: str = "auto"
+    model: str | None = None
+    """Where the base is on this machine; None for the name that the task gives."""
+    device: str = "auto"
+
+
+def parse_task(text: str) -> TaskSpec:
+    """Read a task strictly.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` naming every key that is unknown, and every value that is off.
+    """
+    try:
+        return TaskSpec.model_validate_json(text)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"]) or "task"
+            unknown = problem["type"] == "extra_forbidden"
+            lines.append(f"{where}: {'unknown key' if unknown else problem['msg']}")
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the task is refused: {'; '.join(lines)}",
+            "a task may carry data for training and nothing else; tell the coordinator",
+        ) from error
+
+
+def perform(
+    spec: TaskSpec,
+    message_id: str,
+    home: Home,
+    policy: Policy,
+    setup: Setup,
+    soup_path: Callable[[str], Path],
+) -> FinishedUpdate:
+    """Do a task, or what is left of it.
+
+    Args:
+        spec: The task.
+        message_id: Names the task's folder.
+        home: Key, task folders and residuals.
+        policy: Limits of this machine.
+        setup: Data, model and device.
+        soup_path: File of a soup by its sha256, fetched before.
+
+    Returns:
+        The signed update; the same one, nonce included, however often it is asked for.
+
+    Raises:
+        GymError: ``POLICY_REFUSED``, ``BASE_MISMATCH``, ``INTERRUPTED`` (a checkpoint is kept), and whatever
+            the data, the model or the training give.
+    """
+    policy.check(spec)
+    data = load_data(setup.data, setup.data_format)
+    folder = TaskFolder(home.task_folder(message_id))
+    source = setup.model or spec.base_model
+    folder.begin(spec, {"data": data.digest, "device": setup.device, "model": source})
+    done = folder.renewed(spec, home.key)
+    if done is not None:
+        return done
+    model = global_model(source)
+    model.advance(spec, soup_path)
+    result = _train(spec, model, data, folder, policy, setup)
+    failpoint("client-trained")
+    current_hooks().progress("encode", 0, 1, None)
+    trained = _encode(spec, model, result, folder, Residuals(home, spec.server))
+    if spec.recipe.finetuning == "lora":
+        result.model.unload()
+    model.restore()
+    limit = min(policy.max_update_bytes, spec.max_update_bytes)
+    if trained.size_bytes > limit:
+        raise GymError(
+            ErrorCode.TOO_LARGE,
+            f"the update is {trained.size_bytes} bytes, over the limit of {limit}",
+            "raise max_update_bytes in policy.yaml" if limit == policy.max_update_bytes else "",
+        )
+    current_hooks().progress("encode", 1, 1, None)
+    failpoint("client-encoded")
+    return folder.finish(spec, trained, home.key)
+
+
+def training_config(spec: TaskSpec, output_dir: Path, device: str) -> TrainingConfig:
+    """The recipe of a task as the trainer's config. The round's number is added to the seed."""
+    from gym_fed.config.training import LoraSettings, TrainingConfig
+
+    recipe = spec.recipe
+    return TrainingConfig(
+        algorithm=recipe.algorithm,
+        finetuning=recipe.finetuning,
+        lora=LoraSettings(**recipe.lora.model_dump()),
+        max_steps=recipe.max_steps,
+        learning_rate=recipe.learning_rate,
+        per_device_train_batch_size=recipe.per_device_train_batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation_steps,
+        max_length=recipe.max_length,
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        lr_scheduler_type=recipe.lr_scheduler_type,
+        seed=recipe.seed + spec.server_round,
+        device=device,
+        output_dir=output_dir,
+        save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
+        save_final=False,
+    )
+
+
+def _train(
+    spec: TaskSpec, model: GlobalModel, data: Data, folder: TaskFolder, policy: Policy, setup: Setup
+) -> TrainResult:
+    from gym_fed.training import Trainer
+
+    hooks = current_hooks()
+    until = time.monotonic() + policy.max_seconds
+    trainer = Trainer(
+        training_config(spec, folder.prepare_run(), setup.device),
+        model=model.model,
+        tokenizer=model.tokenizer,
+        on_step=lambda step, total, loss: hooks.progress("train", step, total, loss),
+        should_stop=lambda: hooks.should_stop() or time.monotonic() > until,
+    )
+    try:
+        return trainer.train(dataset=data.rows, resume=True)
+    except GymError as error:
+        raise _told(error, hooks, policy, until) from error
+    finally:
+        hooks.progress("train", spec.recipe.max_steps, spec.recipe.max_steps, None)
+
+
+def _told(error: GymError, hooks: Hooks, policy: Policy, until: float) -> GymError:
+    """The trainer's interruption in the contributor's words; other errors as they are."""
+    if error.code is not ErrorCode.INTERRUPTED:
+        return error
+    if not hooks.should_stop() and time.monotonic() > until:
+        return GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"training took longer than this machine's max_seconds of {policy.max_seconds}",
+            "raise max_seconds in policy.yaml to allow it",
+        )
+    return GymError(
+        ErrorCode.INTERRUPTED, "stopped at a checkpoint", "run the same command again to go on from there"
+    )
+
+
+def _encode(
+    spec: TaskSpec, model: GlobalModel, result: TrainResult, folder: TaskFolder, residuals: Residuals
+) -> Trained:
+    """Write the delta against the global version, and stage what its encoding lost."""
+    from gym_fed.delta import encode_delta, lora_delta
+    from gym_fed.training import lora_factors
+
+    version = model.version_spec(spec)
+    if spec.recipe.finetuning == "lora":
+        report = lora_delta(lora_factors(result.model), folder.delta_path, version)
+    else:
+        feedback = residuals.load(spec.base_digest) if spec.codec.error_feedback else None
+        report = encode_delta(
+            result.model, model.tensors, spec.codec, folder.delta_path, version, residual=feedback
+        )
+        if feedback is not None:
+            feedback.stage(folder.residual_path)
+    return Trained(report.sha256, report.size_bytes, result.num_examples, _metrics(result, report.norm))
+
+
+def _metrics(result: Any, norm: float) -> dict[str, float]:
+    first = result.losses[:_LOGGED_STEPS]
+    return {
+        "train_loss": float(result.final_loss),
+        "first_loss": sum(first) / len(first),
+        "num_steps": float(result.steps),
+        "num_tokens": float(result.num_tokens),
+        "update_norm": float(norm),
+    }
