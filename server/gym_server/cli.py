@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +27,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Override = Annotated[list[str], typer.Option("--set", help="Override a config value: a.b=value.")]
 
 DEFAULT_FOLDER = Path("hub")
+
+
+def print_event(event: dict[str, Any]) -> None:
+    """One line of JSON, at once, for whoever follows a running hub."""
+    typer.echo(json.dumps(event, sort_keys=True))
+    sys.stdout.flush()
 
 
 def _print_version(value: bool) -> None:
@@ -82,14 +90,14 @@ def run(
         opened.append(fed)
         host = fed.config.listen.rpartition(":")[0]
         if as_json:
-            print_json({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
+            print_event({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
         else:
             out.print(f"[bold]{fed.config.name}[/bold] listens on {host}:{port}, TLS key {fed.fingerprint}")
 
     def ended(current: Round) -> None:
         line = describe_round(opened[0], current.server_round)
         if as_json:
-            print_json({"event": "round", **line})
+            print_event({"event": "round", **line})
         else:
             out.print(line["text"])
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 
 from gym_fed.wire.records import from_wire, references, to_wire
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -39,6 +40,9 @@ class HubGrid(Grid):  # type: ignore[misc]
         self._fed = federation
         self._notify = notify
         self._run = Run.create_empty(RUN_ID)
+        # Flower stamps messages with the identity of the process's task, which its own runtime sets.
+        TaskIdentity.task_id = TaskIdentity.run_id = RUN_ID
+        TaskIdentity.node_id = _HUB_NODE_ID
 
     def set_run(self, run: Run) -> None:
         """Use Flower's description of the run instead of the empty one."""

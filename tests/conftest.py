@@ -1,0 +1,51 @@
+"""Fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared_folder() -> Path:
+    """The team's models and data."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is absent: no shared models and data on this machine")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level model of a few thousand random weights, as a folder: rounds with it take a moment."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from gym_fed.models import load_tokenizer
+
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer("gym-nano")
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=36,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

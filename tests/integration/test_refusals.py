@@ -1,0 +1,231 @@
+"""What a hub refuses, over real gRPC with TLS: each with its own error, and with flat memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey
+from gym_fed.wire.errors import from_rpc_error
+from gym_fed.wire.v1 import hub_pb2 as pb
+from tests.support.contributor import RawContributor, chunks, random_delta, spec_of
+from tests.support.hub import HubProcess
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[HubProcess]:
+    folder = tmp_path_factory.mktemp("hub")
+    config = {
+        "rounds": {"num_rounds": 50, "min_contributors": 40, "deadline_seconds": 3000, "lease_seconds": 600},
+        "soup": {"aggregator": "mean", "num_malicious_nodes": 0},
+        "admission": {"max_update_bytes": 64 * MIB, "max_norm": 1000.0},
+    }
+    hub = HubProcess(folder / "hub", config, str(tiny_base)).start()
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture
+def contributor(hub: HubProcess) -> Iterator[RawContributor]:
+    found = RawContributor(hub.address).enrol()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def delta(contributor: RawContributor, tmp_path: Path, tiny_base: Path) -> bytes:
+    seed = int.from_bytes(contributor.key.public_key[:4], "little")
+    return random_delta(tmp_path, contributor.status.base_digest, seed, str(tiny_base))
+
+
+def refused(code: ErrorCode, function: object, *arguments: object) -> GymError:
+    with pytest.raises(GymError) as caught:
+        function(*arguments)  # type: ignore[operator]
+    assert caught.value.code is code, caught.value
+    return caught.value
+
+
+def test_an_honest_update_is_admitted_with_a_signed_receipt(
+    contributor: RawContributor, delta: bytes
+) -> None:
+    receipt = contributor.contribute(delta)
+    assert receipt["verdict"] == "admitted"
+    assert len(bytes.fromhex(receipt["ledger_signature"])) == 64
+
+
+def test_the_same_answer_again_gets_the_same_receipt(contributor: RawContributor, delta: bytes) -> None:
+    task = contributor.next_task()
+    contributor.upload(delta)
+    manifest = contributor.manifest(task, delta)
+    first = contributor.submit(task.message_id, manifest)
+    assert contributor.submit(task.message_id, manifest) == first
+
+
+def test_an_upload_larger_than_declared_is_refused(contributor: RawContributor, delta: bytes) -> None:
+    name = hashlib.sha256(delta).hexdigest()
+    contributor.call(
+        contributor.stub.BeginUpload, pb.BeginUploadRequest(sha256=name, size_bytes=len(delta) - 1)
+    )
+    error = refused(ErrorCode.TOO_LARGE, contributor.call, contributor.stub.Upload, chunks(name, delta))
+    assert str(len(delta) - 1) in error.message
+
+
+def test_a_declaration_above_the_cap_is_refused_before_a_byte(contributor: RawContributor) -> None:
+    request = pb.BeginUploadRequest(sha256="a" * 64, size_bytes=64 * MIB + 1)
+    error = refused(ErrorCode.TOO_LARGE, contributor.call, contributor.stub.BeginUpload, request)
+    assert str(64 * MIB) in error.message
+
+
+def test_bytes_that_do_not_hash_to_their_name_are_refused(contributor: RawContributor) -> None:
+    refused(ErrorCode.HASH_MISMATCH, contributor.upload, b"x" * 100, 100, "b" * 64)
+
+
+def test_an_undeclared_object_is_refused(contributor: RawContributor) -> None:
+    refused(ErrorCode.NOT_FOUND, contributor.call, contributor.stub.Upload, chunks("c" * 64, b"data"))
+
+
+def test_an_upload_goes_on_where_it_stopped(contributor: RawContributor) -> None:
+    data = bytes(range(256)) * 20_000
+    name = hashlib.sha256(data).hexdigest()
+    begin = pb.BeginUploadRequest(sha256=name, size_bytes=len(data))
+    contributor.call(contributor.stub.BeginUpload, begin)
+    partial = contributor.call(contributor.stub.Upload, chunks(name, data[: 3 * MIB]))
+    assert (partial.offset, partial.complete) == (3 * MIB, False)
+    assert contributor.call(contributor.stub.BeginUpload, begin).offset == 3 * MIB
+    gap = refused(ErrorCode.USAGE, contributor.call, contributor.stub.Upload, chunks(name, data, 4 * MIB))
+    assert "offset" in gap.message
+    assert contributor.upload(data).complete
+
+
+def test_a_body_before_authentication_is_refused_and_memory_stays_flat(hub: HubProcess) -> None:
+    stranger = RawContributor(hub.address)
+    before, sent = hub.peak_memory_bytes(), [0]
+
+    def body() -> Iterator[pb.UploadChunk]:
+        for index in range(512):
+            sent[0] = index + 1
+            yield pb.UploadChunk(sha256="d" * 64, offset=index * MIB, data=bytes(MIB))
+
+    refused(ErrorCode.UNAUTHENTICATED, stranger.call, stranger.stub.Upload, body())
+    stranger.close()
+    assert sent[0] < 512
+    assert hub.peak_memory_bytes() - before < 32 * MIB
+
+
+def test_a_message_above_the_cap_is_refused_before_it_is_buffered(contributor: RawContributor) -> None:
+    request = pb.UploadChunk(sha256="e" * 64, data=bytes(8 * MIB))
+    with pytest.raises(grpc.RpcError) as caught:
+        contributor.stub.Upload(iter([request]), timeout=30, metadata=contributor.metadata)
+    assert from_rpc_error(caught.value, "hub").code is ErrorCode.TOO_LARGE
+
+
+def test_a_forged_session_is_refused(hub: HubProcess, contributor: RawContributor) -> None:
+    contributor.session = contributor.session[:-4] + "0000"
+    refused(ErrorCode.UNAUTHENTICATED, contributor.call, contributor.stub.Account, pb.AccountRequest())
+
+
+def test_a_replayed_manifest_is_refused(hub: HubProcess, contributor: RawContributor, delta: bytes) -> None:
+    task = contributor.next_task()
+    contributor.upload(delta)
+    manifest = contributor.manifest(task, delta)
+    contributor.submit(task.message_id, manifest)
+    other = RawContributor(hub.address, key=contributor.key)
+    other.session = contributor.session
+    changed = manifest.model_copy(update={"num_examples": 99})
+    refused(ErrorCode.REPLAYED, other.submit, task.message_id, changed)
+    other.close()
+
+
+def test_another_contributors_signature_is_refused(
+    hub: HubProcess, contributor: RawContributor, delta: bytes
+) -> None:
+    task = contributor.next_task()
+    contributor.upload(delta)
+    manifest = contributor.manifest(task, delta)
+    refused(
+        ErrorCode.SIGNATURE_INVALID,
+        contributor.submit,
+        task.message_id,
+        manifest,
+        manifest.sign(SigningKey.generate()),
+    )
+    as_other = contributor.manifest(task, delta, contributor="c0000000000000000")
+    refused(ErrorCode.SIGNATURE_INVALID, contributor.submit, task.message_id, as_other)
+    assert contributor.submit(task.message_id, manifest)["verdict"] == "admitted"
+
+
+def test_an_update_for_an_old_base_is_refused(contributor: RawContributor, delta: bytes) -> None:
+    task = contributor.next_task()
+    contributor.upload(delta)
+    old = contributor.manifest(task, delta, base_digest="sha256:" + "0" * 64)
+    receipt = contributor.submit(task.message_id, old)
+    assert (receipt["verdict"], receipt["code"]) == ("refused", "base-mismatch")
+
+
+def test_an_update_for_a_round_that_is_past_is_refused(contributor: RawContributor, delta: bytes) -> None:
+    task = contributor.next_task()
+    contributor.upload(delta)
+    past = contributor.manifest(task, delta, server_round=spec_of(task).server_round + 7)
+    receipt = contributor.submit(task.message_id, past)
+    assert (receipt["verdict"], receipt["code"]) == ("refused", "stale")
+
+
+def test_a_copy_of_anothers_delta_is_refused(
+    hub: HubProcess, contributor: RawContributor, delta: bytes
+) -> None:
+    assert contributor.contribute(delta)["verdict"] == "admitted"
+    copier = RawContributor(hub.address, name="copier").enrol()
+    receipt = copier.contribute(delta)
+    copier.close()
+    assert (receipt["verdict"], receipt["code"]) == ("refused", "update-refused")
+    assert "copy" in receipt["reason"]
+
+
+def test_a_malformed_delta_is_refused_by_name(contributor: RawContributor, delta: bytes) -> None:
+    receipt = contributor.contribute(delta[:-50])
+    assert (receipt["verdict"], receipt["code"]) == ("refused", "delta-invalid")
+
+
+def test_an_update_above_the_norm_cap_is_refused(
+    contributor: RawContributor, tmp_path: Path, tiny_base: Path
+) -> None:
+    huge = random_delta(tmp_path, contributor.status.base_digest, 12345, str(tiny_base), scale=1e3)
+    receipt = contributor.contribute(huge)
+    assert (receipt["verdict"], receipt["code"]) == ("refused", "update-refused")
+    assert "cap" in receipt["reason"]
+
+
+def test_another_nodes_task_cannot_be_answered(
+    hub: HubProcess, contributor: RawContributor, delta: bytes
+) -> None:
+    task = contributor.next_task()
+    thief = RawContributor(hub.address, name="thief").enrol()
+    thief.upload(delta)
+    refused(ErrorCode.PERMISSION_DENIED, thief.submit, task.message_id, thief.manifest(task, delta))
+    thief.close()
+
+
+def test_anothers_upload_cannot_be_read(hub: HubProcess, contributor: RawContributor, delta: bytes) -> None:
+    contributor.upload(delta)
+    name = hashlib.sha256(delta).hexdigest()
+    reader = RawContributor(hub.address, name="reader").enrol()
+    assert reader.upload(delta).complete  # knowing the hash is enough to skip the upload, not to read
+    refused(ErrorCode.NOT_FOUND, reader.download, name)
+    assert contributor.download(name) == delta
+    reader.close()
+
+
+def test_every_verdict_is_in_a_ledger_that_verifies(hub: HubProcess) -> None:
+    found = hub.ask("ledger", "verify")
+    assert found["valid"]
+    assert found["updates"] >= 8
+    verdicts = [e["body"] for e in hub.ask("ledger", "show") if e["kind"] == "verdict"]
+    assert {"admitted", "refused"} <= {v["verdict"] for v in verdicts}
+    assert any(v["reason"].startswith("signature-invalid") for v in verdicts)

@@ -1,0 +1,1 @@
+"""What several test folders share: real hubs, real contributors, real processes."""

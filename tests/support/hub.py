@@ -1,0 +1,150 @@
+"""A hub as a real process, in a folder of its own, that can be killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+BIN = Path(sys.executable).parent
+START_SECONDS = 60
+
+
+class HubProcess:
+    """`gym-server run` on a free loopback port."""
+
+    def __init__(
+        self, folder: Path, config: dict[str, Any] | None = None, base_model: str = "gym-nano"
+    ) -> None:
+        self.folder = folder
+        subprocess.run(
+            [BIN / "gym-server", "init", "--dir", folder, "--enrolment", "open", "--base-model", base_model],
+            check=True,
+            capture_output=True,
+        )
+        self.configure({"listen": "127.0.0.1:0", **(config or {})})
+        self.process: subprocess.Popen[str] | None = None
+        self.port = 0
+        self.fingerprint = ""
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Overwrite keys of the config file, deeply."""
+        path = self.folder / "gym-server.yaml"
+        path.write_text(yaml.safe_dump(_merged(yaml.safe_load(path.read_text()), changes)))
+
+    def start(self, *arguments: str, failpoints: str = "") -> HubProcess:
+        """Start and wait until it listens; the port stays the same over restarts."""
+        with open(self.folder / "stderr.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [BIN / "gym-server", "run", "--dir", self.folder, "--json", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "GYM_FAILPOINTS": failpoints},
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the hub did not start:\n{(self.folder / 'stderr.log').read_text()[-3000:]}"
+        event = json.loads(line)
+        self.port, self.fingerprint = event["port"], event["fingerprint"]
+        self.configure({"listen": f"127.0.0.1:{self.port}"})
+        return self
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+    def wait_killed(self, seconds: float = 120) -> None:
+        """Wait until a failpoint has killed it."""
+        assert self.process is not None
+        assert self.process.wait(timeout=seconds) == -signal.SIGKILL
+
+    def wait_done(self, seconds: float = 180) -> None:
+        """Wait for a run with --exit-when-done."""
+        assert self.process is not None
+        status = self.process.wait(timeout=seconds)
+        assert status == 0, (self.folder / "stderr.log").read_text()[-3000:]
+
+    def ask(self, *arguments: str) -> Any:
+        """The JSON answer of a gym-server command on this folder."""
+        return gym_server(*arguments, "--dir", str(self.folder))
+
+    def wait_for(self, what: str, condition: Any, seconds: float = 60) -> Any:
+        """Poll ``condition()`` until it is true."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := condition():
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"{what} did not happen in {seconds} s:\n{self.log()[-3000:]}")
+
+    def log(self) -> str:
+        return (self.folder / "stderr.log").read_text()
+
+    def peak_memory_bytes(self) -> int:
+        """High-water mark of the process's resident memory."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("no VmHWM")
+
+
+def gym_server(*arguments: str) -> Any:
+    """Run a gym-server command with --json."""
+    done = subprocess.run(
+        [BIN / "gym-server", *arguments, "--json"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def start_client(home: Path, hub: HubProcess, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
+    """`gym-client join` as a process; its output goes to ``home/client.log``."""
+    home.mkdir(parents=True, exist_ok=True)
+    command: Sequence[str] = [
+        str(BIN / "gym-client"),
+        "join",
+        "--server",
+        hub.address,
+        "--fingerprint",
+        hub.fingerprint,
+        "--home",
+        str(home),
+        "--yes",
+        *arguments,
+    ]
+    log = open(home / "client.log", "ab")  # noqa: SIM115 (the process owns it)
+    environment = {**os.environ, "GYM_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    return new
