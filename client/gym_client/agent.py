@@ -86,6 +86,7 @@ class Agent:
         node_config: What the app finds in ``context.node_config``; ``home`` and ``by-reference`` are added.
         policy: Limits on what is fetched, trained and sent; from the home when absent.
         display: Where news and progress go.
+        stop: Set from outside to end the work at the next checkpoint, as ``stop()`` does.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Agent:
         node_config: UserConfig | None = None,
         policy: Policy | None = None,
         display: Display | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self.app = app
         self.home = home
@@ -109,7 +111,7 @@ class Agent:
             "by-reference": True,
         }
         self._cache = ObjectCache(home.objects)
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self._contexts: dict[int, Context] = {}
         self._result = AgentResult()
         self._failures = 0

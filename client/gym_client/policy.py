@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from gym_fed.config.base import StrictModel
-from gym_fed.config.task import TaskSpec
+from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
 
@@ -58,11 +58,15 @@ class Policy(StrictModel):
 
     def check(self, spec: TaskSpec) -> None:
         """Raise ``POLICY_REFUSED`` naming the first field over its limit, with value and limit."""
-        recipe = spec.recipe
+        self.check_recipe(spec.recipe, spec.base_digest)
+        self.check_download(sum(soup.size_bytes for soup in spec.soups))
+
+    def check_recipe(self, recipe: TrainingRecipe, base_digest: str) -> None:
+        """As ``check``, for what a hub announces before there is a task."""
         _allowed("recipe.algorithm", recipe.algorithm, "algorithms", self.algorithms)
         _allowed("recipe.finetuning", recipe.finetuning, "finetuning", self.finetuning)
         if self.base_digests is not None:
-            _allowed("base_digest", spec.base_digest, "base_digests", self.base_digests)
+            _allowed("base_digest", base_digest, "base_digests", self.base_digests)
         _at_most("recipe.max_steps", recipe.max_steps, "max_steps", self.max_steps)
         _at_most("recipe.max_length", recipe.max_length, "max_length", self.max_length)
         batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
@@ -70,12 +74,6 @@ class Policy(StrictModel):
         _at_most("tokens per step", tokens, "max_tokens_per_step", self.max_tokens_per_step)
         if recipe.finetuning == "lora":
             _at_most("recipe.lora.r", recipe.lora.r, "max_lora_rank", self.max_lora_rank)
-        _at_most(
-            "soups' size_bytes",
-            sum(soup.size_bytes for soup in spec.soups),
-            "max_download_bytes",
-            self.max_download_bytes,
-        )
 
     def check_download(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` when one task asks to fetch too much."""

@@ -188,6 +188,12 @@ class HubClient:
         """Close the channel; calls under way end."""
         self._channel.close()
 
+    def __enter__(self) -> HubClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _open_channel(self) -> None:
         options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
         if self.pin.fingerprint:

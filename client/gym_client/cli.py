@@ -1,0 +1,204 @@
+"""`gym-client`: join, status, leave, id. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed import __version__
+from gym_fed.console import err, out, print_json, run_app
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_client.transport import HubClient
+
+app = typer.Typer(
+    name="gym-client",
+    help="Improve a shared model with your own data: train here, send only a compressed, signed delta.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+Server = Annotated[
+    str | None, typer.Option("--server", help="host or host:port of the hub.", show_default=False)
+]
+HomeFolder = Annotated[
+    Path | None,
+    typer.Option("--home", envvar="GYM_HOME", help="Keys, receipts and caches.", show_default="~/.gym-fed"),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"gym-fed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Improve a shared model with your own data: train here, send only a compressed, signed delta."""
+
+
+@app.command()
+def join(
+    server: Server = None,
+    invite: Annotated[str | None, typer.Option(help="An invite, or its token.", show_default=False)] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON, JSONL or text file. Default: the last one, else a small example.", show_default=False
+        ),
+    ] = None,
+    data_format: Annotated[
+        str | None,
+        typer.Option(help="auto, alpaca, sharegpt, messages or text.", show_default="auto"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder of the base model, if its name is not found.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Shown to the coordinator.", show_default="your id")
+    ] = None,
+    home: HomeFolder = None,
+    device: Annotated[str, typer.Option(help="auto takes CUDA, then MPS, then the CPU.")] = "auto",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Leave after so many.", show_default=False)
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Accept the terms, and a new server's key.")
+    ] = False,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="The server's key, sha256:...", show_default=False)
+    ] = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train for a hub, round after round. The same command again goes on where it was stopped."""
+    from gym_client.display import make_display
+    from gym_client.home import Home
+    from gym_client.join import JoinOptions
+    from gym_client.join import join as run_join
+    from gym_client.terminal import TerminalConsent
+
+    options = JoinOptions(
+        server, invite, data, data_format, model, name, device, rounds, fingerprint, insecure
+    )
+    folder = Home.open(home)
+    with folder.locked():
+        result = run_join(folder, options, TerminalConsent(yes, as_json), make_display(err, as_json))
+    summary: dict[str, Any] = {
+        "num_submitted": result.num_submitted,
+        "finished": result.finished,
+        "balance": result.balance,
+    }
+    if as_json:
+        sys.stdout.write(json.dumps({"event": "done", **summary}, sort_keys=True) + "\n")
+        return
+    balance = "unknown" if result.balance is None else f"{result.balance} credits"
+    out.print(
+        f"{result.num_submitted} updates sent; balance {balance}; receipts in {folder.receipts_path}",
+        markup=False,
+    )
+
+
+@app.command()
+def status(
+    server: Server = None, home: HomeFolder = None, insecure: Insecure = False, as_json: AsJson = False
+) -> None:
+    """Your balance at a hub, and what became of your updates."""
+    from gym_client.terminal import account_table
+    from gym_fed.wire.v1 import hub_pb2 as pb
+
+    with _enrolled(server, home, insecure) as client:
+        told = client.status()
+        account = client.call("Account", pb.AccountRequest())
+    found = {
+        "server": told.name,
+        "contributor": account.contributor,
+        "name": account.name,
+        "status": account.status,
+        "balance": account.balance,
+        "server_round": told.server_round,
+        "round_state": told.round_state,
+        "num_rounds": told.num_rounds,
+        "version_height": told.version_height,
+        "verdicts": [json.loads(text) for text in account.verdicts_json],
+    }
+    if as_json:
+        print_json(found)
+        return
+    out.print(account_table(found))
+
+
+@app.command()
+def leave(
+    server: Server = None, home: HomeFolder = None, insecure: Insecure = False, as_json: AsJson = False
+) -> None:
+    """Withdraw from a hub: no more tasks. What was earned stays in its ledger."""
+    from gym_fed.wire.v1 import hub_pb2 as pb
+
+    with _enrolled(server, home, insecure) as client:
+        contributor = client.pin.contributor
+        client.call("Leave", pb.LeaveRequest())
+        client.forget_enrolment()
+    if as_json:
+        print_json({"left": contributor, "server": client.pin.server})
+        return
+    out.print(
+        f"{contributor} has left {client.pin.name or client.address}; join again at any time", markup=False
+    )
+
+
+@app.command("id")
+def show_id(home: HomeFolder = None, as_json: AsJson = False) -> None:
+    """Your id, which a coordinator's allow-list needs. Makes the key on first use."""
+    from gym_client.home import Home
+
+    key = Home.open(home).key
+    if as_json:
+        print_json({"contributor": key.contributor, "public_key": key.public_key.hex()})
+        return
+    out.print(key.contributor)
+
+
+def _enrolled(server: str | None, home: Path | None, insecure: bool) -> HubClient:
+    """A client of a hub that was joined before."""
+    from gym_client.address import Address
+    from gym_client.home import Home
+    from gym_client.pins import ServerPin
+    from gym_client.transport import HubClient
+    from gym_client.trust import establish
+
+    if server is None:
+        raise GymError(ErrorCode.USAGE, "no server given", "pass --server HOST")
+    folder, address = Home.open(home), Address.parse(server)
+    pin = ServerPin.load(folder, address)
+    if pin is None or not pin.contributor:
+        raise GymError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{folder.folder} is not enrolled at {address}",
+            f"gym-client join --server {address}",
+        )
+    insecure = insecure or not pin.fingerprint
+    return HubClient(folder, address, establish(folder, address, None, lambda _: False, insecure))
+
+
+def main() -> None:
+    """Console entry point."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""How large an update will be, before anything is trained: exact for full deltas, up to the scalings for LoRA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_client.global_model import GlobalModel
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.task import LoraRecipe, TrainingRecipe
+
+_HEAD = "lm_head"
+
+
+def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:
+    """Bytes of the ``.gymdelta`` file that a round of this recipe makes, at most."""
+    from gym_quant import get_codec
+
+    from gym_fed.delta.budget import file_bytes
+    from gym_fed.delta.manifest import TensorRecord
+    from gym_fed.delta.policy import Choice, choose
+
+    if recipe.finetuning == "lora":
+        lora = get_codec("lora")
+        choices = []
+        for name, shape in _adapted(model.model, recipe.lora):
+            params = lora.normalise(
+                {"rank": recipe.lora.r, "scaling": recipe.lora.lora_alpha / recipe.lora.r}, shape
+            )
+            record = TensorRecord(name, shape, "lora", params)
+            choices.append(Choice(record, lora.payload_bytes(shape, params), "estimate"))
+    else:
+        choices = [choose(name, shape, codec) for name, shape in model.base.shapes.items()]
+    size = file_bytes(choices, model.base, {})
+    if codec.max_bits_per_weight is not None and recipe.finetuning == "full":
+        size = min(size, int(model.base.num_parameters * codec.max_bits_per_weight / 8))
+    return size
+
+
+def _adapted(model: Any, recipe: LoraRecipe) -> list[tuple[str, tuple[int, int]]]:
+    """Names and shapes of the linear weights that the recipe adapts, by PEFT's rules."""
+    import torch
+
+    found: list[tuple[str, tuple[int, int]]] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        last = name.rpartition(".")[2]
+        wanted = last != _HEAD if recipe.target_modules == "all-linear" else last in recipe.target_modules
+        if wanted:
+            found.append((f"{name}.weight", (module.out_features, module.in_features)))
+    return found

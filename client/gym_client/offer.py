@@ -1,0 +1,148 @@
+"""What is shown before anything is sent: what leaves this machine, what runs on it, and on which data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from gym_client.data import Data
+from gym_client.display import readable_bytes
+from gym_client.estimate import update_bytes
+from gym_client.global_model import GlobalModel
+from gym_client.transport import HubClient
+from gym_client.work import Setup
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.task import TrainingRecipe
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+_BF16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The terms of joining, for people and as JSON."""
+
+    server: str
+    address: str
+    fingerprint: str
+    contributor: str
+    name: str
+    base_model: str
+    base_digest: str
+    recipe: dict[str, Any]
+    codec: dict[str, Any]
+    update_bytes: int
+    bf16_bytes: int
+    device: str
+    data: str
+    num_examples: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def panel(self) -> Panel:
+        """For a terminal."""
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for label, text in self.lines():
+            table.add_row(label, Text(text))
+        return Panel(table, title=f"join {self.server} at {self.address}", expand=False)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Label and text of every line."""
+        ratio = self.bf16_bytes / max(1, self.update_bytes)
+        recipe, codec = self.recipe, self.codec
+        batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
+        written = "LoRA factors in bf16" if recipe["finetuning"] == "lora" else f"codec {codec['codec']}"
+        key = self.fingerprint or "none: plain text, on this machine only"
+        return [
+            (
+                "leaves this machine",
+                f"public key of {self.contributor}, the name {self.name!r}, and each round:",
+            ),
+            (
+                "",
+                f"a delta of at most {readable_bytes(self.update_bytes)} ({written}; {ratio:.1f} x smaller than the "
+                f"model in bf16, {readable_bytes(self.bf16_bytes)})",
+            ),
+            ("", "a signed manifest: round, digests, number of examples, loss, tokens, time"),
+            ("never leaves", "your data, your private key"),
+            (
+                "runs here",
+                f"{recipe['algorithm']}, {recipe['finetuning']} fine-tuning of {self.base_model}: {recipe['max_steps']} "
+                f"steps a round, learning rate {recipe['learning_rate']:g}, batch {batch} x {recipe['max_length']} tokens",
+            ),
+            ("device", self.device),
+            ("data", f"{self.num_examples} examples: {self.data}"),
+            ("server's key", key),
+        ]
+
+
+def make_offer(
+    client: HubClient, status: pb.StatusReply, model: GlobalModel, data: Data, setup: Setup, name: str
+) -> Offer:
+    """Put the terms together from the hub's status and this machine.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` for another base than the federation's; ``POLICY_REFUSED`` for a recipe that asks
+            for things a contributor does not know.
+    """
+    model.require_base(status.base_digest, status.base_model)
+    recipe, codec = announced(status)
+    return Offer(
+        server=status.name,
+        address=str(client.address),
+        fingerprint=client.pin.fingerprint,
+        contributor=client.home.key.contributor,
+        name=name,
+        base_model=status.base_model,
+        base_digest=status.base_digest,
+        recipe=recipe.model_dump(mode="json"),
+        codec=codec.model_dump(mode="json"),
+        update_bytes=update_bytes(model, recipe, codec),
+        bf16_bytes=_BF16_BYTES * model.base.num_parameters,
+        device=describe_device(setup.device),
+        data=data.description,
+        num_examples=len(data.rows),
+    )
+
+
+def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
+    """The recipe and codec that the hub says its rounds have.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` naming what is unknown or off.
+    """
+    try:
+        told = json.loads(status.recipe_json)
+        return TrainingRecipe.model_validate(told["recipe"]), CodecPolicy.model_validate(told["codec"])
+    except (ValueError, KeyError, TypeError) as error:
+        what = str(error)
+        if isinstance(error, ValidationError):
+            what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the server announces a recipe that is refused: {what}",
+            "update gym-fed",
+        ) from error
+
+
+def describe_device(name: str) -> str:
+    """The device that ``name`` stands for, in words."""
+    import torch
+
+    from gym_fed.models import pick_device
+
+    device = pick_device(name)
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)

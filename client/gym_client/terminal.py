@@ -1,0 +1,84 @@
+"""Questions and tables on the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from gym_client.address import Address
+from gym_client.display import readable_bytes
+from gym_client.join import Consent
+from gym_fed.console import err
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_client.offer import Offer
+
+
+class TerminalConsent(Consent):
+    """Shows, and asks once; ``--yes`` answers for the person, and without a terminal nothing else can.
+
+    Args:
+        yes: Accept everything that is asked.
+        as_json: Show the terms as JSON on standard output.
+    """
+
+    def __init__(self, yes: bool, as_json: bool) -> None:
+        self._yes = yes
+        self._as_json = as_json
+
+    def server_key(self, address: Address, fingerprint: str) -> bool:
+        if self._as_json:
+            self._write({"event": "server-key", "address": str(address), "fingerprint": fingerprint})
+        else:
+            err.print(f"{address} is new here. Its key: {fingerprint}", markup=False)
+            err.print(
+                "Compare it with what the coordinator published; from now on only this key is accepted."
+            )
+        return self._ask(
+            "Is this the right key?",
+            f"the key of {address} is not known: {fingerprint}",
+            "--fingerprint, or --yes",
+        )
+
+    def offer(self, offer: Offer) -> bool:
+        if self._as_json:
+            self._write({"event": "offer", **offer.to_dict()})
+        else:
+            err.print(offer.panel())
+        return self._ask("Join on these terms?", "joining needs your consent", "--yes")
+
+    def _ask(self, question: str, problem: str, remedy: str) -> bool:
+        if self._yes:
+            return True
+        if not (sys.stdin.isatty() and err.is_terminal):
+            raise GymError(
+                ErrorCode.USAGE, f"{problem}, and there is no terminal to ask on", f"pass {remedy}"
+            )
+        return typer.confirm(question, err=True)
+
+    def _write(self, value: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")
+        sys.stdout.flush()
+
+
+def account_table(found: dict[str, Any]) -> Table:
+    """An account with its verdicts, newest first."""
+    title = f"{found['name']} ({found['contributor']}) at {found['server']}: {found['balance']} credits, {found['status']}"
+    table = Table(
+        "round", "update", "bytes", "verdict", "credit", "reason", title=title, title_justify="left"
+    )
+    for verdict in found["verdicts"]:
+        table.add_row(
+            str(verdict["server_round"]),
+            verdict["update"][:12],
+            readable_bytes(verdict["bytes"]),
+            verdict["verdict"],
+            str(verdict["credit"]),
+            verdict["reason"],
+        )
+    return table
