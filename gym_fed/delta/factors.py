@@ -11,7 +11,7 @@ from gym_fed.errors import ErrorCode, GymError
 
 
 def lora_factors(model: Any) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """Each adapted weight of the base by name, as ``lora_delta`` takes it: A ``[r, in]``, B ``[out, r]``, scaling.
+    """Each adapted weight by name, as ``lora_delta`` takes it: A ``[r, in]``, B ``[out, r]``, scaling.
 
     Args:
         model: A ``peft.PeftModel`` with one active LoRA adapter on linear layers.

@@ -90,6 +90,7 @@ class DeltaFile:
             if spec is not None:
                 _check_base(manifest, spec)
             _check_codecs(manifest)
+            manifest.require_canonical(text)
             layout = Layout.of(manifest.tensors)
             _check_sections(header, layout, data_bytes=len(view) - _header_end(view))
             delta = cls(path, view, manifest, layout, spec)
@@ -296,9 +297,18 @@ def _check_sections(header: dict[str, Any], layout: Layout, data_bytes: int) -> 
     for key in [*expected, *found]:
         if found.get(key) != expected.get(key):
             wanted = expected.get(key, "absent")
-            raise _invalid(f"section {key!r} is {found.get(key, 'absent')}, but its tensors make it {wanted}")
+            first = _first_tensor(layout, key)
+            raise _invalid(f"section {key!r}{first} is {found.get(key, 'absent')}, expected {wanted}")
     if data_bytes != layout.data_bytes:
         raise _invalid(f"has {data_bytes - layout.data_bytes} trailing bytes after its last tensor")
+
+
+def _first_tensor(layout: Layout, section: str) -> str:
+    dtypes = {name: dtype for name, _, dtype in SECTIONS}
+    for tensor, fields in layout.fields.items():
+        if any(field.dtype == dtypes.get(section) for field in fields):
+            return f" (from tensor {tensor!r} on)"
+    return ""
 
 
 def _check_room(layout: Layout, dtype: torch.dtype, start: int, data_bytes: int) -> None:

@@ -79,7 +79,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str, max_tensors: int) -> Manifest:
-        """Read a manifest; anything but the text ``to_json`` would write is refused.
+        """Read a manifest. Codecs, and their parameters, are not looked at yet.
 
         Raises:
             GymError: ``DELTA_INVALID`` naming the tensor or the key.
@@ -90,10 +90,16 @@ class Manifest:
         records: list[TensorRecord] = []
         for row in document["tensors"]:
             records.extend(_expand(row, codecs, max_tensors - len(records)))
-        manifest = cls.of(document["base_model"], document["base_digest"], records, document.get("extra"))
-        if manifest.to_json() != text:
+        return cls.of(document["base_model"], document["base_digest"], records, document.get("extra"))
+
+    def require_canonical(self, text: str) -> None:
+        """Refuse a text with the same meaning as this manifest's own, but other bytes.
+
+        Raises:
+            GymError: ``DELTA_INVALID``.
+        """
+        if self.to_json() != text:
             raise _invalid("manifest is not in canonical form", "write the file with gym-fed's own writer")
-        return manifest
 
 
 def strict_json(text: str, what: str) -> dict[str, Any]:
