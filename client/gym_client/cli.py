@@ -107,10 +107,8 @@ def join(
         sys.stdout.write(json.dumps({"event": "done", **summary}, sort_keys=True) + "\n")
         return
     balance = "unknown" if result.balance is None else f"{result.balance} credits"
-    out.print(
-        f"{result.num_submitted} updates sent; balance {balance}; receipts in {folder.receipts_path}",
-        markup=False,
-    )
+    told = f"{result.num_submitted} updates sent; balance {balance}; receipts in {folder.receipts_path}"
+    out.print(told, markup=False)
 
 
 @app.command()

@@ -78,8 +78,9 @@ class Offer:
             ("never leaves", "your data, your private key"),
             (
                 "runs here",
-                f"{recipe['algorithm']}, {recipe['finetuning']} fine-tuning of {self.base_model}: {recipe['max_steps']} "
-                f"steps a round, learning rate {recipe['learning_rate']:g}, batch {batch} x {recipe['max_length']} tokens",
+                f"{recipe['algorithm']}, {recipe['finetuning']} fine-tuning of {self.base_model}: "
+                f"{recipe['max_steps']} steps a round, learning rate {recipe['learning_rate']:g}, "
+                f"batch {batch} x {recipe['max_length']} tokens",
             ),
             ("device", self.device),
             ("data", f"{self.num_examples} examples: {self.data}"),

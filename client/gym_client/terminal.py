@@ -68,7 +68,8 @@ class TerminalConsent(Consent):
 
 def account_table(found: dict[str, Any]) -> Table:
     """An account with its verdicts, newest first."""
-    title = f"{found['name']} ({found['contributor']}) at {found['server']}: {found['balance']} credits, {found['status']}"
+    who = f"{found['name']} ({found['contributor']})"
+    title = f"{who} at {found['server']}: {found['balance']} credits, {found['status']}"
     table = Table(
         "round", "update", "bytes", "verdict", "credit", "reason", title=title, title_justify="left"
     )
