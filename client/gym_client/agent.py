@@ -364,7 +364,9 @@ class Agent:
         except GymError as error:
             if not is_passing(error):
                 raise
-            self.display.tell("away", f"no last word from the server: {error.message}", error=error.to_dict())
+            self._result.balance = None
+            told = f"the last verdict and the balance are still to come: {error.message}"
+            self.display.tell("away", told, error=error.to_dict())
         else:
             self._take_account(account)
 

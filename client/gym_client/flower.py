@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flwr.app import Context, Message, RecordDict, UserConfig
+from flwr.app import Context, Message, Metadata, RecordDict, UserConfig
 
-from gym_fed.errors import GymError
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.records import GetObject, PutObject, from_wire, to_wire
 from gym_fed.wire.v1 import hub_pb2 as pb
 
@@ -12,23 +12,30 @@ _MAX_REASON = 2_000
 
 
 def to_message(task: pb.Task, get: GetObject) -> Message:
-    """A task as the message that a ``ClientApp`` is called with; array bytes come from ``get``."""
+    """A task as the message that a ``ClientApp`` is called with; array bytes come from ``get``.
+
+    Raises:
+        GymError: ``USAGE`` for a task that is no Flower message.
+    """
     meta = task.metadata
-    message = Message(
-        from_wire(task.content, get),
-        dst_node_id=meta.dst_node_id,
-        message_type=meta.message_type,
-        ttl=meta.ttl_seconds,
-        group_id=meta.group_id,
-    )
-    # Flower sets these when a message passes its own server; only a message with an id can be replied to.
-    message.metadata.__dict__.update(
-        _message_id=task.message_id,
-        _run_id=meta.run_id,
-        _src_node_id=meta.src_node_id,
-        _created_at=meta.created_at_seconds,
-    )
-    return message
+    try:
+        metadata = Metadata(
+            run_id=meta.run_id,
+            message_id=task.message_id,
+            src_node_id=meta.src_node_id,
+            dst_node_id=meta.dst_node_id,
+            reply_to_message_id=meta.reply_to_message_id,
+            group_id=meta.group_id,
+            created_at=meta.created_at_seconds,
+            ttl=meta.ttl_seconds,
+            message_type=meta.message_type,
+        )
+        # Flower's own nodes give the metadata of a message that arrives; the overloads for apps leave it out.
+        content = from_wire(task.content, get)
+        message: Message = Message(metadata=metadata, content=content)  # type: ignore[call-overload]
+        return message
+    except (TypeError, ValueError, KeyError) as error:
+        raise GymError(ErrorCode.USAGE, f"task {task.message_id!r} is no Flower message: {error}") from error
 
 
 def to_submit(message_id: str, reply: Message, put: PutObject) -> pb.SubmitRequest:

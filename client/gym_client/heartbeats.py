@@ -37,7 +37,7 @@ class Lease:
 
 @contextmanager
 def heartbeats(client: HubClient, lease: Lease) -> Iterator[Lease]:
-    """Beat three times a lease while the block runs."""
+    """Beat at once, and then three times a lease, while the block runs."""
     thread = threading.Thread(target=_beat, args=(client, lease), name="heartbeats", daemon=True)
     thread.start()
     try:
@@ -48,7 +48,7 @@ def heartbeats(client: HubClient, lease: Lease) -> Iterator[Lease]:
 
 
 def _beat(client: HubClient, lease: Lease) -> None:
-    while not lease.ended.wait(lease.seconds / _BEATS_PER_LEASE):
+    while not lease.ended.is_set():
         try:
             reply = client.call("Heartbeat", lease.request, seconds=max(1.0, lease.seconds))
             lease.seconds = reply.lease_seconds or lease.seconds
@@ -56,3 +56,4 @@ def _beat(client: HubClient, lease: Lease) -> None:
             if not is_passing(error):  # the hub may be restarting; the lease is on its disk
                 lease.lost = error
                 return
+        lease.ended.wait(lease.seconds / _BEATS_PER_LEASE)
