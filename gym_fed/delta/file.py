@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from gym_quant import CodecError, Payload, codec_names, get_codec
 from torch import Tensor
@@ -24,6 +25,7 @@ from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
 from gym_fed.errors import ErrorCode, GymError
 
 _CHUNK = 1 << 20
+_DROP_FROM = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class DeltaFile:
         view = self._open_map()
         for start in range(0, len(view), _CHUNK):
             digest.update(view[start : start + _CHUNK])
+            self._drop(start, start + _CHUNK)
         return digest.hexdigest()
 
     def close(self) -> None:
@@ -179,11 +182,10 @@ class DeltaFile:
         return self._map
 
     def _view(self, field: Field) -> Tensor:
+        """Through numpy, which keeps the map from being unmapped under a living view; torch alone does not."""
         offset = self._starts[field.dtype] + field.start
-        count = math.prod(field.shape)
-        return torch.frombuffer(self._open_map(), dtype=field.dtype, count=count, offset=offset).reshape(
-            field.shape
-        )
+        raw = np.frombuffer(self._open_map(), np.uint8, field.size, offset)
+        return torch.from_numpy(raw).view(field.dtype).reshape(field.shape)
 
     def _check_values(self) -> None:
         for name, record in self._records.items():
@@ -192,14 +194,17 @@ class DeltaFile:
             self._release(name)
 
     def _release(self, name: str) -> None:
-        """Give back the pages of a large tensor, so that a scan does not leave the whole file resident."""
-        view = self._open_map()
+        """Drop a tensor's pages after a scan, so that the whole file does not end up resident."""
         for field in self._layout.fields[name]:
-            first = self._starts[field.dtype] + field.start
-            start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
-            length = (first + field.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
-            if length >= _CHUNK:
-                view.madvise(mmap.MADV_DONTNEED, start, length)
+            start = self._starts[field.dtype] + field.start
+            self._drop(start, start + field.size)
+
+    def _drop(self, start: int, stop: int) -> None:
+        """Give back the whole pages between two offsets; they are read again from the file when needed."""
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (min(stop, self.size_bytes) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length >= _DROP_FROM and hasattr(mmap, "MADV_DONTNEED"):
+            self._open_map().madvise(mmap.MADV_DONTNEED, first, length)
 
 
 def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any]]:
