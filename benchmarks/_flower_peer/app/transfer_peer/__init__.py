@@ -1,0 +1,1 @@
+"""A Flower app that moves one array and times it."""

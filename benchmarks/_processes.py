@@ -1,0 +1,134 @@
+"""Real processes under measurement: started, watched for their peak memory, and stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+_SAMPLE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One transfer of ``megabytes`` (of 10**6 bytes), ``up`` (client to server) or ``down``.
+
+    ``peak_rss_mb`` has the peak resident memory, in megabytes, of every process that took part, by role.
+    """
+
+    system: str
+    direction: str
+    megabytes: int
+    seconds: float
+    peak_rss_mb: Mapping[str, float]
+
+
+class Processes:
+    """Processes that end with the ``with`` block, their children too; logs go to files in ``folder``.
+
+    Args:
+        folder: Where each process gets a log file and runs.
+        role_of: Gives the role of a process from its command line, or ``None`` for one that does not count.
+    """
+
+    def __init__(self, folder: Path, role_of: Callable[[Sequence[str]], str | None]) -> None:
+        self.folder = folder
+        self.peak_rss_mb: dict[str, float] = {}
+        self._role_of = role_of
+        self._started: list[psutil.Popen] = []
+        self._stop = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> psutil.Popen:
+        """Start ``command`` with its output in ``NAME.log``."""
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = psutil.Popen(
+                list(command),
+                cwd=self.folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._started.append(process)
+        return process
+
+    def wait_for(self, what: str, ready: Callable[[], bool], timeout_seconds: float) -> None:
+        """Poll until ``ready``.
+
+        Raises:
+            RuntimeError: When a started process ends first, or time is up; with the logs' last lines.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not ready():
+            died = [p for p in self._started if p.poll() not in (None, 0)]
+            if died or time.monotonic() > deadline:
+                why = (
+                    f"{died[0].args} ended with {died[0].returncode}"
+                    if died
+                    else f"{timeout_seconds} s passed"
+                )
+                raise RuntimeError(f"no {what}: {why}\n{self.logs()}")
+            time.sleep(_SAMPLE_SECONDS)
+
+    def logs(self) -> str:
+        """The last lines of every log."""
+        files = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {f.name}\n{f.read_text(errors='replace')[-2000:]}" for f in files)
+
+    def __enter__(self) -> Processes:
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._watcher.join()
+        everyone = [p for root in self._started for p in _family(root)]
+        for process in everyone:
+            _signal(process, "terminate")
+        _, left = psutil.wait_procs(everyone, timeout=5)
+        for process in left:
+            _signal(process, "kill")
+        psutil.wait_procs(left, timeout=5)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            for process in [p for root in list(self._started) for p in _family(root)]:
+                try:
+                    role, peak = self._role_of(process.cmdline()), _peak_rss_mb(process)
+                except (psutil.Error, FileNotFoundError, ProcessLookupError):
+                    continue  # it ended between being listed and being looked at
+                if role is not None:
+                    self.peak_rss_mb[role] = max(peak, self.peak_rss_mb.get(role, 0.0))
+
+
+def _family(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal(process: psutil.Process, name: str) -> None:
+    try:
+        getattr(process, name)()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _peak_rss_mb(process: psutil.Process) -> float:
+    """The kernel's own high-water mark where it keeps one (Linux), else the memory of this moment."""
+    status = Path(f"/proc/{process.pid}/status")
+    if status.parent.parent.joinpath("self").exists():
+        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return float(process.memory_info().rss) / 1e6

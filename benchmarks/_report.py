@@ -1,0 +1,176 @@
+"""What every benchmark shares: its options, its table with ratios against a peer, its JSON line and its picture.
+
+    parser = options("what is measured")            # --quick, --json, --plot FILE
+    report = Report("transport", peer="Flower 1.41")
+    report.compare("500 MB up", ours=3.1, theirs=19.8, unit="s", better="lower")
+    report.aim("500 MB up beats Flower", figure=3.1 / 19.8, aim=1.0, better="lower")
+    report.finish(parser.parse_args())
+
+The JSON line, the last of the output, is one object: ``{"name", "machine", "figures": {...}, "aims": [{"name",
+"figure", "aim", "better", "met"}]}``, where an aim's ``figure`` is what was measured. A missed aim is reported as
+missed; it is no reason to fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+Better = Literal["higher", "lower"]
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """A parser with the three options that every benchmark takes; add your own to it."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison into a picture")
+    return parser
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing measured on our side, and on the peer's where there is one."""
+
+    what: str
+    ours: float
+    theirs: float | None
+    unit: str
+    better: Better
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times better ours is than the peer's; below 1 it is worse."""
+        if self.theirs is None or not self.ours or not self.theirs:
+            return None
+        return self.theirs / self.ours if self.better == "lower" else self.ours / self.theirs
+
+
+class Report:
+    """Collects rows, figures and aims, and prints them.
+
+    Args:
+        name: The benchmark's file name without ``.py``.
+        peer: What the numbers are compared with, and its version.
+    """
+
+    def __init__(self, name: str, peer: str = "") -> None:
+        self.name = name
+        self.peer = peer
+        self.rows: list[Row] = []
+        self.figures: dict[str, float] = {}
+        self.aims: list[dict[str, Any]] = []
+
+    def compare(
+        self, what: str, ours: float, theirs: float | None = None, *, unit: str = "", better: Better = "lower"
+    ) -> None:
+        """Add a row to the table; the figures get ``what`` (ours) and ``what (peer)``."""
+        self.rows.append(Row(what, ours, theirs, unit, better))
+        key = re.sub(r"\W+", "_", f"{what} {unit}".strip().lower()).strip("_")
+        self.figure(key, ours)
+        if theirs is not None:
+            self.figure(f"{key}_peer", theirs)
+
+    def figure(self, key: str, value: float) -> None:
+        """Add a figure to the JSON line.
+
+        Raises:
+            ValueError: For a key that is there already, or a value that is not finite.
+        """
+        if key in self.figures or not math.isfinite(value):
+            raise ValueError(f"figure {key!r} = {value} is given twice or not finite")
+        self.figures[key] = value
+
+    def aim(self, name: str, *, figure: float, aim: float, better: Better) -> bool:
+        """State what was to be reached and whether ``figure`` reaches it."""
+        met = figure >= aim if better == "higher" else figure <= aim
+        self.aims.append({"name": name, "figure": figure, "aim": aim, "better": better, "met": met})
+        return met
+
+    def finish(self, arguments: argparse.Namespace) -> None:
+        """Print the table, draw the picture, and end with the JSON line, as the options ask."""
+        console = Console(highlight=False)
+        console.print(self._table())
+        for aim in self.aims:
+            sign = "<=" if aim["better"] == "lower" else ">="
+            told = f"{aim['name']}: {_short(aim['figure'])}, aim {sign} {_short(aim['aim'])}"
+            console.print("[green]met[/green]   " if aim["met"] else "[red]missed[/red]", told)
+        if arguments.plot:
+            plot(self, arguments.plot)
+            console.print(f"picture: {arguments.plot}")
+        if arguments.json:
+            document = {"name": self.name, "machine": machine(), "figures": self.figures, "aims": self.aims}
+            sys.stdout.write(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
+
+    def _table(self) -> Table:
+        described = machine()
+        title = f"{self.name} on {described['cores']} cores of {described['processor']}"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("")
+        for header in ("ours", self.peer or "peer", "times better"):
+            table.add_column(header, justify="right")
+        for row in self.rows:
+            theirs = "-" if row.theirs is None else f"{_short(row.theirs)} {row.unit}"
+            ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
+            table.add_row(row.what, f"{_short(row.ours)} {row.unit}", theirs, ratio)
+        return table
+
+
+def plot(report: Report, file: Path) -> None:
+    """Bars of ours beside the peer's, a row each, on a logarithmic axis; one panel a unit."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in report.rows if row.theirs is not None] or report.rows
+    units = list(dict.fromkeys(row.unit for row in rows))
+    figure, axes = pyplot.subplots(
+        len(units), 1, figsize=(8, 1.2 + 0.55 * len(rows) + 0.6 * len(units)), squeeze=False
+    )
+    for unit, panel in zip(units, axes[:, 0], strict=True):
+        shown = [row for row in rows if row.unit == unit]
+        places = range(len(shown))
+        panel.barh([p + 0.2 for p in places], [row.ours for row in shown], 0.38, label="gym-fed")
+        if any(row.theirs for row in shown):
+            panel.barh([p - 0.2 for p in places], [row.theirs or 0 for row in shown], 0.38, label=report.peer)
+        panel.set_yticks(list(places), [row.what for row in shown])
+        panel.set_xlabel(f"{unit or 'value'} ({shown[0].better} is better)")
+        panel.set_xscale("log")
+        panel.invert_yaxis()
+        panel.legend()
+    figure.suptitle(report.name)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on: processor, its vector units, cores, system, versions."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    vectors = [
+        name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if re.search(rf"\b{name}\b", text)
+    ]
+    return {
+        "processor": model[1] if model else platform.processor() or platform.machine(),
+        "vectors": vectors,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
