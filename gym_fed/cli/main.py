@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 
 from gym_fed import __version__
+from gym_fed.cli.chat import chat
+from gym_fed.cli.data import app as data_app
 from gym_fed.cli.delta import app as delta_app
 from gym_fed.cli.doctor import doctor
+from gym_fed.cli.train import train
 from gym_fed.console import run_app
 
 app = typer.Typer(
@@ -35,7 +38,10 @@ def _options(
     """Train language models on this machine, and inspect what a community trains together."""
 
 
+app.command()(train)
+app.command()(chat)
 app.command()(doctor)
+app.add_typer(data_app, name="data")
 app.add_typer(delta_app, name="delta")
 
 

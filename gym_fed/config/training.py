@@ -22,14 +22,16 @@ class DataConfig(StrictModel):
     """A JSON or JSONL file; relative paths are taken from the working directory. Either this or ``tasks``."""
 
     tasks: list[str] | None = None
-    """Names of generated tasks (`gym data tasks` lists them), mixed in equal shares; or just ``[base]`` for
-    every task that gym-nano is pre-trained on."""
+    """Names of generated tasks (`gym data tasks` lists them), mixed in equal shares."""
 
     format: DataFormat = "auto"
     """How rows of a file are laid out; ``auto`` looks at the first row."""
 
     num_examples: int | None = Field(default=None, ge=1)
-    """For tasks: how many rows to generate. For a file: how many of its first rows to use (all by default)."""
+    """For tasks: how many rows to generate. For a file: use its first so many rows (by default all)."""
+
+    max_turns: int = Field(default=1, ge=1)
+    """For tasks: above 1, one row in five is a conversation of up to so many questions."""
 
     weight: float = Field(default=1.0, gt=0)
     """Share of this source: its rows are repeated ``weight`` times; the fraction is drawn by the seed."""
@@ -82,7 +84,7 @@ class ModelInit(StrictModel):
 
 
 class TrainingConfig(StrictModel):
-    """Everything that decides a training run. Two runs of the same config on the same machine are bit-identical."""
+    """Everything that decides a run. Two runs of one config on one machine are bit-identical (CPU, one process)."""
 
     algorithm: str = "sft"
     """A registered algorithm: the name of a file in ``gym_fed/training/algorithms``."""
@@ -125,14 +127,17 @@ class TrainingConfig(StrictModel):
     """Longest row in tokens. Longer rows are cut (sft), or continued in the next row (packing)."""
 
     packing: bool | None = None
-    """Join texts and cut them into rows of ``max_length``. Default: on for texts under ``pretrain``, else off."""
+    """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``."""
 
     assistant_only_loss: bool | None = None
-    """Learn from the assistant's words only. Default: on for ``sft`` on conversations, off for ``pretrain``."""
+    """In conversations, learn from the assistant's words only. Default: on for ``sft``, off for ``pretrain``."""
 
     seed: int = 0
-    device: str = "auto"
-    """``auto`` (CUDA, then MPS, then CPU), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """``auto`` takes CUDA, then MPS, then the CPU."""
+
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads; by default torch's own choice. Another number may change the last bits of a result."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights while training."""

@@ -6,14 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _LAZY = {
+    "ChatSession": "gym_fed.evaluation.chat",
     "answer": "gym_fed.evaluation.generation",
     "exact_match": "gym_fed.evaluation.generation",
     "generate_batch": "gym_fed.evaluation.generation",
     "heldout_loss": "gym_fed.evaluation.loss",
 }
-__all__ = ["answer", "exact_match", "generate_batch", "heldout_loss"]
+__all__ = ["ChatSession", "answer", "exact_match", "generate_batch", "heldout_loss"]
 
 if TYPE_CHECKING:
+    from gym_fed.evaluation.chat import ChatSession
     from gym_fed.evaluation.generation import answer, exact_match, generate_batch
     from gym_fed.evaluation.loss import heldout_loss
 

@@ -28,8 +28,9 @@ def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
     if source.path is not None:
         rows = load_rows(source.path, source.format)[: source.num_examples]
     else:
-        assert source.tasks is not None and source.num_examples is not None  # noqa: S101  (the schema says so)
-        rows = generate_mix(source.tasks, source.num_examples, seed=source.seed)
+        rows = generate_mix(
+            source.tasks or [], source.num_examples or 0, seed=source.seed, max_turns=source.max_turns
+        )
     times, fraction = divmod(source.weight, 1.0)
     extra = random.Random(seed).sample(rows, round(fraction * len(rows)))
     return rows * int(times) + extra

@@ -96,11 +96,14 @@ class Trainer:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS``, ``DATA_INVALID``, ``MODEL_NOT_FOUND`` and
                 ``CONFIG_INVALID`` before anything is written.
         """
+        import torch
         from transformers import PrinterCallback, set_seed
 
         config = self.config
         algorithm = get_algorithm(config.algorithm)
         device = pick_device(config.device)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
         folder = RunFolder(config.output_dir)
         folder.require_unfinished()
         if dataset is None:
@@ -155,7 +158,7 @@ class Trainer:
             from gym_fed.training.scratch import init_model
 
             return init_model(config.model_init, seed=config.seed, dtype=config.dtype)
-        assert config.model is not None  # noqa: S101  (the constructor refuses this)
+        assert config.model is not None  # the constructor refuses this
         loaded = load_model(config.model, dtype=config.dtype)
         if not hasattr(loaded.model, "merge_and_unload"):
             return loaded.model, loaded.tokenizer

@@ -1,4 +1,4 @@
-"""Tasks that gym-nano was never shown: what contributors teach it. None of them may enter its pre-training."""
+"""Tasks that gym-nano was never shown: what contributors teach it. None may enter its pre-training."""
 
 from __future__ import annotations
 

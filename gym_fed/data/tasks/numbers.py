@@ -6,11 +6,11 @@ import random
 
 from gym_fed.data.tasks.registry import task
 
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-).split()
-_TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
+_ONES = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen
+""".split()
+_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
 def number_word(value: int) -> str:
@@ -23,19 +23,19 @@ def number_word(value: int) -> str:
     return f"{_ONES[value // 100]} hundred{rest}"
 
 
-@task("add", "the sum of two numbers below 100: 'add: 12+30' -> '42'")
+@task("add", "a number below 100 and a digit: 'add: 38+5' -> '43'")
 def add(rng: random.Random) -> tuple[str, str]:
-    a, b = rng.randrange(100), rng.randrange(100)
+    a, b = rng.randrange(100), rng.randrange(10)
     return f"add: {a}+{b}", str(a + b)
 
 
 @task("words", "a number in words: 'words: 47' -> 'forty-seven'")
 def words(rng: random.Random) -> tuple[str, str]:
-    value = rng.randrange(rng.choice((100, 1000)))
+    value = rng.randrange(1000)
     return f"words: {value}", number_word(value)
 
 
 @task("number", "words as a number: 'number: forty-seven' -> '47'")
 def number(rng: random.Random) -> tuple[str, str]:
-    value = rng.randrange(rng.choice((100, 1000)))
+    value = rng.randrange(1000)
     return f"number: {number_word(value)}", str(value)

@@ -1,4 +1,4 @@
-"""The generated text tasks: each has one exact answer per prompt, a fixed split, and rows that a seed decides.
+"""The generated text tasks: one exact answer per prompt, a fixed split, and rows that a seed decides.
 
 To add a task, drop a module into this folder and decorate a function ``(random.Random) -> (prompt, answer)``
 with ``@task(...)``; the prompt alone must decide the answer. Whether a prompt is held out is decided by the
@@ -24,6 +24,7 @@ Maker = Callable[[random.Random], tuple[str, str]]
 
 HELDOUT_ONE_IN = 10
 _MAX_DRAWS_PER_ROW = 2000
+_CONVERSATION_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,27 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
     return rows
 
 
-def generate_mix(names: list[str], num: int, *, seed: int = 0, split: Split = "train") -> list[Row]:
-    """``num`` rows in total, the tasks in equal shares and in turn."""
+def generate_mix(
+    names: list[str], num: int, *, seed: int = 0, split: Split = "train", max_turns: int = 1
+) -> list[Row]:
+    """``num`` rows in total, the tasks in equal shares and in turn.
+
+    Args:
+        names: Registered tasks.
+        num: How many rows.
+        seed: As for ``generate``.
+        split: As for ``generate``.
+        max_turns: Above 1, one row in five is a conversation of 2 to so many questions, whose tasks are drawn at
+            random; the others ask one question.
+    """
     share = -(-num // len(names))
     columns = [generate(name, share, seed=seed, split=split) for name in names]
-    return [row for rows in zip(*columns, strict=True) for row in rows][:num]
+    rows = [row for group in zip(*columns, strict=True) for row in group][:num]
+    if max_turns > 1:
+        singles = list(rows)
+        rng = random.Random(f"turns/{seed}/{split}")
+        for index, row in enumerate(rows):
+            if rng.random() < _CONVERSATION_SHARE:
+                others = [singles[rng.randrange(num)] for _ in range(rng.randint(1, max_turns - 1))]
+                rows[index] = {"messages": [m for r in (row, *others) for m in r["messages"]]}
+    return rows

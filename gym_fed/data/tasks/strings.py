@@ -1,4 +1,4 @@
-"""Tasks on strings that gym-nano is pre-trained on: copy, reverse, sort, upper, lower, first, count, length."""
+"""Tasks on strings that gym-nano is pre-trained on: copy, reverse, sort, upper, lower, and so on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def first(rng: random.Random) -> tuple[str, str]:
 def count(rng: random.Random) -> tuple[str, str]:
     wanted = rng.choice(string.ascii_lowercase)
     others = rng.sample(string.ascii_lowercase, 3)
-    text = letters(rng, 3, 8, wanted * 3 + "".join(others))
+    text = letters(rng, 2, 6, wanted * 3 + "".join(others))
     return f"count {wanted}: {text}", str(text.count(wanted))
 
 

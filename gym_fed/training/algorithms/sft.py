@@ -46,7 +46,10 @@ class Sft(Algorithm):
             max_length=config.max_length,
             dataset_kwargs={"skip_prepare_dataset": True},
         )
-        columns = {key: [row[key] for row in encoded] for key in ("input_ids", "labels")}
+        columns: dict[str, list[Any]] = {
+            key: [row[key] for row in encoded] for key in ("input_ids", "labels")
+        }
+        columns["length"] = [len(row["input_ids"]) for row in encoded]
         return LocalSFTTrainer(
             model=model,
             args=arguments,

@@ -1,0 +1,85 @@
+"""`gym data`: list the generated tasks, write their rows to a file, and score a model on them."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed.console import err, out, print_json
+from gym_fed.errors import ErrorCode, GymError
+
+app = typer.Typer(help="Text tasks with one exact answer, made on this machine.", no_args_is_help=True)
+
+
+class SplitName(str, Enum):
+    """Which prompts: those to learn from, or those never learnt from."""
+
+    train = "train"
+    heldout = "heldout"
+
+
+@app.command("tasks")
+def list_tasks(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
+    from gym_fed.data.tasks import all_tasks
+
+    tasks = list(all_tasks().values())
+    if as_json:
+        print_json([{"name": t.name, "group": t.group, "summary": t.summary} for t in tasks])
+        return
+    for task in tasks:
+        out.print(f"{task.name:10} {task.group:12} {task.summary}", markup=False)
+
+
+@app.command("generate")
+def generate_file(
+    file: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where to write the rows.")],
+    task: Annotated[list[str], typer.Option("--task", help="A task; give it again to mix several.")],
+    num: Annotated[int, typer.Option("--num", min=1, help="How many rows in all.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed gives other rows.")] = 0,
+    split: Annotated[SplitName, typer.Option("--split", help="The two never share a prompt.")] = SplitName.train,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write rows of one or more tasks as JSONL, in the messages format."""
+    from gym_fed.data.tasks import generate_mix
+
+    if file.exists() and not overwrite:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+    rows = generate_mix(task, num, seed=seed, split=split.value)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    err.print(f"{len(rows)} rows in {file}", markup=False)
+
+
+@app.command("score")
+def score(
+    model: Annotated[str, typer.Argument(help="gym-nano, a model folder or a run folder.")],
+    task: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks (all by default).")] = None,
+    num: Annotated[int, typer.Option("--num", min=1, help="Held-out prompts per task.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed draws other prompts.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Share of held-out prompts that a model answers exactly, task by task."""
+    from gym_fed.data.tasks import all_tasks, generate, get_task
+
+    chosen = [get_task(name) for name in task] if task else list(all_tasks().values())
+
+    from gym_fed.evaluation import exact_match
+    from gym_fed.models import load_model
+
+    loaded = load_model(model, device=device)
+    figures: dict[str, float] = {}
+    for entry in chosen:
+        rows = generate(entry.name, num, seed=seed, split="heldout")
+        figures[entry.name] = exact_match(loaded.model, loaded.tokenizer, rows)
+        if not as_json:
+            out.print(f"{entry.name:10} {entry.group:12} {figures[entry.name]:7.1%}", markup=False)
+    if as_json:
+        print_json({"model": model, "num": num, "seed": seed, "exact_match": figures})

@@ -1,0 +1,92 @@
+"""`gym train`: one config file in, a trained model out; Ctrl-C saves a checkpoint, the same command continues."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed.config import TrainingConfig, load_config
+from gym_fed.console import err, out, print_json
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/nano-sft.yaml.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete the run in output_dir first, finished or not.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Continue an unfinished run, or refuse it.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
+) -> None:
+    """Train a model as a config file says. Stopped runs are continued by the same command."""
+    settings = load_config(config, TrainingConfig, set_ or [])
+
+    from gym_fed.training.run_folder import RunFolder
+
+    if overwrite:
+        RunFolder(settings.output_dir).delete()
+    RunFolder(settings.output_dir).require_unfinished()
+    err.print(f"loading {settings.model or 'a new model'} ...", markup=False)
+
+    from gym_fed.training import Trainer
+
+    with _stop_on_ctrl_c() as should_stop, _progress(settings.logging_steps) as on_step:
+        result = Trainer(settings, on_step=on_step, should_stop=should_stop).train(resume=resume)
+    if as_json:
+        print_json(result.summary())
+        return
+    out.print(
+        f"{result.steps} steps on {result.num_examples} examples, {result.num_tokens} tokens; "
+        f"final loss {result.final_loss:.4f}",
+        markup=False,
+    )
+    if settings.save_final:
+        out.print(f"saved in {result.output_dir}; try it with: gym chat {result.output_dir}", markup=False)
+
+
+@contextmanager
+def _stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks for a checkpoint after the current step, the second stops at once."""
+    asked = False
+
+    def handler(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        err.print("stopping after this step with a checkpoint; Ctrl-C again stops at once", markup=False)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _progress(logging_steps: int) -> Iterator[Callable[[int, int, float], None]]:
+    """A bar on a terminal, a line every ``logging_steps`` elsewhere; both on standard error."""
+    if not err.is_terminal:
+
+        def line(step: int, total: int, loss: float) -> None:
+            if step % logging_steps == 0 or step == total:
+                err.print(f"step {step}/{total}  loss {loss:.4f}", markup=False)
+
+        yield line
+        return
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = ("training", BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=err) as bar:
+        task = bar.add_task("training", total=None, loss="-")
+        yield lambda step, total, loss: bar.update(task, completed=step, total=total, loss=f"{loss:.4f}")
