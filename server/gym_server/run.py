@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+from flwr.serverapp import Grid
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.limits import CHANNEL_OPTIONS
@@ -35,8 +36,18 @@ def run_hub(
     exit_when_done: bool = False,
     on_listening: Callable[[Federation, int], None] = lambda *_: None,
     on_round: Callable[[Round], None] = lambda _: None,
+    server_app: Callable[[Grid], None] | None = None,
 ) -> None:
     """Serve until stopped, or until all rounds are committed with ``exit_when_done``.
+
+    Args:
+        folder: Made by `gym-server init`.
+        overrides: ``a.b=value`` settings that win over the config file.
+        insecure: Plain text; loopback only.
+        exit_when_done: Leave when the rounds are done, instead of serving on.
+        on_listening: Called once with the federation and the port.
+        on_round: Called after each round that ended.
+        server_app: Runs on the grid instead of DeltaSoup: any Flower strategy's ``start``, say.
 
     Raises:
         GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``UNAVAILABLE`` when the address is taken.
@@ -49,7 +60,14 @@ def run_hub(
                 f"--insecure: {federation.config.listen} is not a loopback address",
                 "plain text is possible on 127.0.0.1 only; drop --insecure",
             )
-        server = _Server(federation, insecure, on_round)
+        def delta_soup(grid: Grid, should_stop: Callable[[], bool]) -> None:
+            DeltaSoup(federation, should_stop=should_stop, on_round=on_round).start(grid)
+
+        def own_app(grid: Grid, should_stop: Callable[[], bool]) -> None:
+            assert server_app is not None
+            server_app(grid)
+
+        server = _Server(federation, insecure, own_app if server_app else delta_soup)
         asyncio.run(server.serve(exit_when_done, on_listening))
     if lock is not None:
         lock.release()
@@ -58,10 +76,12 @@ def run_hub(
 class _Server:
     """One run of the hub."""
 
-    def __init__(self, federation: Federation, insecure: bool, on_round: Callable[[Round], None]) -> None:
+    def __init__(
+        self, federation: Federation, insecure: bool, work: Callable[[Grid, Callable[[], bool]], None]
+    ) -> None:
         self._fed = federation
         self._insecure = insecure
-        self._on_round = on_round
+        self._work = work
         self._wakeups = Wakeups()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -115,8 +135,7 @@ class _Server:
 
     def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
         try:
-            strategy = DeltaSoup(self._fed, should_stop=self._stop.is_set, on_round=self._on_round)
-            strategy.start(HubGrid(self._fed, self._wakeups.notify))
+            self._work(HubGrid(self._fed, self._wakeups.notify), self._stop.is_set)
         except BaseException as error:  # noqa: BLE001 (told to the main thread, which raises it)
             self._failure = error
         finally:

@@ -46,6 +46,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self.heartbeats: list[str] = []
         self.hook: Callable[[str, Any], None] = lambda method, request: None
         """Called first in every call; may raise a ``GymError``."""
+        self.receipt: dict[str, Any] = {"verdict": "received"}
         self.break_upload_after: int | None = None
         self.break_download_after: int | None = None
         self.serve: Callable[[bytes], bytes] = lambda data: data
@@ -191,7 +192,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self.submitted[request.message_id] = request
         if request.HasField("error"):
             return pb.SubmitReply(receipt_json=json.dumps({"verdict": "failed"}))
-        return pb.SubmitReply(receipt_json=json.dumps({"verdict": "received"}))
+        return pb.SubmitReply(receipt_json=json.dumps(self.receipt))
 
     def Account(self, request: Any, context: Any) -> pb.AccountReply:
         self._enter("Account", request, context)
