@@ -1,3 +1,8 @@
 """The agent: Flower client app, keystore, policy, upload, `gym-client`."""
 
+import os
+
 import gym_fed  # noqa: F401  (sets Flower's variables before flwr is imported)
+
+# gRPC's own log lines ("Got goaway") would stand between ours; failed calls are reported anyway.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

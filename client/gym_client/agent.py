@@ -6,17 +6,17 @@ its lease, its checkpoint, its signed update and its half-sent upload, and goes 
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 
+from gym_client.account import Account
 from gym_client.app import update_records
 from gym_client.backoff import is_passing, patiently
 from gym_client.display import Display
@@ -26,15 +26,14 @@ from gym_client.heartbeats import Lease, heartbeats
 from gym_client.home import Home
 from gym_client.hooks import Hooks, hooks_set
 from gym_client.policy import Policy
-from gym_client.residuals import Residuals
 from gym_client.stream import WorkStream
 from gym_client.tasks import TaskFolder, drop_old
 from gym_client.transport import HubClient
 from gym_client.uploads import upload
 from gym_client.work import parse_task
+from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.identity.keys import verify_signature
 from gym_fed.wire.limits import DELTA_STYPE
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -65,15 +64,24 @@ _TASKS_OWN = (
 """Failures of one task, after which another may succeed; any other needs the contributor first."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class AgentResult:
-    """What a run of the agent came to."""
+    """What a run of the agent came to.
 
-    num_submitted: int = 0
-    receipts: list[dict[str, Any]] = field(default_factory=list)
-    finished: bool = False
-    """Whether the hub said that all rounds are done."""
-    balance: int | None = None
+    Attributes:
+        receipts: One for every task that was answered, oldest first.
+        finished: Whether the hub said that all rounds are done.
+        balance: Credits; None when the hub was gone before it could be asked.
+    """
+
+    receipts: list[dict[str, Any]]
+    finished: bool
+    balance: int | None
+
+    @property
+    def num_submitted(self) -> int:
+        """How many tasks were answered."""
+        return len(self.receipts)
 
 
 class Agent:
@@ -113,7 +121,7 @@ class Agent:
         self._cache = ObjectCache(home.objects)
         self._stop = stop or threading.Event()
         self._contexts: dict[int, Context] = {}
-        self._result = AgentResult()
+        self._account = Account(home, client, self.display)
         self._failures = 0
 
     def stop(self) -> None:
@@ -132,19 +140,20 @@ class Agent:
         """
         drop_old(self.home.tasks)
         self._recover(self._settle())
+        finished = False
         with WorkStream(self.client) as stream:
-            while max_rounds is None or self._result.num_submitted < max_rounds:
+            while max_rounds is None or len(self._account.receipts) < max_rounds:
                 event = self._next(stream)
                 if event.HasField("task"):
                     self._do(event.task)
                 elif event.HasField("notice"):
                     self.display.tell("notice", event.notice.message, kind=event.notice.kind)
                 elif event.HasField("finished"):
-                    self._result.finished = True
+                    finished = True
                     self.display.tell("finished", f"the server says: {event.finished.message}")
                     break
         self._last_word()
-        return self._result
+        return AgentResult(self._account.receipts, finished, self._account.balance)
 
     # ---- events ----
 
@@ -177,12 +186,11 @@ class Agent:
         with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
             try:
                 request, sent = self._reply(task, lease)
-                receipt = self._submit(request, lease)
+                self._submit(request, task.metadata.group_id, lease)
             except GymError as error:
                 self._failed(task, lease, error)
                 return
         self._failures = 0
-        self._received(task.message_id, task.metadata.group_id, receipt)
         for path in sent:
             path.unlink(missing_ok=True)
 
@@ -225,7 +233,7 @@ class Agent:
         if "task" in task.content.configs:
             for entry in task.content.configs["task"].entries:
                 if entry.key == "spec":
-                    self.policy.check(parse_task(entry.value.text))
+                    self._check(parse_task(entry.value.text))
         missing = [ref for ref in references(task.content) if not self._cache.has(ref.sha256, ref.size_bytes)]
         total = sum(ref.size_bytes for ref in missing)
         self.policy.check_download(total)
@@ -243,6 +251,15 @@ class Agent:
         passing.extend(
             self._cache.path(ref.sha256) for ref in references(task.content) if ref.stype != DELTA_STYPE
         )
+
+    def _check(self, spec: TaskSpec) -> None:
+        self.policy.check(spec)
+        if spec.server != self.client.pin.server:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the task's server is {spec.server}, but it came from {self.client.pin.server}",
+                "a hub may ask only for updates that are signed for itself",
+            )
 
     def _upload(self, task: pb.Task, request: pb.SubmitRequest, lease: Lease) -> None:
         """Bring every object that the reply names."""
@@ -274,31 +291,10 @@ class Agent:
             return own
         return self._cache.path(ref.sha256)
 
-    def _submit(self, request: pb.SubmitRequest, lease: Lease | None) -> dict[str, Any]:
+    def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:
         reply = self._patiently(lambda: self.client.call("Submit", request), lease)
         failpoint("client-after-submit")
-        receipt = json.loads(reply.receipt_json)
-        if not isinstance(receipt, dict):
-            raise GymError(
-                ErrorCode.INTERNAL, f"{self.client.address} gave a receipt that is not a JSON object"
-            )
-        return receipt
-
-    def _received(self, message_id: str, group: str, receipt: dict[str, Any]) -> None:
-        """The hub has the reply on its disk: keep the receipt, let the verdict decide on the residual."""
-        server = self.client.pin.server
-        self._check_receipt(receipt)
-        self.home.append_receipt({**receipt, "server": server, "task": message_id, "group": group})
-        folder = TaskFolder(self.home.task_folder(message_id))
-        verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
-        if folder.residual_path.exists() and verdict == "admitted" and update:
-            Residuals(self.home, server).stage(folder.residual_path, update)
-        folder.drop()
-        self._result.num_submitted += 1
-        self._result.receipts.append(receipt)
-        reason = f": {receipt['reason']}" if receipt.get("reason") else ""
-        what = f" update {update[:12]}" if update else ""
-        self.display.tell("receipt", f"receipt: {verdict}{what}{reason}", **receipt)
+        self._account.keep_receipt(request.message_id, group, reply.receipt_json)
 
     # ---- failures ----
 
@@ -339,13 +335,6 @@ class Agent:
 
     # ---- account ----
 
-    def _check_receipt(self, receipt: dict[str, Any]) -> None:
-        """Raise ``SIGNATURE_INVALID`` unless the receipt of an update is signed by the hub's ledger key."""
-        if "update" in receipt:
-            signature = bytes.fromhex(str(receipt.get("ledger_signature", "")))
-            key = bytes.fromhex(self.client.pin.ledger_key)
-            verify_signature(key, {"ledger": receipt.get("ledger_hash", "")}, signature)
-
     def _recover(self, verdicts: list[dict[str, Any]]) -> None:
         """Fetch the receipts of updates that the hub has, but whose receipt a crash kept from this disk."""
         judged = {verdict["update"] for verdict in verdicts}
@@ -355,7 +344,7 @@ class Agent:
                 continue
             records = update_records(finished, by_reference=True)
             request = to_submit_records(path.name, records, lambda data: None)
-            self._received(path.name, str(finished.manifest.server_round), self._submit(request, None))
+            self._submit(request, str(finished.manifest.server_round), None)
 
     def _last_word(self) -> None:
         """Verdicts and balance at the end, if the hub is still there."""
@@ -364,30 +353,17 @@ class Agent:
         except GymError as error:
             if not is_passing(error):
                 raise
-            self._result.balance = None
+            self._account.balance = None
             told = f"the last verdict and the balance are still to come: {error.message}"
             self.display.tell("away", told, error=error.to_dict())
         else:
-            self._take_account(account)
+            self._account.take(account)
 
     def _settle(self) -> list[dict[str, Any]]:
         """Ask what became of the updates, and commit or discard what their encoding lost."""
-        return self._take_account(
+        return self._account.take(
             self._patiently(lambda: self.client.call("Account", pb.AccountRequest()), None)
         )
-
-    def _take_account(self, account: pb.AccountReply) -> list[dict[str, Any]]:
-        verdicts = [json.loads(text) for text in account.verdicts_json]
-        settled = Residuals(self.home, self.client.pin.server).settle(verdicts)
-        reasons = {v["update"]: v for v in verdicts}
-        for update, word in settled.items():
-            told = reasons[update]
-            why = f": {told['reason']}" if told.get("reason") else ""
-            self.display.tell("verdict", f"verdict: {word} update {update[:12]}{why}", **told)
-        if account.balance != self._result.balance:
-            self._result.balance = account.balance
-            self.display.tell("balance", f"balance: {account.balance} credits", balance=account.balance)
-        return verdicts
 
 
 def _may_pass(error: GymError) -> bool:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _LINES_PER_PHASE = 10
 _LABELS = {"fetch": "fetching", "train": "training", "encode": "encoding", "upload": "uploading"}
@@ -74,7 +74,7 @@ class TerminalDisplay(Display):
         self._bars = Progress(
             TextColumn("{task.description:>10}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[amount]}"),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
             console=console,
@@ -89,9 +89,11 @@ class TerminalDisplay(Display):
         if phase != self._phase:
             self._end()
             self._phase = phase
-            self._task = self._bars.add_task(_LABELS.get(phase, phase), total=total, note="")
+            self._task = self._bars.add_task(_LABELS.get(phase, phase), total=total, note="", amount="")
             self._bars.start()
-        self._bars.update(self._task, completed=done, total=total)
+        in_bytes = phase in ("fetch", "upload")
+        amount = f"{readable_bytes(done)} of {readable_bytes(total)}" if in_bytes else f"{done}/{total}"
+        self._bars.update(self._task, completed=done, total=total, amount=amount)
         if loss is not None:
             self._bars.update(self._task, note=f"loss {loss:.4f}")
         if done >= total:

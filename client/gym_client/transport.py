@@ -202,7 +202,7 @@ class HubClient:
             self._channel = grpc.secure_channel(str(self.address), credentials, options=options)
         else:
             self._channel = grpc.insecure_channel(str(self.address), options=options)
-        self._stub: Any = hub_pb2_grpc.HubStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub: Any = hub_pb2_grpc.HubStub(self._channel)
 
     def _metadata(self, method: str) -> tuple[tuple[tuple[str, str], ...], str]:
         if method in _OPEN_CALLS:

@@ -159,8 +159,6 @@ def _train(
         return trainer.train(dataset=data.rows, resume=True)
     except GymError as error:
         raise _told(error, hooks, policy, until) from error
-    finally:
-        hooks.progress("train", spec.recipe.max_steps, spec.recipe.max_steps, None)
 
 
 def _told(error: GymError, hooks: Hooks, policy: Policy, until: float) -> GymError:

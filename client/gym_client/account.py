@@ -1,0 +1,83 @@
+"""What the hub says of this contributor: receipts, verdicts and balance, and what follows from them on disk."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gym_client.display import Display
+from gym_client.home import Home
+from gym_client.residuals import Residuals
+from gym_client.tasks import TaskFolder
+from gym_client.transport import HubClient
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import verify_signature
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+
+class Account:
+    """The contributor's standing at one hub.
+
+    Attributes:
+        receipts: Those of this run, oldest first.
+        balance: Credits, as last heard; None before that.
+    """
+
+    def __init__(self, home: Home, client: HubClient, display: Display) -> None:
+        self._home = home
+        self._client = client
+        self._display = display
+        self.receipts: list[dict[str, Any]] = []
+        self.balance: int | None = None
+
+    def keep_receipt(self, message_id: str, group: str, text: str) -> None:
+        """The hub has the reply on its disk: keep the receipt, end the task, let the verdict decide the residual.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
+        """
+        receipt = self._checked(text)
+        server = self._client.pin.server
+        self._home.append_receipt({**receipt, "server": server, "task": message_id, "group": group})
+        folder = TaskFolder(self._home.task_folder(message_id))
+        verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
+        if folder.residual_path.exists() and verdict == "admitted" and update:
+            Residuals(self._home, server).stage(folder.residual_path, update)
+        folder.drop()
+        self.receipts.append(receipt)
+        reason = f": {receipt['reason']}" if receipt.get("reason") else ""
+        what = f" update {update[:12]}" if update else ""
+        self._display.tell("receipt", f"receipt: {verdict}{what}{reason}", **receipt)
+
+    def take(self, account: pb.AccountReply) -> list[dict[str, Any]]:
+        """Commit or discard what the encoding of judged updates lost; show verdicts and balance.
+
+        Returns:
+            The hub's verdicts on this contributor's updates, newest first.
+        """
+        verdicts: list[dict[str, Any]] = [json.loads(text) for text in account.verdicts_json]
+        settled = Residuals(self._home, self._client.pin.server).settle(verdicts)
+        for told in reversed(verdicts):
+            if told.get("update") in settled:
+                why = f": {told['reason']}" if told.get("reason") else ""
+                text = f"verdict: {told['verdict']} update {str(told['update'])[:12]}{why}"
+                self._display.tell("verdict", text, **told)
+        if account.balance != self.balance:
+            self.balance = account.balance
+            self._display.tell("balance", f"balance: {account.balance} credits", balance=account.balance)
+        return verdicts
+
+    def _checked(self, text: str) -> dict[str, Any]:
+        receipt = json.loads(text)
+        if not isinstance(receipt, dict):
+            raise GymError(
+                ErrorCode.INTERNAL, f"{self._client.address} gave a receipt that is no JSON object"
+            )
+        if "update" in receipt:
+            try:
+                signature = bytes.fromhex(str(receipt.get("ledger_signature", "")))
+            except ValueError as error:
+                raise GymError(ErrorCode.SIGNATURE_INVALID, "the receipt's signature is not hex") from error
+            key = bytes.fromhex(self._client.pin.ledger_key)
+            verify_signature(key, {"ledger": receipt.get("ledger_hash", "")}, signature)
+        return receipt
