@@ -7,12 +7,12 @@ file), so that nothing is downloaded twice; the gym packages must come from the 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
-import time
 import venv
 import zipfile
 from pathlib import Path
@@ -109,7 +109,7 @@ def check_origin(python: Path) -> None:
 def check_help(python: Path, command: str, module: str) -> None:
     """``--help`` answers within a second and imports nothing heavy."""
     script = python.parent / command
-    best = min(timed([str(script), "--help"]) for _ in range(HELP_TRIES))
+    best = min(processor_seconds([str(script), "--help"]) for _ in range(HELP_TRIES))
     probe = (
         f"import sys; sys.argv = [{command!r}, '--help']\n"
         f"from {module} import main\n"
@@ -125,10 +125,12 @@ def check_help(python: Path, command: str, module: str) -> None:
     )
 
 
-def timed(command: list[str]) -> float:
-    start = time.perf_counter()
+def processor_seconds(command: list[str]) -> float:
+    """What a command costs in processor time: on a busy machine the wall clock measures the others."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run(command, quiet=True)
-    return time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def run(
