@@ -8,7 +8,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -98,7 +98,7 @@ class DeltaFile:
             delta = cls(path, view, manifest, layout, spec)
             delta._check_values()
         except BaseException:
-            view.close()
+            _unmap(view)
             raise
         return delta
 
@@ -163,10 +163,7 @@ class DeltaFile:
         """Unmap the file. Views from ``payload`` that still live keep the memory, not the file."""
         if self._map is not None:
             view, self._map = self._map, None
-            try:
-                view.close()
-            except BufferError:
-                del view  # a payload view is still held somewhere; the map goes with the last of them
+            _unmap(view)
 
     def __enter__(self) -> DeltaFile:
         return self
@@ -237,6 +234,12 @@ def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any
         return mmap.mmap(handle, size, access=mmap.ACCESS_COPY), header
     finally:
         os.close(handle)
+
+
+def _unmap(view: mmap.mmap) -> None:
+    """Close a map; while a payload view still lives somewhere, the map goes with the last of them instead."""
+    with suppress(BufferError):
+        view.close()
 
 
 def _header_end(view: mmap.mmap) -> int:
