@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard setup.py)
 	touch $@
 
 demo: $(STAMP) ## A hub and a few contributors on this machine, from first round to last.
-	$(BIN)/gym-server demo
+	$(BIN)/python -m demo.run
 
 test: $(STAMP) ## The quick suite: all that is not marked slow.
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

@@ -64,15 +64,25 @@ class Accounts:
         if not 1 <= len(name) <= 80 or not name.isprintable():
             raise GymError(ErrorCode.USAGE, f"name {name[:80]!r} is empty, too long or not printable")
         verify_signature(public_key, {"enrol": name, "invite": invite, "server": self._server}, signature)
+        return self._register(public_key, name, invite)
+
+    def meet(self, public_key: bytes) -> str:
+        """Register a key that signed a reply on a stock Flower grid, where nobody enrols; invites cannot reach it.
+
+        Raises:
+            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` by the policy.
+        """
+        return self._register(public_key, contributor_id(public_key), "")
+
+    def _register(self, public_key: bytes, name: str, invite: str) -> str:
         contributor = contributor_id(public_key)
         with self._database.transaction() as tx:
-            status = tx.scalar(select(accounts.c.status).where(accounts.c.contributor == contributor))
+            account = accounts.c.contributor == contributor
+            status = tx.scalar(select(accounts.c.status).where(account))
             if status == "revoked":
                 raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {contributor} was revoked here")
             if status == "left":
-                tx.execute(
-                    update(accounts).where(accounts.c.contributor == contributor).values(status="active")
-                )
+                tx.execute(update(accounts).where(account).values(status="active"))
             if status is None:
                 self._check_policy(tx, contributor, invite)
                 tx.execute(

@@ -1,7 +1,7 @@
 """The hub's Flower ``ServerApp``: the same object runs inside `gym-server run` and on a stock SuperLink.
 
-On a SuperLink the run config's ``hub-dir`` names the hub's folder; contributors' keys are enrolled by the folder's
-own policy (``gym-server enrol``), since stock Flower has no signature over content.
+On a SuperLink the run config's ``hub-dir`` names the hub's folder. A contributor is enrolled when its first signed
+reply comes, if the folder's policy is ``open`` or lists it; deltas travel inside the messages, as Flower moves them.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from gym_server.store.objects import ObjectStore
 class Payloads(Protocol):
     """Turns stored objects into arrays of a message, and arrays of a reply into stored objects."""
 
+    by_reference: bool
+    """Whether contributors reach the hub itself, so that they enrol and upload there."""
+
     def outgoing(self, sha256: str, size_bytes: int) -> Array: ...
 
     def incoming(self, sha256: str, array: Array) -> None: ...
@@ -23,6 +26,8 @@ class Payloads(Protocol):
 
 class ByReference:
     """The hub's way: bytes have moved through uploads already, messages hold names."""
+
+    by_reference = True
 
     def outgoing(self, sha256: str, size_bytes: int) -> Array:
         return reference(sha256, size_bytes)
@@ -33,6 +38,8 @@ class ByReference:
 
 class Inline:
     """A stock Flower deployment's way: the bytes are the array's data."""
+
+    by_reference = False
 
     def __init__(self, store: ObjectStore, max_bytes: int) -> None:
         self._store = store

@@ -207,7 +207,7 @@ class DeltaSoup(Strategy):  # type: ignore[misc]
                 self._payloads.incoming(sha256, array)
         except (KeyError, TypeError, AttributeError) as error:
             raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply holds no update: {error}") from error
-        contributor = contributor_id(key)
+        contributor = contributor_id(key) if self._payloads.by_reference else self._fed.accounts.meet(key)
         candidate = Candidate(
             contributor,
             self._fed.accounts.public_key(contributor),

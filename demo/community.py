@@ -1,0 +1,63 @@
+"""Who takes part in the demo, and with what: three contributors with one task each, a liar, a held-out set."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from demo.processes import BIN, REPOSITORY, Joiner, join_command
+from gym_fed.data.tasks import generate
+
+CONTRIBUTORS = {"ada": "double", "ben": "dash", "cleo": "swapcase"}
+"""Who joins, and the one task that each knows and the base does not."""
+LIAR = "mallory"
+KNOWN = ("copy", "reverse", "sort", "upper")
+"""Tasks of the base that the merge must not spoil."""
+EXAMPLES = 1000
+
+
+def write_data(folder: Path) -> None:
+    """Every contributor's rows, and the coordinator's held-out set over all the tasks."""
+    for name, task in {**CONTRIBUTORS, LIAR: "double"}.items():
+        seed = sum(map(ord, name))
+        _write_rows(folder / f"{name}.jsonl", generate(task, EXAMPLES, seed=seed))
+    heldout = [
+        row
+        for task in (*CONTRIBUTORS.values(), *KNOWN)
+        for row in generate(task, 34, seed=7, split="heldout")
+    ]
+    _write_rows(folder / "hub" / "heldout.jsonl", heldout)
+
+
+def make_hub(folder: Path) -> None:
+    """`gym-server init`, then the demo's own config."""
+    subprocess.run([BIN / "gym-server", "init", "--dir", folder], check=True, capture_output=True)
+    (folder / "gym-server.yaml").write_text((REPOSITORY / "demo" / "hub.yaml").read_text())
+
+
+def joiners(folder: Path) -> dict[str, Joiner]:
+    """The commands of all four."""
+    honest: dict[str, Joiner] = {
+        name: lambda address, fingerprint, name=name: join_command(folder, name, address, fingerprint)  # type: ignore[misc]
+        for name in CONTRIBUTORS
+    }
+
+    def liar(address: str, fingerprint: str) -> list[str | Path]:
+        return [
+            sys.executable,
+            "-m",
+            "demo.liar",
+            folder / LIAR,
+            address,
+            fingerprint,
+            folder / f"{LIAR}.jsonl",
+        ]
+
+    return {**honest, LIAR: liar}
+
+
+def _write_rows(path: Path, rows: list[Any]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

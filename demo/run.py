@@ -1,0 +1,62 @@
+"""Run the demo: `python -m demo.run [FOLDER]`. Prints tables, and writes the same figures to FOLDER/result.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gym_server  # noqa: F401  (sets Flower's variables)
+
+from demo.community import joiners, make_hub, write_data
+from demo.processes import ask, run_federation
+from demo.report import measure, show
+from gym_fed.console import err, out
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.files import write_atomically
+
+MARKER = ".gym-demo"
+
+
+def main(folder: Path) -> None:
+    """One hub, three contributors with a task each, one liar; a few rounds; then what came of it."""
+    began = time.monotonic()
+    _fresh(folder)
+    make_hub(folder / "hub")
+    write_data(folder)
+    err.print(f"three contributors and a liar join over gRPC with TLS; their logs are in {folder}")
+
+    def on_round(event: dict[str, Any]) -> None:
+        err.print(event["text"], markup=False)
+
+    trained = run_federation(folder, joiners(folder), on_round)
+    ask(folder, "model", str(folder / "merged"))
+    result = measure(folder)
+    result["seconds"] = {"rounds": round(trained, 1), "total": round(time.monotonic() - began, 1)}
+    write_atomically(folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+    show(result)
+    out.print(f"\n{result['seconds']['total']} s; the same figures: {folder / 'result.json'}", style="dim")
+
+
+def _fresh(folder: Path) -> None:
+    """An empty folder; only a former demo is ever removed."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARKER).exists():
+            raise GymError(
+                ErrorCode.FILE_EXISTS, f"{folder} holds something else than a demo", "name another folder"
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo"))
+    except GymError as error:
+        from gym_fed.console import fail
+
+        fail(error)

@@ -1,0 +1,106 @@
+"""The hub's ServerApp and the contributor's ClientApp run unchanged on a stock Flower SuperLink with two SuperNodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gym_fed.flower_env import VARIABLES
+from tests.support.hub import BIN, HubProcess
+
+APP = Path(__file__).resolve().parents[1] / "support" / "flower_app"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def stock_flower(folder: Path, run_config: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """A SuperLink, two SuperNodes and `flwr run` of our apps, all as processes."""
+    port, ports = free_port(), [free_port(), free_port()]
+    (folder / "flwr-home").mkdir()
+    config = (
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    (folder / "flwr-home" / "config.toml").write_text(config)
+    shutil.copytree(APP, folder / "app")
+    environment = os.environ | VARIABLES | {"FLWR_HOME": str(folder / "flwr-home"), "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{BIN}:{environment['PATH']}"
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(name: str, *command: str) -> None:
+        with open(folder / f"{name}.log", "wb") as log:
+            processes[name] = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]], cwd=folder, env=environment, stdout=log, stderr=log
+            )
+
+    try:
+        start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port))
+        end = time.monotonic() + 60
+        while not is_listening(port):
+            assert time.monotonic() < end, (folder / "superlink.log").read_text()
+            time.sleep(0.1)
+        for index in range(2):
+            node = ("--superlink", f"127.0.0.1:{port}", "--port", str(ports[index]))
+            partition = ("--node-config", f"partition-id={index} num-partitions=2")
+            start(f"supernode{index}", "flower-supernode", "--insecure", *node, *partition)
+        start("run", "flwr", "run", str(folder / "app"), "here", "--run-config", run_config)
+        yield processes
+    finally:
+        for process in reversed(processes.values()):
+            process.terminate()
+        for process in processes.values():
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny_base: Path) -> None:
+    hub = HubProcess(
+        tmp_path / "hub",
+        {
+            "rounds": {"num_rounds": 2, "min_contributors": 2, "deadline_seconds": 200},
+            "soup": {"aggregator": "mean", "num_malicious_nodes": 0},
+            "recipe": {"max_steps": 3, "per_device_train_batch_size": 4, "max_length": 64},
+        },
+        str(tiny_base),
+    )
+    for index in range(2):
+        row = {
+            "messages": [{"role": "user", "content": f"hi {index}"}, {"role": "assistant", "content": "yes"}]
+        }
+        (tmp_path / f"data{index}.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    settings = {
+        "hub-dir": hub.folder,
+        "home": tmp_path / "home{partition}",
+        "data": tmp_path / "data{partition}.jsonl",
+        "model": tiny_base,
+    }
+    run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
+    with stock_flower(tmp_path, run_config):
+        end = time.monotonic() + 180
+        while sum(r["state"] == "committed" for r in hub.ask("rounds")) < 2:
+            logs = "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(tmp_path.glob("*.log")))
+            assert time.monotonic() < end, logs
+            time.sleep(1)
+    for found in hub.ask("rounds"):
+        assert [u["verdict"] for u in found["updates"]] == ["merged", "merged"]
+        assert len({u["contributor"] for u in found["updates"]}) == 2
+    assert hub.ask("ledger", "verify")["valid"]
