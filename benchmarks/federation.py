@@ -2,10 +2,10 @@
 
     python benchmarks/federation.py [--quick] [--json] [--plot FILE] [--shared FOLDER]
 
-`gym-server run` and eight `gym-client join` are processes over gRPC with TLS; updates are full deltas at one bit a weight
-with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is plain FedAvg of fp32 deltas
-in one process: same contributors, schedule, seeds and trainer. Speakers that nobody trains on measure the loss, and each
-side is judged at its best round, since the model overfits soon.
+`gym-server run` and eight `gym-client join` are processes over gRPC with TLS; updates are full deltas at one bit a
+weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is plain FedAvg of
+fp32 deltas in one process: same contributors, schedule, seeds and trainer. Speakers that nobody trains on measure
+the loss, and each side is judged at its best round, since the model overfits soon.
 """
 
 from __future__ import annotations

@@ -1,0 +1,70 @@
+"""Every command that the documentation shows is run, in the order of the page, by a real shell.
+
+A page's ```console blocks are one session in an empty folder. `gym-server run` gets a terminal of its own, as the reader gives it
+one. A block under the comment `<!-- not run: REASON -->` is left out; the reason is for the reader of the source.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.hub import BIN
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
+
+
+def commands(page: Path) -> list[str]:
+    """The lines after `$ ` in the page's console blocks, continuation lines joined."""
+    found: list[str] = []
+    for before, block in re.findall(r"(.*?)^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        if not NOT_RUN.search(before):
+            text = block.replace("\\\n", " ")
+            found += [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    return found
+
+
+PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page)]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: page.name)
+def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "GYM_HOME": str(tmp_path / "home")}
+    servers: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands(page):
+            if command.startswith("gym-server run"):
+                servers.append(in_own_terminal(command, tmp_path, environment))
+                continue
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+            )
+            assert done.returncode == 0, f"$ {command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def in_own_terminal(command: str, folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    log = folder / "server.log"
+    with open(log, "wb") as file:
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=file, stderr=file
+        )
+    end = time.monotonic() + 60
+    while "listens on" not in log.read_text():
+        assert server.poll() is None and time.monotonic() < end, f"$ {command}\n{log.read_text()}"
+        time.sleep(0.1)
+    return server
+
+
+def test_pages_show_commands_at_all() -> None:
+    assert {"README.md", "coordinate.md"} <= {page.name for page in PAGES_WITH_COMMANDS}
