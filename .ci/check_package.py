@@ -61,6 +61,9 @@ def check_contents(sdist: Path, wheel: Path) -> None:
         f for f in tracked_package_files() if not f.endswith((".cpp", ".cc", ".c", ".h", ".hpp", ".cu"))
     }
     wanted |= {f"{package}/py.typed" for package in PACKAGES}
+    wanted |= {
+        f"gym_fed/assets/gym-nano/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")
+    }
     refuse("missing from the wheel", wanted - inside)
     tops = {name.split("/")[0] for name in inside if ".dist-info/" not in name and "/" in name}
     refuse("strange top-level folders in the wheel", tops - set(PACKAGES))
