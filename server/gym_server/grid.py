@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from gym_fed.errors import GymError
 from gym_fed.wire.records import from_wire, references, to_wire
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.federation import RUN_ID, Federation
@@ -23,12 +24,15 @@ from gym_server.store.tables import readers
 LOST = 1001
 """Flower error code of a reply that will not come: the lease ended, or the contributor left."""
 
+MALFORMED = 1002
+"""Flower error code of a reply that is no valid Flower content."""
+
 _HUB_NODE_ID = 1
 _POLL_SECONDS = 0.2
 _DEFAULT_TTL_SECONDS = 12 * 3600.0
 
 
-class HubGrid(Grid):  # type: ignore[misc]
+class HubGrid(Grid):
     """A grid whose nodes are the hub's contributors.
 
     Args:
@@ -138,12 +142,22 @@ class HubGrid(Grid):  # type: ignore[misc]
             ttl=message.ttl_seconds,
             message_type=message.message_type,
         )
+        return Message(metadata=metadata, **self._outcome(message))  # type: ignore[call-overload,no-any-return]
+
+    def _outcome(self, message: QueuedMessage) -> dict[str, RecordDict | Error]:
         if message.state == "lost" or message.reply is None:
-            return Message(metadata=metadata, error=Error(LOST, "the contributor went away"))
+            return {"error": Error(LOST, "the contributor went away")}
         reply = pb.SubmitRequest.FromString(message.reply)
         if reply.HasField("error"):
-            return Message(metadata=metadata, error=Error(int(reply.error.code), reply.error.reason))
-        return Message(metadata=metadata, content=from_wire(reply.content, self._read))
+            return {"error": Error(int(reply.error.code), reply.error.reason)}
+        try:
+            return {"content": from_wire(reply.content, self._read)}
+        except (
+            GymError,
+            TypeError,
+            ValueError,
+        ) as error:  # a bad reply is its sender's failure, not the round's
+            return {"error": Error(MALFORMED, f"the reply is malformed: {error}")}
 
     def _read(self, ref: pb.ArrayRef) -> bytes:
         return self._fed.store.local_path(ref.sha256).read_bytes()

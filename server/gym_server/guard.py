@@ -33,7 +33,7 @@ def current_session() -> Session:
     return session
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps every handler of the service."""
 
     def __init__(self, accounts: Accounts) -> None:
@@ -46,7 +46,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         method = details.method.rsplit("/", 1)[-1]
-        token = dict(details.invocation_metadata or ()).get(SESSION_KEY, "")
+        token = str(dict(details.invocation_metadata or ()).get(SESSION_KEY, ""))
         is_open = method in OPEN_METHODS
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(

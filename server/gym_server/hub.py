@@ -52,7 +52,11 @@ class Wakeups:
     def notify(self) -> None:
         """Wake every stream; safe from any thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(lambda: [event.set() for event in self._events])
+            self._loop.call_soon_threadsafe(self._set_all)
+
+    def _set_all(self) -> None:
+        for event in self._events:
+            event.set()
 
 
 class Hub(hub_pb2_grpc.HubServicer):

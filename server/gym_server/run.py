@@ -60,6 +60,7 @@ def run_hub(
                 f"--insecure: {federation.config.listen} is not a loopback address",
                 "plain text is possible on 127.0.0.1 only; drop --insecure",
             )
+
         def delta_soup(grid: Grid, should_stop: Callable[[], bool]) -> None:
             DeltaSoup(federation, should_stop=should_stop, on_round=on_round).start(grid)
 

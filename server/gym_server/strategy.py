@@ -23,6 +23,7 @@ from gym_fed.identity.keys import contributor_id
 from gym_server.admission import Candidate
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
+from gym_server.grid import LOST
 from gym_server.merging import merge_round
 from gym_server.payload import ByReference, Payloads
 from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
@@ -33,7 +34,7 @@ POLL_SECONDS = 0.2
 _MAX_ABORTS_IN_A_ROW = 5
 
 
-class DeltaSoup(Strategy):  # type: ignore[misc]
+class DeltaSoup(Strategy):
     """Rounds of signed deltas, merged robustly.
 
     Args:
@@ -187,7 +188,7 @@ class DeltaSoup(Strategy):  # type: ignore[misc]
         message_id = reply.metadata.reply_to_message_id
         outcome = "replied"
         if reply.has_error():
-            outcome = "lost" if reply.error.reason == "the contributor went away" else "failed"
+            outcome = "lost" if reply.error.code == LOST else "failed"
             log.info("round %d: node %d: %s", server_round, reply.metadata.src_node_id, reply.error.reason)
         else:
             try:
@@ -199,7 +200,7 @@ class DeltaSoup(Strategy):  # type: ignore[misc]
 
     def _judge(self, server_round: int, message_id: str, content: RecordDict) -> None:
         try:
-            update, deltas = content["update"], content["delta"]
+            update, deltas = content.config_records["update"], content.array_records["delta"]
             manifest, signature, key = update["manifest"], update["signature"], update["public_key"]
             if not (isinstance(manifest, str) and isinstance(signature, bytes) and isinstance(key, bytes)):
                 raise TypeError("manifest, signature or public_key has the wrong type")

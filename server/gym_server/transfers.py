@@ -11,8 +11,9 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import BinaryIO
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from gym_fed.config.server import AdmissionConfig
 from gym_fed.errors import ErrorCode, GymError
@@ -83,7 +84,7 @@ class Transfers:
             GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for a byte more than declared,
                 ``USAGE`` for a gap, ``LEASE_LOST`` when another stream sends the same object, ``HASH_MISMATCH``.
         """
-        first = await anext(aiter(chunks), None)
+        first = await _next(chunks)
         if first is None:
             raise GymError(ErrorCode.USAGE, "an upload without a chunk")
         declared = await asyncio.to_thread(self._declared, contributor, first.sha256)
@@ -136,13 +137,14 @@ class Transfers:
 
     async def _append(
         self,
-        file,  # type: ignore[no-untyped-def]
+        file: BinaryIO,
         offset: int,
         declared: int,
         first: pb.UploadChunk,
         chunks: AsyncIterator[pb.UploadChunk],
     ) -> int:
-        unsynced, chunk = 0, first
+        unsynced = 0
+        chunk: pb.UploadChunk | None = first
         while chunk is not None:
             if chunk.offset != offset:
                 raise GymError(
@@ -159,7 +161,7 @@ class Transfers:
                 await asyncio.to_thread(_sync, file)
                 unsynced = 0
             failpoint("upload-chunk")
-            chunk = await anext(aiter(chunks), None)
+            chunk = await _next(chunks)
         return offset
 
     def _finish(self, contributor: str, sha256: str, part: Path) -> None:
@@ -196,7 +198,7 @@ class Transfers:
                 uploads.delete().where((uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256))
             )
 
-    def _drop_oldest(self, tx, contributor: str) -> None:  # type: ignore[no-untyped-def]
+    def _drop_oldest(self, tx: Connection, contributor: str) -> None:
         oldest = tx.scalar(
             select(uploads.c.sha256)
             .where(uploads.c.contributor == contributor)
@@ -211,6 +213,12 @@ class Transfers:
         )
 
 
-def _sync(file) -> None:  # type: ignore[no-untyped-def]
+def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+async def _next(chunks: AsyncIterator[pb.UploadChunk]) -> pb.UploadChunk | None:
+    async for chunk in chunks:
+        return chunk
+    return None
