@@ -119,6 +119,9 @@ def encode_source(
             f"{'no residual was' if residual is None else 'a residual was'} given",
         )
 
+    if residual is not None:
+        residual.begin()
+
     def corrected(name: str) -> Tensor:
         delta = source(name)
         return delta if residual is None else residual.compensated(name, delta)

@@ -76,6 +76,10 @@ class ErrorFeedback:
             )
         return exact + held
 
+    def begin(self) -> None:
+        """Forget what an earlier encoding recorded but nobody committed; ``encode_delta`` calls this first."""
+        self._next = {}
+
     def record(self, name: str, lost: Tensor) -> None:
         """Note what encoding a tensor lost: compensated minus decoded. It counts after ``commit``."""
         self._next[name] = lost.detach().to("cpu", torch.float32).contiguous()

@@ -113,6 +113,16 @@ def test_a_refused_update_leaves_the_residual_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(residual.compensated("a", torch.zeros(3)), torch.ones(3))
 
 
+def test_an_encoding_that_came_to_nothing_leaves_no_trace_in_the_next(tmp_path: Path) -> None:
+    residual = ErrorFeedback.load(tmp_path / "residual", SPEC.digest)
+    encode_delta(update(0), BASE, CodecPolicy(), tmp_path / "1.gymdelta", SPEC, residual)
+    encode_delta(
+        {**BASE, "embed": update(1)["embed"]}, BASE, CodecPolicy(), tmp_path / "2.gymdelta", SPEC, residual
+    )
+    residual.save()
+    assert residual.names() == ("embed",)
+
+
 def test_a_tensor_that_lost_nothing_is_forgotten(tmp_path: Path) -> None:
     residual = ErrorFeedback.load(tmp_path / "residual", "lineage")
     residual.record("a", torch.ones(3))
