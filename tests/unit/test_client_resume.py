@@ -1,9 +1,8 @@
-"""A contributor stopped, then killed at its worst moments, against a real hub: nothing is lost or sent twice."""
+"""Ctrl-C against a real hub: the round goes on at the checkpoint. (Kills at every line: tests/crash.)"""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from tests.support.hub import BIN, HubProcess
 
 
-def test_ctrl_c_in_training_and_kills_around_the_submission_lose_nothing(
+def test_ctrl_c_in_training_stops_at_a_checkpoint_and_the_same_command_goes_on(
     tmp_path: Path, tiny_base: Path
 ) -> None:
     config = {
@@ -27,13 +26,6 @@ def test_ctrl_c_in_training_and_kills_around_the_submission_lose_nothing(
     command = [BIN / "gym-client", "join", "--server", hub.address, "--home", home, "--yes", "--json"]
     command += ["--rounds", "1", "--model", tiny_base, "--data", tmp_path / "data.jsonl"]
 
-    def join(failpoint: str = "") -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "GYM_FAILPOINTS": failpoint}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-    def deltas() -> list[bytes]:
-        return [path.read_bytes() for path in home.glob("tasks/*/finished.json")]
-
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert first.stdout is not None
     while '"phase": "train"' not in first.stdout.readline():
@@ -44,22 +36,14 @@ def test_ctrl_c_in_training_and_kills_around_the_submission_lose_nothing(
     assert "same command" in told
     assert list(home.glob("tasks/*/run/checkpoints/checkpoint-*"))
 
-    killed = join("client-before-submit")
-    assert killed.returncode == -signal.SIGKILL
-    steps = [json.loads(line)["done"] for line in killed.stdout.splitlines() if '"phase": "train"' in line]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    steps = [json.loads(line)["done"] for line in again.stdout.splitlines() if '"phase": "train"' in line]
     assert steps[0] > 1
     assert steps[-1] == 40
-    signed = deltas()
-    assert len(signed) == 1
-    assert join("client-after-submit").returncode == -signal.SIGKILL
-    assert deltas() == signed
-    assert not (home / "receipts.jsonl").exists()
-
-    last = join()
-    assert last.returncode == 0, last.stderr
     receipts = [json.loads(line) for line in (home / "receipts.jsonl").read_text().splitlines()]
     assert [(r["verdict"], r["group"]) for r in receipts] == [("admitted", "1")]
-    assert deltas() == []
+    assert list(home.glob("tasks/*")) == []
     rounds = hub.ask("rounds")
     assert sum(rounds[0]["verdicts"].values()) == 1
     assert hub.stop() == 0
