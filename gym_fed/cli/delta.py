@@ -26,7 +26,9 @@ def diff(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
     codec: Annotated[str, typer.Option(help="bitdelta, dense or lora.")] = "bitdelta",
-    group_size: Annotated[int | None, typer.Option(help="bitdelta: columns that share a scale.")] = None,
+    group_size: Annotated[
+        str | None, typer.Option(help="bitdelta: columns that share a scale; or row, or auto.")
+    ] = None,
     rank: Annotated[
         int | None, typer.Option(help="lora: rank; a LoRA run's own factors are kept as is.")
     ] = None,
@@ -114,7 +116,7 @@ def apply(
 
 
 def _write(
-    base: str, tuned: str, output: Path, codec: str, group_size: int | None, rank: int | None, small: str
+    base: str, tuned: str, output: Path, codec: str, group_size: str | None, rank: int | None, small: str
 ) -> EncodeReport:
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml_file import validate
@@ -130,7 +132,7 @@ def _write(
         new = new.merge_and_unload()
     values = {
         "codec": codec,
-        "group_size": group_size,
+        "group_size": int(group_size) if group_size and group_size.isdecimal() else group_size,
         "lora_rank": rank,
         "small_tensors": small,
         "error_feedback": False,

@@ -15,8 +15,10 @@ class CodecPolicy(StrictModel):
     codec: Literal["bitdelta", "dense", "lora"] = "bitdelta"
     """Codec of matrices: sign bits, the values themselves, or the factors of a truncated SVD."""
 
-    group_size: Annotated[int, Field(ge=8)] | None = None
-    """bitdelta: columns that share a scale; absent means one scale for the tensor."""
+    group_size: Annotated[int, Field(ge=8)] | Literal["row", "auto"] | None = None
+    """bitdelta: columns that share a scale; ``row`` for one scale a row, absent for one a tensor. ``auto`` gives a
+    tensor row scales where those bytes keep more of its energy than its bits do: embeddings, mostly, whose rows
+    change by very different amounts."""
 
     scale_dtype: Literal["float32", "bfloat16"] = "float32"
     """bitdelta: number format of the scales."""

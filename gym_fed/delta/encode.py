@@ -126,8 +126,12 @@ def encode_source(
         delta = source(name)
         return delta if residual is None else residual.compensated(name, delta)
 
-    choices = {name: choose(name, shape, policy) for name, shape in spec.shapes.items()}
-    energy = {name: _energy(name, corrected(name)) for name in sorted(spec.shapes)}
+    choices: dict[str, Choice] = {}
+    energy: dict[str, float] = {}
+    for name in sorted(spec.shapes):
+        delta = corrected(name)
+        energy[name] = _energy(name, delta)
+        choices[name] = choose(name, delta, policy)
     changed = [choice for name, choice in choices.items() if energy[name] > 0.0]
     kept = changed
     if policy.max_bits_per_weight is not None:

@@ -61,6 +61,29 @@ def test_small_matrices_are_small_up_to_the_number_of_the_policy(tmp_path: Path)
     assert {t.name for t in report.tensors if t.codec == "dense"} == {"embed", "norm"}
 
 
+def test_row_scales_go_where_rows_differ_and_the_bytes_are_worth_it(tmp_path: Path) -> None:
+    tuned = tuned_by()
+    tuned["embed"][8:] = BASE["embed"][8:] + 0.02 * (tuned["embed"][8:] - BASE["embed"][8:])
+    policy = CodecPolicy(group_size="auto", scale_dtype="bfloat16", error_feedback=False)
+    report = encode_delta(tuned, BASE, policy, tmp_path / "auto.gymdelta", SPEC)
+    with DeltaFile.open(tmp_path / "auto.gymdelta", SPEC) as delta:
+        assert delta.record("embed").params == {"group_size": 16, "scale_dtype": "bfloat16"}
+        assert delta.record("layers.0.down").params == {"scale_dtype": "bfloat16"}
+        lost = (delta.decode("embed") - (tuned["embed"] - BASE["embed"])).norm()
+    assert {t.name for t in report.tensors if "keeps more energy a byte" in t.why} == {"embed"}
+    encode_delta(tuned, BASE, PLAIN, tmp_path / "one.gymdelta", SPEC)
+    with DeltaFile.open(tmp_path / "one.gymdelta", SPEC) as delta:
+        assert lost < 0.8 * (delta.decode("embed") - (tuned["embed"] - BASE["embed"])).norm()
+
+
+def test_row_scales_can_be_asked_for_everywhere(tmp_path: Path) -> None:
+    policy = CodecPolicy(group_size="row", error_feedback=False)
+    encode_delta(tuned_by(), BASE, policy, tmp_path / "d.gymdelta", SPEC)
+    with DeltaFile.open(tmp_path / "d.gymdelta", SPEC) as delta:
+        assert delta.record("layers.0.down").params == {"group_size": 172}
+        assert delta.record("embed").params == {"group_size": 16}
+
+
 def test_tensors_that_did_not_change_take_no_bytes(tmp_path: Path) -> None:
     tuned = {**tuned_by(), "embed": BASE["embed"]}
     report = encode_delta(tuned, BASE, PLAIN, tmp_path / "d.gymdelta", SPEC)
