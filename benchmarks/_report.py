@@ -100,8 +100,9 @@ class Report:
 
     def finish(self, arguments: argparse.Namespace) -> None:
         """Print the table, draw the picture, and end with the JSON line, as the options ask."""
-        console = Console(highlight=False)
-        console.print(self._table())
+        # Away from a terminal there is no width to keep to, and a wrapped row is hard to search.
+        console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+        console.print(self._table(), soft_wrap=False)
         for aim in self.aims:
             sign = "<=" if aim["better"] == "lower" else ">="
             told = f"{aim['name']}: {_short(aim['figure'])}, aim {sign} {_short(aim['aim'])}"
@@ -142,9 +143,9 @@ def plot(report: Report, file: Path) -> None:
     for unit, panel in zip(units, axes[:, 0], strict=True):
         shown = [row for row in rows if row.unit == unit]
         places = range(len(shown))
-        panel.barh([p + 0.2 for p in places], [row.ours for row in shown], 0.38, label="gym-fed")
+        panel.barh([p - 0.2 for p in places], [row.ours for row in shown], 0.38, label="gym-fed")
         if any(row.theirs for row in shown):
-            panel.barh([p - 0.2 for p in places], [row.theirs or 0 for row in shown], 0.38, label=report.peer)
+            panel.barh([p + 0.2 for p in places], [row.theirs or 0 for row in shown], 0.38, label=report.peer)
         panel.set_yticks(list(places), [row.what for row in shown])
         panel.set_xlabel(f"{unit or 'value'} ({shown[0].better} is better)")
         panel.set_xscale("log")

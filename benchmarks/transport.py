@@ -3,9 +3,10 @@
     python benchmarks/transport.py [--quick] [--json] [--plot FILE]
 
 Both run as real processes on loopback with TLS and move the same random bytes. What the seconds hold differs and
-is said here: Flower's are a round of its own, with its polling and the start of a ClientApp's process, about 6 s
-whatever the size; ours are a client's connection, session, transfer and the hub's write to disk. So each is also
-compared less its own smallest transfer, which leaves what the bytes cost. Peak memory is the largest process's.
+is told here: Flower's are a round of its own, with its polling and the start of a ClientApp's process, about 6 s
+whatever the size, and end in memory; ours are a client's connection, session, transfer and the write to disk.
+Hence each is also compared less its own smallest transfer, which leaves what the bytes cost. Peak memory is that
+of the largest process; the figures have every process's.
 """
 
 from __future__ import annotations
