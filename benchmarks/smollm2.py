@@ -36,7 +36,9 @@ def main() -> None:
     parser = options(__doc__.splitlines()[0])
     default = REPOSITORY.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
     parser.add_argument("--data", type=Path, default=default, help="JSONL with question and answer")
-    parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="where the model folder goes")
+    parser.add_argument(
+        "--model", type=Path, default=Path("runs/smollm2"), help="where the model folder goes"
+    )
     arguments = parser.parse_args()
     steps, rounds = (4, 1) if arguments.quick else (20, 2)
     if not (arguments.model / "config.json").exists():
@@ -80,7 +82,9 @@ def read_gguf(folder: Path) -> None:
     clean = LlamaForCausalLM(config)
     missing, unexpected = clean.load_state_dict(read.state_dict(), strict=False)
     if set(missing) - {"lm_head.weight"} or unexpected:
-        sys.exit(f"{gguf.name} is not the model this script knows: missing {missing}, unexpected {unexpected}")
+        sys.exit(
+            f"{gguf.name} is not the model this script knows: missing {missing}, unexpected {unexpected}"
+        )
     clean.tie_weights()
     clean.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -90,10 +94,19 @@ def federate(folder: Path, model: Path, data: Path, steps: int, rounds: int) -> 
     """Two `gym-client join` and a hub, LoRA on all linear layers."""
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     messages = [
-        {"messages": [{"role": "user", "content": r["question"]}, {"role": "assistant", "content": r["answer"]}]}
+        {
+            "messages": [
+                {"role": "user", "content": r["question"]},
+                {"role": "assistant", "content": r["answer"]},
+            ]
+        }
         for r in rows
     ]
-    parts = {"heldout": messages[:HELDOUT], "half0": messages[HELDOUT::2], "half1": messages[HELDOUT + 1 :: 2]}
+    parts = {
+        "heldout": messages[:HELDOUT],
+        "half0": messages[HELDOUT::2],
+        "half1": messages[HELDOUT + 1 :: 2],
+    }
     for name, part in parts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part[:1000]))
     subprocess.run([BIN / "gym-server", "init", "--dir", folder / "hub"], check=True, capture_output=True)
@@ -101,7 +114,12 @@ def federate(folder: Path, model: Path, data: Path, steps: int, rounds: int) -> 
         "listen": "127.0.0.1:0",
         "base_model": str(model),
         "enrolment": {"policy": "open"},
-        "rounds": {"num_rounds": rounds, "min_contributors": 2, "deadline_seconds": 3600, "lease_seconds": 120},
+        "rounds": {
+            "num_rounds": rounds,
+            "min_contributors": 2,
+            "deadline_seconds": 3600,
+            "lease_seconds": 120,
+        },
         "recipe": {
             "algorithm": "sft",
             "finetuning": "lora",
@@ -117,10 +135,14 @@ def federate(folder: Path, model: Path, data: Path, steps: int, rounds: int) -> 
     (folder / "hub" / "gym-server.yaml").write_text(yaml.safe_dump(config))
 
     def joiner(name: str) -> Any:
-        return lambda address, key: join_command(folder, name, address, key, "--model", model, "--device", "cpu")
+        return lambda address, key: join_command(
+            folder, name, address, key, "--model", model, "--device", "cpu"
+        )
 
     began = time.monotonic()
-    run_federation(folder, {n: joiner(n) for n in CONTRIBUTORS}, lambda event: print(event["text"], file=sys.stderr))
+    run_federation(
+        folder, {n: joiner(n) for n in CONTRIBUTORS}, lambda event: print(event["text"], file=sys.stderr)
+    )
     seconds = time.monotonic() - began
     found = ask(folder, "rounds")
     updates = [u for r in found for u in r["updates"]]

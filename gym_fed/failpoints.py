@@ -10,7 +10,9 @@ import signal
 
 _armed = {
     name: int(count or 1)
-    for name, _, count in (part.partition(":") for part in os.environ.get("GYM_FAILPOINTS", "").split(",") if part)
+    for name, _, count in (
+        part.partition(":") for part in os.environ.get("GYM_FAILPOINTS", "").split(",") if part
+    )
 }
 
 

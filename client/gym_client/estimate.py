@@ -29,7 +29,12 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
             record = TensorRecord(name, shape, "lora", params)
             choices.append(Choice(record, lora.payload_bytes(shape, params), "estimate"))
     else:
-        choices = [choose(name, shape, codec) for name, shape in model.base.shapes.items()]
+        import torch
+
+        # What `auto` picks depends on the values; a scale for each row is the larger of its two choices.
+        largest = codec.model_copy(update={"group_size": "row"}) if codec.group_size == "auto" else codec
+        shapes = model.base.shapes.items()
+        choices = [choose(name, torch.empty(shape, device="meta"), largest) for name, shape in shapes]
     size = file_bytes(choices, model.base, {})
     if codec.max_bits_per_weight is not None and recipe.finetuning == "full":
         size = min(size, int(model.base.num_parameters * codec.max_bits_per_weight / 8))

@@ -39,7 +39,9 @@ def token_hash(token: str) -> str:
 
 
 def format_invite(invite: Invite) -> str:
-    return f"gym-invite:{invite.host}:{invite.port}:{invite.fingerprint.removeprefix('sha256:')}:{invite.token}"
+    return (
+        f"gym-invite:{invite.host}:{invite.port}:{invite.fingerprint.removeprefix('sha256:')}:{invite.token}"
+    )
 
 
 def parse_invite(text: str) -> Invite:

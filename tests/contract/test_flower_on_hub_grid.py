@@ -29,7 +29,8 @@ def test_flowers_fedavg_trains_and_evaluates_two_rounds_on_the_hub(tmp_path: Pat
     event = json.loads(server.stdout.readline())
     address = f"127.0.0.1:{event['port']}"
     clients = [
-        python("tests.support.numpy_client", tmp_path / f"home{i}", address, event["fingerprint"]) for i in range(2)
+        python("tests.support.numpy_client", tmp_path / f"home{i}", address, event["fingerprint"])
+        for i in range(2)
     ]
     try:
         assert server.wait(timeout=120) == 0

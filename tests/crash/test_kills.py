@@ -49,7 +49,8 @@ class Federation:
         """Start, or start again, the contributor ``name`` on its own home."""
         data = self.folder / f"{name}.jsonl"
         rows = [
-            [{"role": "user", "content": f"{name} {i}"}, {"role": "assistant", "content": name * 2}] for i in range(12)
+            [{"role": "user", "content": f"{name} {i}"}, {"role": "assistant", "content": name * 2}]
+            for i in range(12)
         ]
         data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
         arguments = ("--data", str(data), "--model", str(self.base), "--name", name)
@@ -69,7 +70,9 @@ class Federation:
 
     def _is_over(self) -> bool:
         for name, process in self.clients.items():
-            assert process.poll() in (None, 0, -9), f"{name}:\n{self.log(name)[-3000:]}\n{self.hub.log()[-2000:]}"
+            assert process.poll() in (None, 0, -9), (
+                f"{name}:\n{self.log(name)[-3000:]}\n{self.hub.log()[-2000:]}"
+            )
         assert self.hub.process is not None
         return self.hub.process.poll() is not None
 
@@ -88,7 +91,9 @@ def federation(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
     found.close()
 
 
-def assert_every_contributor_counts_once_a_round(hub: HubProcess, names: set[str], rounds: int = ROUNDS) -> None:
+def assert_every_contributor_counts_once_a_round(
+    hub: HubProcess, names: set[str], rounds: int = ROUNDS
+) -> None:
     committed = [r for r in hub.ask("rounds") if r["state"] == "committed"]
     assert len(committed) == rounds
     for found in committed:
@@ -128,7 +133,9 @@ def test_a_contributor_killed_at_any_line_goes_on_from_there(federation: Federat
         assert federation.log("ann").count("training 3/3") == ROUNDS
 
 
-def test_a_contributor_killed_while_training_resumes_from_its_checkpoint(tmp_path: Path, tiny_base: Path) -> None:
+def test_a_contributor_killed_while_training_resumes_from_its_checkpoint(
+    tmp_path: Path, tiny_base: Path
+) -> None:
     federation = Federation(tmp_path, tiny_base, recipe={"max_steps": 400, "per_device_train_batch_size": 4})
     try:
         federation.hub.start("--exit-when-done")
@@ -200,7 +207,10 @@ def test_two_servers_on_one_folder_are_refused(federation: Federation) -> None:
 
     federation.hub.start()
     second = subprocess.run(
-        [BIN / "gym-server", "run", "--dir", federation.hub.folder], capture_output=True, text=True, check=False
+        [BIN / "gym-server", "run", "--dir", federation.hub.folder],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert second.returncode == 91
     assert "another gym-server runs" in second.stderr

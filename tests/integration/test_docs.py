@@ -24,7 +24,9 @@ NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
 def commands(page: Path) -> list[str]:
     """The lines after `$ ` in the page's console blocks, continuation lines joined."""
     found: list[str] = []
-    for before, block in re.findall(r"(.*?)^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+    for before, block in re.findall(
+        r"(.*?)^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+    ):
         if not NOT_RUN.search(before):
             text = block.replace("\\\n", " ")
             found += [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
@@ -44,7 +46,12 @@ def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> Non
                 servers.append(in_own_terminal(command, tmp_path, environment))
                 continue
             done = subprocess.run(
-                ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+                ["bash", "-c", command],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=240,
             )
             assert done.returncode == 0, f"$ {command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     finally:
