@@ -66,7 +66,7 @@ def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu"
     if adapter.is_file():
         return _load_adapter(name_or_path, Path(source), adapter, dtype, device)
     with quiet_loading(), _as_gym_errors(name_or_path):
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=getattr(torch, dtype), local_files_only=True, attn_implementation="sdpa"
         )
     tokenizer = load_tokenizer(name_or_path)

@@ -105,7 +105,7 @@ class ChatSession:
         return int(getattr(self._model.config, "max_position_embeddings", 2048))
 
 
-class _Pieces(BaseStreamer):  # type: ignore[misc]
+class _Pieces(BaseStreamer):
     """Hands on text as soon as it is whole: half a character of several bytes is held back."""
 
     def __init__(self, tokenizer: Any, on_text: OnText) -> None:

@@ -50,7 +50,8 @@ def exact_match(
     if not prompts:
         raise GymError(ErrorCode.DATA_INVALID, "no rows to evaluate on", "give at least one row")
     answers = generate_batch(model, tokenizer, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size)
-    return sum(a.strip() == w for a, w in zip(answers, wanted, strict=True)) / len(wanted)
+    right = sum(int(a.strip() == w) for a, w in zip(answers, wanted, strict=True))
+    return right / len(wanted)
 
 
 def answer(model: Any, tokenizer: Any, prompt: str, *, max_new_tokens: int = 64) -> str:

@@ -16,7 +16,7 @@ OnStep = Callable[[int, int, float], None]
 ShouldStop = Callable[[], bool]
 
 
-class RunHooks(TrainerCallback):  # type: ignore[misc]
+class RunHooks(TrainerCallback):
     """Installed in every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, across resumes too."""
 
     def __init__(

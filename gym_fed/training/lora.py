@@ -63,8 +63,9 @@ def lora_factors(model: Any) -> LoraFactors:
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     factors: LoraFactors = {}
-    for name, module in base.named_modules():
-        if isinstance(module, LoraLayer) and module.lora_A:
+    for name, layer in base.named_modules():
+        if isinstance(layer, LoraLayer) and layer.lora_A:
+            module: Any = layer
             adapter = module.active_adapters[0]
             factors[f"{name}.weight"] = (
                 module.lora_A[adapter].weight.detach(),

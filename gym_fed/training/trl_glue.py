@@ -23,7 +23,7 @@ class LocalOnly:
         """Nothing: our own run folder says what was trained."""
 
 
-class LocalSFTTrainer(LocalOnly, SFTTrainer):  # type: ignore[misc]
+class LocalSFTTrainer(LocalOnly, SFTTrainer):
     """TRL's ``SFTTrainer`` without side effects."""
 
 
