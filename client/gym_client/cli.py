@@ -96,8 +96,15 @@ def join(
         server, invite, data, data_format, model, name, device, rounds, fingerprint, insecure
     )
     folder = Home.open(home)
-    with folder.locked():
-        result = run_join(folder, options, TerminalConsent(yes, as_json), make_display(err, as_json))
+    try:
+        with folder.locked():
+            result = run_join(folder, options, TerminalConsent(yes, as_json), make_display(err, as_json))
+    except GymError as error:
+        if not as_json:
+            raise
+        sys.stdout.write(json.dumps({"event": "error", "error": error.to_dict()}, sort_keys=True) + "\n")
+        err.print(str(error), markup=False)
+        raise typer.Exit(error.exit_code) from error
     summary: dict[str, Any] = {
         "num_submitted": result.num_submitted,
         "finished": result.finished,

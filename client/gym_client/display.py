@@ -78,14 +78,16 @@ class TerminalDisplay(Display):
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
             console=console,
-            transient=True,
         )
         self._phase, self._task = "", TaskID(0)
+        self._shown = ("", 0)
 
     def tell(self, event: str, text: str, **fields: Any) -> None:
         self._console.print(text, markup=False)
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
+        if done >= total and self._shown == (phase, total):
+            return  # its bar is full already
         if phase != self._phase:
             self._end()
             self._phase = phase
@@ -96,6 +98,7 @@ class TerminalDisplay(Display):
         self._bars.update(self._task, completed=done, total=total, amount=amount)
         if loss is not None:
             self._bars.update(self._task, note=f"loss {loss:.4f}")
+        self._shown = (phase, total if done >= total else 0)
         if done >= total:
             self._end()
 

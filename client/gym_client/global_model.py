@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from gym_fed.delta import BaseSpec
 
+_REMEDY = "give the folder of the federation's base with --model PATH"
+
 
 class GlobalModel:
     """A base model in memory and the tensors of the global version, float32 on the CPU."""
@@ -30,7 +32,12 @@ class GlobalModel:
         from gym_fed.delta import BaseSpec
         from gym_fed.models import load_model
 
-        loaded = load_model(source, dtype="float32", device="cpu")
+        try:
+            loaded = load_model(source, dtype="float32", device="cpu")
+        except GymError as error:
+            if error.code is not ErrorCode.MODEL_NOT_FOUND:
+                raise
+            raise GymError(error.code, error.message, _REMEDY) from error
         self.source = source
         self.model: Any = loaded.model
         self.tokenizer: Any = loaded.tokenizer
@@ -46,7 +53,7 @@ class GlobalModel:
                 ErrorCode.BASE_MISMATCH,
                 f"the model {self.source!r} has digest {self.base.digest}, "
                 f"the federation's base {name!r} has {digest}",
-                "give the folder of the federation's base with --model PATH",
+                _REMEDY,
             )
 
     def version_spec(self, spec: TaskSpec) -> BaseSpec:

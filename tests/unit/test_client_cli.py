@@ -25,7 +25,8 @@ def gym_client(*arguments: object) -> subprocess.CompletedProcess[str]:
 def error_of(*arguments: object) -> dict[str, Any]:
     done = gym_client(*arguments, "--json")
     assert done.returncode != 0
-    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{\n") :])["error"]
+    last = done.stdout if done.stdout.startswith("{\n") else done.stdout.splitlines()[-1]
+    found: dict[str, Any] = json.loads(last)["error"]
     return found
 
 
