@@ -1,7 +1,7 @@
 """Flower's environment, set before its first import: no telemetry, no update check, no installs at run time.
 
-``gym_fed`` imports this first, and every other package of ours imports ``gym_fed`` first; with the three variables unset every Flower process resolves
-outside hosts.
+``gym_fed`` imports this first, and every other package of ours imports ``gym_fed`` first; with the three variables
+unset every Flower process resolves outside hosts.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Hub(hub_pb2_grpc.HubServicer):
             if held is not None:
                 yield self._task(held)
             self._wakeups.notify()
-            quiet_since = time.monotonic()
+            touched = quiet_since = time.monotonic()
             while True:
                 event.clear()
                 task = await asyncio.to_thread(self._fed.queue.lease, node_id)
@@ -140,7 +140,9 @@ class Hub(hub_pb2_grpc.HubServicer):
                 if time.monotonic() - quiet_since >= KEEPALIVE_SECONDS:
                     yield pb.WorkEvent(keep_alive=pb.KeepAlive())
                     quiet_since = time.monotonic()
-                await self._touch(node_id)
+                if time.monotonic() - touched >= KEEPALIVE_SECONDS / 4:
+                    await self._touch(node_id)
+                    touched = time.monotonic()
                 await _wait(event, min(KEEPALIVE_SECONDS / 4, self._fed.queue.lease_seconds / 4))
         finally:
             self._wakeups.unsubscribe(event)

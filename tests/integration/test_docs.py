@@ -1,13 +1,16 @@
 """Every command that the documentation shows is run, in the order of the page, by a real shell.
 
-A page's ```console blocks are one session in an empty folder. `gym-server run` gets a terminal of its own, as the reader gives it
-one. A block under the comment `<!-- not run: REASON -->` is left out; the reason is for the reader of the source.
+A page's ```console blocks are one session in an empty folder. `gym-server run` gets a terminal of its own, as the
+reader gives it one, and `gym-client join` a terminal at which "y" is typed. The pages for contributors find a hub that
+is running already. A block under the comment `<!-- not run: REASON -->` is left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +21,7 @@ from tests.support.hub import BIN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+FIND_A_HUB = ("contribute.md",)
 NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
 
 
@@ -40,7 +44,10 @@ PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page
 def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "GYM_HOME": str(tmp_path / "home")}
     servers: list[subprocess.Popen[bytes]] = []
+    (tmp_path / "my.jsonl").write_text(json.dumps({"text": "one row of the reader's own data"}) + "\n")
     try:
+        if page.name in FIND_A_HUB:
+            servers.append(running_hub(tmp_path, environment))
         for command in commands(page):
             if command.startswith("gym-server run"):
                 servers.append(in_own_terminal(command, tmp_path, environment))
@@ -60,6 +67,18 @@ def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> Non
             server.wait()
 
 
+def running_hub(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A hub of one round on the default port, as another person would run it."""
+    init = "gym-server init --dir hub --enrolment open"
+    subprocess.run(["bash", "-c", init], cwd=folder, env=environment, check=True, capture_output=True)
+    settings = (
+        "rounds.num_rounds=1 rounds.min_contributors=1 soup.num_malicious_nodes=0 recipe.max_steps=2".split()
+    )
+    return in_own_terminal(
+        "gym-server run --dir hub " + " ".join(f"--set {s}" for s in settings), folder, environment
+    )
+
+
 def in_own_terminal(command: str, folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     log = folder / "server.log"
     with open(log, "wb") as file:
@@ -68,7 +87,8 @@ def in_own_terminal(command: str, folder: Path, environment: dict[str, str]) -> 
         )
     end = time.monotonic() + 60
     while "listens on" not in log.read_text():
-        assert server.poll() is None and time.monotonic() < end, f"$ {command}\n{log.read_text()}"
+        assert server.poll() is None, f"$ {command}\n{log.read_text()}"
+        assert time.monotonic() < end, f"$ {command}\n{log.read_text()}"
         time.sleep(0.1)
     return server
 
