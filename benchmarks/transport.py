@@ -2,11 +2,10 @@
 
     python benchmarks/transport.py [--quick] [--json] [--plot FILE]
 
-Both run as real processes on loopback with TLS and move the same random bytes. What the seconds hold differs and
-is told here: Flower's are a round of its own, with its polling and the start of a ClientApp's process, about 6 s
-whatever the size, and end in memory; ours are a client's connection, session, transfer and the write to disk.
-Hence each is also compared less its own smallest transfer, which leaves what the bytes cost. Peak memory is that
-of the largest process; the figures have every process's.
+Both run as real processes on loopback with TLS, move the same random bytes, and are timed alike: inside the ServerApp,
+around ``send_and_receive``, until the reply is there and the bytes are on the hub's disk (ours) or in the ServerApp's
+memory (Flower's). Flower's rounds hold its polling and the start of a ClientApp's process, about 6 s whatever the
+size; ours hold the agent's. So each is also compared less its own smallest transfer. Peak memory is per process.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ def compare(
         for side in (ours, theirs):
             for role, peak in side[size].peak_rss_mb.items():
                 report.figure(f"peak_mb_{direction}_{size}_{role.lower()}", peak)
-    speedup = theirs[most].seconds / ours[most].seconds
-    report.aim(f"{most} MB {direction} is faster than Flower", figure=speedup, aim=1.0, better="higher")
+    share_at = 100 if 100 in ours else most
+    share = ours[share_at].seconds / theirs[share_at].seconds
+    report.aim(f"{share_at} MB {direction}: share of Flower's time", figure=share, aim=0.5, better="lower")
     if most > least:
-        for role in ("hub", "client"):
-            growth = ours[most].peak_rss_mb[role] - ours[least].peak_rss_mb[role]
-            name = f"the {role}'s memory stays flat from {least} to {most} MB {direction} (MB more)"
-            report.aim(name, figure=growth, aim=FLAT_MB, better="lower")
+        growth = ours[most].peak_rss_mb["hub"] - ours[least].peak_rss_mb["hub"]
+        name = f"the hub's memory from {least} to {most} MB {direction} (MB more)"
+        report.aim(name, figure=growth, aim=FLAT_MB, better="lower")
 
 
 if __name__ == "__main__":

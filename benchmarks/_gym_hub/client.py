@@ -1,44 +1,59 @@
-"""One contributor's transfer in a process of its own: `gym_client`'s transport, timed, and nothing else.
+"""The contributor: the real agent around a ClientApp that replies with a file (up), or with a digest (down).
 
-python client.py up   ADDRESS FINGERPRINT HOME RESULT FILE
-python client.py down ADDRESS FINGERPRINT HOME RESULT SHA256 SIZE
+python client.py HOME ADDRESS FINGERPRINT
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
 import sys
-import time
 from pathlib import Path
 
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from gym_client.address import Address
-from gym_client.downloads import ObjectCache, download, file_sha256
+from gym_client.agent import Agent
+from gym_client.downloads import ObjectCache
 from gym_client.home import Home
+from gym_client.join import enter
 from gym_client.transport import HubClient
 from gym_client.trust import establish
-from gym_client.uploads import upload
+
+from gym_fed.wire.records import reference
+
+app = ClientApp()
 
 
-def main(direction: str, address: str, fingerprint: str, home: str, result: str, *what: str) -> None:
-    """Connect, enrol, open a session and transfer; the seconds of all of that go to the file ``result``."""
-    started = time.perf_counter()
-    folder, where = Home.open(home), Address.parse(address)
-    pin = establish(folder, where, fingerprint, confirm=lambda _: False)
-    with HubClient(folder, where, pin) as client:
-        client.enrol("benchmark")
-        client.authenticate()
-        if direction == "up":
-            path = Path(what[0])
-            sha256 = file_sha256(path)
-            upload(client, sha256, path)
-        else:
-            sha256 = what[0]
-            path = download(client, ObjectCache(folder.objects), sha256, int(what[1]))
-    seconds = time.perf_counter() - started
-    draft = Path(f"{result}.draft")
-    draft.write_text(json.dumps({"seconds": seconds, "sha256": sha256, "size": path.stat().st_size}))
-    draft.rename(result)
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Move the payload in the direction that the task names; it is hashed where the peer hashes it."""
+    task = message.content["task"]
+    cache = ObjectCache(Home.open(str(context.node_config["home"])).objects)
+    reply = RecordDict()
+    if task["up"]:
+        payload = Path(str(task["payload"]))
+        with open(payload, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        os.link(payload, cache.path(sha256))
+        reply["payload"] = ArrayRecord({sha256: reference(sha256, payload.stat().st_size)})
+    else:
+        (sha256,) = message.content["payload"]
+        with open(cache.path(sha256), "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    reply["told"] = ConfigRecord({"size": cache.path(sha256).stat().st_size, "sha256": sha256})
+    return Message(reply, reply_to=message)
+
+
+def main(home_folder: str, address: str, fingerprint: str) -> None:
+    """Join and work until the hub is finished."""
+    home, where = Home.open(home_folder), Address.parse(address)
+    with home.locked():
+        pin = establish(home, where, fingerprint, lambda _: False)
+        with HubClient(home, where, pin) as client:
+            enter(client, "benchmark", "")
+            Agent(app, home, client).run()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:4])

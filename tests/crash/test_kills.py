@@ -141,7 +141,7 @@ def test_a_contributor_killed_while_training_resumes_from_its_checkpoint(
         federation.hub.start("--exit-when-done")
         federation.join("bob")
         ann = federation.join("ann")
-        federation.hub.wait_for("ann's 100th step", lambda: "training 100/400" in federation.log("ann"), 120)
+        federation.hub.wait_for("ann at step 120", lambda: "training 120/400" in federation.log("ann"), 120)
         ann.kill()
         ann.wait()
         federation.join("ann")

@@ -52,6 +52,8 @@ def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> Non
             if command.startswith("gym-server run"):
                 servers.append(in_own_terminal(command, tmp_path, environment))
                 continue
+            if command.startswith("gym-client join") and "--yes" not in command:
+                command = f"yes y | script -qec {shlex.quote(command)} /dev/null"
             done = subprocess.run(
                 ["bash", "-c", command],
                 cwd=tmp_path,
@@ -72,7 +74,10 @@ def running_hub(folder: Path, environment: dict[str, str]) -> subprocess.Popen[b
     init = "gym-server init --dir hub --enrolment open"
     subprocess.run(["bash", "-c", init], cwd=folder, env=environment, check=True, capture_output=True)
     settings = (
-        "rounds.num_rounds=1 rounds.min_contributors=1 soup.num_malicious_nodes=0 recipe.max_steps=2".split()
+        "rounds.num_rounds=1",
+        "rounds.min_contributors=1",
+        "soup.num_malicious_nodes=0",
+        "recipe.max_steps=2",
     )
     return in_own_terminal(
         "gym-server run --dir hub " + " ".join(f"--set {s}" for s in settings), folder, environment
