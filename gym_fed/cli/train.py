@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +65,10 @@ def _stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        err.print("stopping after this step with a checkpoint; Ctrl-C again stops at once", markup=False)
+        # Not through the console: the signal may have come while it was writing.
+        os.write(
+            sys.stderr.fileno(), b"\nstopping after this step with a checkpoint; Ctrl-C again stops at once\n"
+        )
 
     before = signal.signal(signal.SIGINT, handler)
     try:

@@ -193,8 +193,21 @@ def _messages(raw: Any) -> Row:
         turn = _object(turn)
         if turn.get("role") not in _ROLES:
             raise _BadRow(f"role {turn.get('role')!r} is unknown", f"one of {', '.join(_ROLES)}")
-        messages.append({"role": turn["role"], "content": _string(turn, "content")})
+        messages.append({"role": turn["role"], "content": _content(turn)})
     return _checked(messages)
+
+
+def _content(turn: dict[str, Any]) -> str:
+    """A text, or OpenAI's list of parts when all of them are text."""
+    parts = turn.get("content")
+    if not isinstance(parts, list):
+        return _string(turn, "content")
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) != len(parts) or not texts or not all(isinstance(text, str) for text in texts):
+        raise _BadRow(
+            "'content' has parts that are not text", 'give every part as {"type": "text", "text": ...}'
+        )
+    return "".join(map(str, texts))
 
 
 def _checked(messages: list[dict[str, str]]) -> Row:

@@ -67,13 +67,10 @@ class RunHooks(TrainerCallback):
             self._write(step, logs)
         if self._on_step is not None:
             self._on_step(step, state.max_steps, loss)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop after this step, with a checkpoint, when asked to."""
-        if self._should_stop is not None and self._should_stop() and state.global_step < state.max_steps:
+        if self._should_stop is not None and self._should_stop() and step < state.max_steps:
             self.stopped = True
             control.should_training_stop = True
-            control.should_save = True
+            control.should_save = True  # looked at after logging
 
     def _write(self, step: int, logs: dict[str, Any]) -> None:
         window = self.losses[-(step % self._logging_steps or self._logging_steps) :]

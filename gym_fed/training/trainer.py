@@ -118,6 +118,8 @@ class Trainer:
         model = model.to(device)
         if config.finetuning == "lora":
             model = add_lora(model, config.lora, seed=config.seed)
+        else:
+            model.requires_grad_(True)  # a model that an adapter was merged into or taken off is still frozen
         hooks = RunHooks(folder.metrics, config.logging_steps, self._on_step, self._should_stop)
         with quiet_loading(), unpatched_afterwards(model), warnings.catch_warnings():
             warnings.simplefilter(
@@ -125,7 +127,10 @@ class Trainer:
             )  # of transformers, about its own next major version
             trainer = algorithm.build(config, model, tokenizer, encoded, folder.checkpoints, [hooks])
             trainer.remove_callback(PrinterCallback)
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            if checkpoint is None:
+                trainer.train()
+            elif not _is_at_end(checkpoint, trainer, hooks):
+                trainer.train(resume_from_checkpoint=str(checkpoint))
         model.zero_grad(set_to_none=True)
         model.eval()
         steps = int(trainer.state.global_step)
@@ -169,6 +174,19 @@ class Trainer:
                 "train on with finetuning: full, or start from its base model",
             )
         return loaded.model.merge_and_unload(), loaded.tokenizer
+
+
+def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks) -> bool:
+    """Whether a checkpoint holds the last step; if so its weights are loaded, for transformers would do one more."""
+    from transformers.trainer_callback import TrainerState
+
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if state.global_step < state.max_steps:
+        return False
+    trainer._load_from_checkpoint(str(checkpoint))
+    trainer.state = state
+    hooks.on_train_begin(trainer.args, state, trainer.control)
+    return True
 
 
 def _digest(encoded: list[dict[str, list[int]]]) -> str:

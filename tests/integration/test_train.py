@@ -1,0 +1,157 @@
+"""`gym train` and `gym chat` as real processes: Ctrl-C, resuming to the bit, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gym_fed.config import TrainingConfig, load_config
+from gym_fed.training import Trainer
+
+GYM = Path(sys.executable).parent / "gym"
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
+
+
+def gym(*words: object, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(GYM), *map(str, words)],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def recipe(folder: Path, **changes: Any) -> Path:
+    values: dict[str, Any] = {
+        "model": "gym-nano",
+        "data": [{"tasks": ["double"], "num_examples": 100}],
+        "output_dir": "run",
+        "max_steps": 24,
+        "per_device_train_batch_size": 4,
+        "device": "cpu",
+        "num_threads": 1,
+        "logging_steps": 1,
+    }
+    file = folder / "train.yaml"
+    file.write_text(yaml.safe_dump({**values, **changes}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """A folder in which training got a Ctrl-C in the middle; its exit status and what it said."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    recipe(folder)
+    process = subprocess.Popen(
+        [str(GYM), "train", "train.yaml"], cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith("step 5/") and said.count("step 5/") == 1:
+            process.send_signal(signal.SIGINT)
+    return folder, process.wait(timeout=60), said
+
+
+def test_ctrl_c_leaves_a_checkpoint_code_130_and_the_way_to_resume(
+    interrupted: tuple[Path, int, str],
+) -> None:
+    folder, status, said = interrupted
+    assert status == 130
+    assert "of 24; a checkpoint is in run/checkpoints" in said
+    assert "resume with: gym train run/config.yaml" in said
+    assert "step 24/24" not in said
+    assert not (folder / "run/result.json").exists()
+
+
+def test_the_resumed_run_equals_one_that_was_never_stopped(
+    interrupted: tuple[Path, int, str], tmp_path: Path
+) -> None:
+    folder = interrupted[0]
+    half = gym("chat", "run", "--prompt", "hi", cwd=folder)
+    assert half.returncode == 30, half.stderr
+    assert "the run is not finished" in half.stderr
+
+    resumed = gym("train", "run/config.yaml", "--json", cwd=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "step 5/24" not in resumed.stderr
+    summary = json.loads(resumed.stdout)
+    assert (summary["steps"], summary["output_dir"]) == (24, "run")
+
+    settings = load_config(folder / "train.yaml", TrainingConfig, [f"output_dir={tmp_path / 'whole'}"])
+    whole = Trainer(settings).train()
+    assert summary["final_loss"] == whole.final_loss
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (folder / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+    again = gym("train", "train.yaml", cwd=folder)
+    assert again.returncode == 12
+    assert "holds a finished run" in again.stderr
+    assert "--overwrite" in again.stderr
+
+
+def test_a_lora_run_is_made_chatted_with_and_overwritten_only_when_told(tmp_path: Path) -> None:
+    recipe(tmp_path, finetuning="lora", max_steps=2)
+    made = gym("train", "train.yaml", "--set", "lora.r=4", "--json", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert load_config(tmp_path / "run/config.yaml", TrainingConfig).lora.r == 4
+    adapter = json.loads((tmp_path / "run/adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["r"]) == ("gym-nano", 4)
+    said = gym("chat", "run", cwd=tmp_path, stdin="length: abc\n/reset\n/nonsense\n/exit\nlength: a\n")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == "3\n"
+    assert "/nonsense is no command" in said.stderr
+    replaced = gym("train", "train.yaml", "--overwrite", "--set", "max_steps=1", "--json", cwd=tmp_path)
+    assert json.loads(replaced.stdout)["steps"] == 1
+
+
+def test_a_bad_value_a_bad_row_and_a_missing_model_end_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": 3}\n')
+    recipe(tmp_path, data=[{"path": "bad.jsonl"}])
+    row = gym("train", "train.yaml", cwd=tmp_path)
+    assert (row.returncode, "bad.jsonl:2: 'text' is int" in row.stderr) == (20, True)
+    model = gym(
+        "train", "train.yaml", "--set", "model=nobody/nothing", "--set", "data.0.path=ok.jsonl", cwd=tmp_path
+    )
+    assert model.returncode == 11
+    value = gym("train", "train.yaml", "--set", "learning_rat=1", cwd=tmp_path)
+    assert (value.returncode, "did you mean 'learning_rate'?" in value.stderr) == (10, True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_generated_data_is_written_once_and_scored(tmp_path: Path) -> None:
+    made = gym(
+        "data", "generate", "--task", "double", "--num", 30, "--split", "heldout", "d.jsonl", cwd=tmp_path
+    )
+    assert made.returncode == 0, made.stderr
+    assert len((tmp_path / "d.jsonl").read_text().splitlines()) == 30
+    again = gym("data", "generate", "--task", "copy", "d.jsonl", cwd=tmp_path)
+    assert (again.returncode, "--overwrite" in again.stderr) == (12, True)
+    scored = gym(
+        "data",
+        "score",
+        "gym-nano",
+        "--task",
+        "double",
+        "--task",
+        "length",
+        "--num",
+        20,
+        "--json",
+        cwd=tmp_path,
+    )
+    figures = json.loads(scored.stdout)["exact_match"]
+    assert figures["double"] <= 0.05
+    assert figures["length"] >= 0.9
