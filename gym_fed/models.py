@@ -79,13 +79,18 @@ def load_tokenizer(name_or_path: str) -> Any:
 
     with quiet_loading(), _as_gym_errors(name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(resolve(name_or_path), local_files_only=True)
+    for key in (
+        "is_local",
+        "local_files_only",
+    ):  # transformers would write how it was loaded into saved copies
+        tokenizer.init_kwargs.pop(key, None)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
 
 
 def resolve(name_or_path: str) -> str:
-    """The folder that a name stands for, or the name itself when it can only be a cached hub name.
+    """The folder that a name stands for: a folder itself, or the snapshot of a hub name in the local cache.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path that holds no model.
@@ -105,7 +110,22 @@ def resolve(name_or_path: str) -> str:
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND, f"{name_or_path}: {what}", "give the folder of a model, or gym-nano"
         )
-    return name_or_path
+    return _cached_snapshot(name_or_path)
+
+
+def _cached_snapshot(name: str) -> str:
+    """Where the hub's cache keeps ``name``. Asked here, because transformers would ask the network too."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError) as error:
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"no model called {name!r} on this machine",
+            f"gym-fed downloads nothing: give gym-nano or a model folder, or fetch it once with: hf download {name}",
+        ) from error
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -174,15 +194,8 @@ def _as_gym_errors(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if Path(name).expanduser().is_dir() or name == NANO:
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"{name}: cannot be read as a model: {first_line}",
-                "restore its files",
-            ) from error
         raise GymError(
-            ErrorCode.MODEL_NOT_FOUND,
-            f"no model called {name!r} on this machine",
-            "gym-fed downloads nothing: give gym-nano or a model folder, or fetch it once with: hf download "
-            + name,
+            ErrorCode.MODEL_INVALID,
+            f"{name}: cannot be read as a model: {first_line}",
+            "restore its files, or give another folder",
         ) from error

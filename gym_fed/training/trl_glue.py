@@ -29,13 +29,15 @@ class LocalSFTTrainer(LocalOnly, SFTTrainer):
 
 @contextmanager
 def unpatched_afterwards(model: Any) -> Iterator[None]:
-    """Give ``model`` its own ``forward`` back: TRL replaces it on the instance and leaves it so."""
+    """Give ``model`` its own ``forward`` and ``use_cache`` back: TRL replaces both and leaves them so."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     missing = object()
     before = base.__dict__.get("forward", missing)
+    use_cache = base.config.use_cache
     try:
         yield
     finally:
+        base.config.use_cache = use_cache
         if before is missing:
             base.__dict__.pop("forward", None)
         else:

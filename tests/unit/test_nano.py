@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,8 +73,14 @@ def test_its_recipe_and_loss_curve_lie_beside_it() -> None:
     assert not taught & set(FOREIGN)
 
 
-def test_models_that_are_not_here_are_refused_with_what_to_do(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    for name in ("nobody/has-this-model", str(tmp_path / "none"), "./none"):
+def test_models_that_are_not_here_are_refused_without_asking_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("socket.getaddrinfo", no_network)
+    for name in ("nobody/has-this-model", "no such name!", str(tmp_path / "none"), "./none"):
         with pytest.raises(GymError) as caught:
             load_model(name)
         assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
