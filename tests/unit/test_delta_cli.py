@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.delta import BaseSpec, DeltaFile, lora_factors, model_tensors
@@ -63,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, tensor in adapted.named_parameters():
             if "lora_B" in name:
                 tensor.add_(1e-2 * torch.randn_like(tensor))
-    adapted.save_pretrained(path / "lora")
+    adapted.save_pretrained(str(path / "lora"))
     return path
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ name_sets = st.one_of(
 )
 
 
-def spec_of(shapes: dict[str, tuple[int, ...]]) -> BaseSpec:
-    return BaseSpec("tiny", "sha256:" + "0" * 64, shapes)
+def spec_of(shapes: Mapping[str, tuple[int, ...]]) -> BaseSpec:
+    return BaseSpec("tiny", "sha256:" + "0" * 64, dict(shapes))
 
 
 @given(chosen=name_sets, extra=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def noise(seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def updates(tmp_path: Path) -> list[DeltaFile]:
+def updates(tmp_path: Path) -> Iterator[list[DeltaFile]]:
     """Five updates in four codecs; the last leaves a tensor out."""
     with ExitStack() as stack:
         opened = []
@@ -43,7 +44,7 @@ def updates(tmp_path: Path) -> list[DeltaFile]:
             ]
             write_delta(tmp_path / f"{seed}.gymdelta", entries, SPEC)
             opened.append(stack.enter_context(DeltaFile.open(tmp_path / f"{seed}.gymdelta", SPEC)))
-        yield opened  # type: ignore[misc]
+        yield opened
 
 
 def decoded(updates: list[DeltaFile], name: str) -> torch.Tensor:
