@@ -52,7 +52,7 @@ class Offer:
         """For a terminal."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
-        table.add_column()
+        table.add_column(overflow="fold")
         for label, text in self.lines():
             table.add_row(label, Text(text))
         return Panel(table, title=f"join {self.server} at {self.address}", expand=False)

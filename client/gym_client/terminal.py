@@ -48,8 +48,11 @@ class TerminalConsent(Consent):
     def offer(self, offer: Offer) -> bool:
         if self._as_json:
             self._write({"event": "offer", **offer.to_dict()})
-        else:
+        elif err.is_terminal:
             err.print(offer.panel())
+        else:
+            for label, text in offer.lines():
+                err.print(f"{label}: {text}" if label else f"  {text}", markup=False)
         return self._ask("Join on these terms?", "joining needs your consent", "--yes")
 
     def _ask(self, question: str, problem: str, remedy: str) -> bool:

@@ -1,0 +1,85 @@
+"""What is shown before joining: the size of an update is the size that training then makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gym_client.estimate import update_bytes
+from gym_client.global_model import GlobalModel
+from gym_client.offer import Offer, announced
+from rich.console import Console
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.task import LoraRecipe, TrainingRecipe
+from gym_fed.config.training import LoraSettings
+from gym_fed.delta import encode_delta, lora_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.lora import add_lora, lora_factors
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+
+@pytest.fixture(scope="module")
+def model(tiny_base: Path) -> GlobalModel:
+    return GlobalModel(str(tiny_base))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        CodecPolicy(error_feedback=False),
+        CodecPolicy(error_feedback=False, group_size=8, small_tensors="bitdelta"),
+        CodecPolicy(error_feedback=False, codec="dense"),
+    ],
+)
+def test_the_size_of_a_full_update_is_exact(model: GlobalModel, codec: CodecPolicy, tmp_path: Path) -> None:
+    tuned = {name: tensor + 0.1 for name, tensor in model.tensors.items()}
+    report = encode_delta(tuned, model.tensors, codec, tmp_path / "delta", model.base)
+    assert update_bytes(model, TrainingRecipe(), codec) == report.size_bytes
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+def test_the_size_of_a_lora_update_is_exact(
+    tiny_base: Path, targets: list[str] | str, tmp_path: Path
+) -> None:
+    model = GlobalModel(str(tiny_base))
+    recipe = TrainingRecipe(finetuning="lora", lora=LoraRecipe(r=2, lora_alpha=6, target_modules=targets))
+    told = update_bytes(model, recipe, CodecPolicy())
+    adapted = add_lora(model.model, LoraSettings(**recipe.lora.model_dump()), seed=0)
+    assert lora_delta(lora_factors(adapted), tmp_path / "delta", model.base).size_bytes == told
+
+
+def test_a_budget_caps_the_size(model: GlobalModel) -> None:
+    codec = CodecPolicy(max_bits_per_weight=2.0)
+    assert update_bytes(model, TrainingRecipe(), codec) <= model.base.num_parameters * 2 // 8
+
+
+def test_a_recipe_with_an_unknown_key_is_refused_by_name() -> None:
+    with pytest.raises(GymError, match="shell") as caught:
+        announced(pb.StatusReply(recipe_json='{"recipe": {"shell": "x"}, "codec": {}}'))
+    assert caught.value.code is ErrorCode.POLICY_REFUSED
+
+
+def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
+    fingerprint = "sha256:" + "0123456789abcdef" * 4
+    offer = Offer(
+        server="s",
+        address="h:1",
+        fingerprint=fingerprint,
+        contributor="c1",
+        name="me",
+        base_model="tiny",
+        base_digest="d",
+        recipe=TrainingRecipe().model_dump(),
+        codec=CodecPolicy().model_dump(),
+        update_bytes=1000,
+        bf16_bytes=16_000,
+        device="cpu",
+        data="my.jsonl",
+        num_examples=3,
+    )
+    console = Console(record=True, width=60, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(offer.panel())
+    shown = "".join(c for c in console.export_text() if c.isalnum() or c in ":.,")
+    assert fingerprint in shown
+    assert "16.0xsmaller" in shown
