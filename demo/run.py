@@ -31,6 +31,8 @@ def main(folder: Path) -> None:
 
     def on_round(event: dict[str, Any]) -> None:
         err.print(event["text"], markup=False)
+        if event["state"] != "committed":
+            raise GymError(ErrorCode.ROUND_ABORTED, event["text"], f"the logs are in {folder}")
 
     trained = run_federation(folder, joiners(folder), on_round)
     ask(folder, "model", str(folder / "merged"))

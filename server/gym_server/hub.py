@@ -31,6 +31,9 @@ MAX_RECORDS_BYTES = 256 << 10
 """What a reply's records may weigh; tensors are objects and do not count."""
 
 
+_FAREWELL_POLL_SECONDS = 0.1
+
+
 class Wakeups:
     """Lets other threads wake the work streams when a task or notice is there."""
 
@@ -53,6 +56,14 @@ class Wakeups:
         """Wake every stream; safe from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._set_all)
+
+    async def farewell(self, seconds: float) -> None:
+        """Wait until every work stream has ended, and then ``seconds`` more; three times as long at most."""
+        for _ in range(int(2 * seconds / _FAREWELL_POLL_SECONDS)):
+            if not self._events:
+                break
+            await asyncio.sleep(_FAREWELL_POLL_SECONDS)
+        await asyncio.sleep(seconds)
 
     def _set_all(self) -> None:
         for event in self._events:

@@ -25,6 +25,9 @@ from gym_server.strategy import DeltaSoup
 log = logging.getLogger("gym_server")
 
 _GRACE_SECONDS = 5.0
+_FAREWELL_SECONDS = 3.0
+"""How long a hub that is done still answers, so that contributors fetch their last verdict and balance."""
+
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
@@ -108,7 +111,9 @@ class _Server:
         if done.is_set() and self._failure is None:
             hub.finished.set()
             self._wakeups.notify()
-            if not exit_when_done:
+            if exit_when_done:
+                await self._wakeups.farewell(_FAREWELL_SECONDS)
+            else:
                 log.info("all rounds are committed; serving until stopped")
                 await stop_waiter
         self._stop.set()

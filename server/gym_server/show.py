@@ -17,7 +17,14 @@ from gym_server.store.tables import accounts, credits, nodes, updates
 
 def log_to_stderr() -> None:
     """The hub's own log on the terminal, one plain line each."""
-    handler = RichHandler(console=err, show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S")
+    handler: logging.Handler
+    if err.is_terminal:
+        handler = RichHandler(
+            console=err, show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S"
+        )
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("gym_server")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
