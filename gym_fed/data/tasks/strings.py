@@ -17,7 +17,7 @@ def letters(rng: random.Random, low: int, high: int, alphabet: str = string.asci
 
 @task("copy", "repeat the text: 'copy: Ab 3!' -> 'Ab 3!'")
 def copy(rng: random.Random) -> tuple[str, str]:
-    alphabet = rng.choice((string.digits, string.ascii_lowercase, string.ascii_letters, _MIXED))
+    alphabet = rng.choice((string.ascii_lowercase, string.ascii_letters, _MIXED))
     text = letters(rng, 2, 10, alphabet).strip() or "a"
     return f"copy: {text}", text
 
