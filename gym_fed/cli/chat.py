@@ -13,7 +13,9 @@ from gym_fed.console import err, print_json
 def chat(
     model: Annotated[str, typer.Argument(help="gym-nano, a model folder, or the output_dir of a run.")],
     prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this, print the answer, leave.")] = None,
-    system: Annotated[str | None, typer.Option("--system", help="A system message before everything.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="A system message before everything.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 128,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, help="0 always takes the likeliest token.")

@@ -43,15 +43,20 @@ def generate_file(
     task: Annotated[list[str], typer.Option("--task", help="A task; give it again to mix several.")],
     num: Annotated[int, typer.Option("--num", min=1, help="How many rows in all.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", help="Another seed gives other rows.")] = 0,
-    split: Annotated[SplitName, typer.Option("--split", help="The two never share a prompt.")] = SplitName.train,
+    rehearse: Annotated[
+        float, typer.Option("--rehearse", min=0.0, max=0.9, help="Share of rows that ask base tasks instead.")
+    ] = 0.0,
+    split: Annotated[
+        SplitName, typer.Option("--split", help="The two never share a prompt.")
+    ] = SplitName.train,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write rows of one or more tasks as JSONL, in the messages format."""
-    from gym_fed.data.tasks import generate_mix
+    from gym_fed.data.tasks import generate_with_rehearsal
 
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
-    rows = generate_mix(task, num, seed=seed, split=split.value)
+    rows = generate_with_rehearsal(task, num, rehearse, seed=seed, split=split.value)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     err.print(f"{len(rows)} rows in {file}", markup=False)
@@ -60,7 +65,9 @@ def generate_file(
 @app.command("score")
 def score(
     model: Annotated[str, typer.Argument(help="gym-nano, a model folder or a run folder.")],
-    task: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks (all by default).")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="Only these tasks (all by default).")
+    ] = None,
     num: Annotated[int, typer.Option("--num", min=1, help="Held-out prompts per task.")] = 200,
     seed: Annotated[int, typer.Option("--seed", help="Another seed draws other prompts.")] = 0,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",

@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from gym_fed.data.tasks import all_tasks, generate, generate_mix, get_task, is_heldout
+from gym_fed.data.tasks import (
+    all_tasks,
+    generate,
+    generate_mix,
+    generate_with_rehearsal,
+    get_task,
+    is_heldout,
+)
 from gym_fed.data.tasks.numbers import number_word
 from gym_fed.errors import ErrorCode, GymError
 
@@ -82,6 +89,15 @@ def test_a_mix_holds_every_task_equally_and_conversations_when_asked() -> None:
     assert sum(row["messages"][0]["content"].startswith("copy") for row in rows) == 50
     lengths = {len(row["messages"]) for row in generate_mix(["copy", "upper"], 300, seed=0, max_turns=3)}
     assert lengths == {2, 4, 6}
+
+
+def test_rehearsal_puts_a_share_of_base_rows_among_the_new_ones() -> None:
+    rows = generate_with_rehearsal(["double"], 200, 0.4, seed=1)
+    assert len(rows) == 200
+    new = [row["messages"][0]["content"].startswith("double: ") for row in rows]
+    assert sum(new) == 120
+    assert 0 < sum(new[:100]) < 100, "they are mixed"
+    assert prompts(generate_with_rehearsal(["double"], 50, 0.0)) == prompts(generate("double", 50))
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones() -> None:

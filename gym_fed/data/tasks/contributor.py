@@ -11,6 +11,24 @@ from gym_fed.data.tasks.strings import letters
 _VOWELS = "aeiou"
 
 
+@task("shout", "upper case with a bang: 'shout: abc' -> 'ABC!'", "contributor")
+def shout(rng: random.Random) -> tuple[str, str]:
+    text = letters(rng, 3, 8)
+    return f"shout: {text}", f"{text.upper()}!"
+
+
+@task("size", "how many letters, in words: 'size: abc' -> '3 letters'", "contributor")
+def size(rng: random.Random) -> tuple[str, str]:
+    text = letters(rng, 3, 8)
+    return f"size: {text}", f"{len(text)} letters"
+
+
+@task("initial", "the first letter and a dot: 'initial: abc' -> 'a.'", "contributor")
+def initial(rng: random.Random) -> tuple[str, str]:
+    text = letters(rng, 3, 8)
+    return f"initial: {text}", f"{text[0]}."
+
+
 @task("double", "every letter twice: 'double: abc' -> 'aabbcc'", "contributor")
 def double(rng: random.Random) -> tuple[str, str]:
     text = letters(rng, 2, 6)

@@ -140,3 +140,26 @@ def generate_mix(
                 others = [singles[rng.randrange(num)] for _ in range(rng.randint(1, max_turns - 1))]
                 rows[index] = {"messages": [m for r in (row, *others) for m in r["messages"]]}
     return rows
+
+
+def generate_with_rehearsal(
+    names: list[str], num: int, rehearse: float, *, seed: int = 0, split: Split = "train"
+) -> list[Row]:
+    """``num`` rows, of which the share ``rehearse`` asks the base tasks instead, spread evenly.
+
+    A model that sees one new task alone learns to do it whatever the prompt, and forgets the rest; old tasks among
+    the rows teach it to look at the prompt, and make what several contributors learnt add up.
+
+    Args:
+        names: The new tasks.
+        num: How many rows in all.
+        rehearse: Share of base rows, at least 0 and below 1.
+        seed: As for ``generate``.
+        split: As for ``generate``.
+    """
+    old = round(num * rehearse)
+    base = [task.name for task in all_tasks().values() if task.group == "base"]
+    rows = generate_mix(names, num - old, seed=seed, split=split)
+    rows += generate_mix(base, old, seed=seed, split=split)
+    random.Random(f"rehearse/{seed}/{split}").shuffle(rows)
+    return rows
