@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from gym_fed.errors import ErrorCode, GymError
 app = typer.Typer(help="Text tasks with one exact answer, made on this machine.", no_args_is_help=True)
 
 
-class SplitName(str, Enum):
+class SplitName(StrEnum):
     """Which prompts: those to learn from, or those never learnt from."""
 
     train = "train"
