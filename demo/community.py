@@ -9,25 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from demo.processes import BIN, REPOSITORY, Joiner, join_command
-from gym_fed.data.tasks import generate
+from gym_fed.data.tasks import all_tasks, generate, generate_mix
 
-CONTRIBUTORS = {"ada": "vowels", "ben": "swapcase", "cleo": "ends"}
+CONTRIBUTORS = {"ada": "shout", "ben": "size", "cleo": "initial"}
 """Who joins, and the one task that each knows and the base does not."""
 LIAR = "mallory"
 KNOWN = ("copy", "reverse", "sort", "upper")
 """Tasks of the base that the merge must not spoil."""
-EXAMPLES = 1000
+EXAMPLES = 600
+REHEARSAL = 600
+"""Rows of old tasks in every contributor's data, so that learning a new one does not cost the old ones."""
+BASE_TASKS = [name for name, task in all_tasks().items() if task.group == "base"]
+HELDOUT_PER_TASK = 24
 
 
 def write_data(folder: Path) -> None:
     """Every contributor's rows, and the coordinator's held-out set over all the tasks."""
-    for name, task in {**CONTRIBUTORS, LIAR: "vowels"}.items():
+    for name, task in {**CONTRIBUTORS, LIAR: "shout"}.items():
         seed = sum(map(ord, name))
-        _write_rows(folder / f"{name}.jsonl", generate(task, EXAMPLES, seed=seed))
+        rows = generate(task, EXAMPLES, seed=seed) + generate_mix(BASE_TASKS, REHEARSAL, seed=seed)
+        _write_rows(folder / f"{name}.jsonl", rows)
     heldout = [
         row
         for task in (*CONTRIBUTORS.values(), *KNOWN)
-        for row in generate(task, 34, seed=7, split="heldout")
+        for row in generate(task, HELDOUT_PER_TASK, seed=7, split="heldout")
     ]
     _write_rows(folder / "hub" / "heldout.jsonl", heldout)
 

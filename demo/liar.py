@@ -1,7 +1,7 @@
 """A contributor that lies: it trains honestly, then sends the signs flipped and inflated.
 
-In odd rounds the lie is twenty times too large, so its norm gives it away; in even rounds it has the size of an honest
-update, and only the held-out set can tell. `python -m demo.liar HOME ADDRESS FINGERPRINT DATA`.
+In odd rounds the lie is inflated by twenty, so its norm gives it away; in even rounds by three, which the
+norms allow, and only the held-out set can tell. `python -m demo.liar HOME ADDRESS FINGERPRINT DATA`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gym_fed.delta import BaseSpec, DeltaFile, encode_source
 from gym_fed.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.wire.records import reference
 
-INFLATION = (2.0, 20.0)
+INFLATION = (3.0, 20.0)
 """How many times the honest size, in even and in odd rounds."""
 
 app = ClientApp()

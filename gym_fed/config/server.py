@@ -59,8 +59,8 @@ class GateConfig(StrictModel):
     max_loss_increase: float = Field(0.02, ge=0)
     """In nats: a soup that raises the held-out loss by more is rolled back."""
     screen_updates: bool = True
-    """Also try each update alone, and reject it if it raises the loss by more than ``max_update_loss_increase``."""
-    max_update_loss_increase: float = Field(0.5, ge=0)
+    """Also try each update alone at its share of the soup; reject what raises the loss by more than allowed below."""
+    max_update_loss_increase: float = Field(0.05, ge=0)
 
 
 class RewardsConfig(StrictModel):

@@ -112,19 +112,24 @@ def _screen_norms(fed: Federation, judged: list[_Update]) -> list[_Update]:
 
 
 def _screen_heldout(fed: Federation, model: GlobalModel, judged: list[_Update]) -> list[_Update]:
-    """Try each update alone; what makes the held-out loss worse than allowed stays out."""
+    """Try each update alone, at the weight it would have in the soup; what makes the loss worse stays out.
+
+    At full weight an honest update of a contributor with unusual data looks harmful too, since it forgets what
+    the others know; at its share only a step in a wrong direction does.
+    """
     gate = fed.config.gate
     if not (gate.screen_updates and model.has_gate):
         return judged
     before = model.loss()
+    share = fed.config.soup.server_learning_rate / max(1, sum(u.kept for u in judged))
     screened = []
     for update in judged:
         if update.kept:
-            change = model.loss_with(update.path) - before
+            change = model.loss_with(update.path, share) - before
             update = replace(update, judgement=replace(update.judgement, heldout_change=change))
             if not change <= gate.max_update_loss_increase:
                 update = update.rejected(
-                    f"alone it takes the held-out loss from {before:.3f} to {before + change:.3f}; "
+                    f"its share of the soup alone takes the held-out loss from {before:.3f} to {before + change:.3f}; "
                     f"allowed is +{gate.max_update_loss_increase:g}"
                 )
         screened.append(update)

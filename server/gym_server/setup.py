@@ -60,7 +60,8 @@ admission:
 gate:
   # heldout: heldout.jsonl      # Alpaca, ShareGPT, messages or text; or task:NAME,task:NAME
   max_loss_increase: 0.02       # nats
-  screen_updates: true          # also try each update alone
+  screen_updates: true          # also try each update alone, at its share of the soup
+  max_update_loss_increase: 0.05 # nats
 
 rewards:
   pool: 1000                    # credits of one round

@@ -1,0 +1,39 @@
+"""`make demo` end to end: real processes, three contributors and a liar, and a model that does what none was sent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_teaches_three_tasks_and_keeps_the_liar_out(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "demo.run", str(tmp_path / "demo")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads((tmp_path / "demo" / "result.json").read_text())
+    taught = [task for task in result["tasks"].values() if task["taught_by"]]
+    assert len(taught) == 3
+    for task in taught:
+        assert task["base"]["accuracy"] <= 0.05
+        assert task["merged"]["accuracy"] >= 0.5
+    verdicts = {u["name"]: set() for r in result["rounds"] for u in r["updates"]}
+    for update in (u for r in result["rounds"] for u in r["updates"]):
+        verdicts[update["name"]].add(update["verdict"])
+    assert verdicts.pop("mallory") == {"rejected"}
+    assert all(found == {"merged"} for found in verdicts.values())
+    assert result["credits"]["mallory"] == 0
+    assert result["bytes"]["times_smaller"] > 10
+    assert result["heldout_loss"]["after"] < 0.5 * result["heldout_loss"]["before"]
+    assert "shout" in done.stdout
