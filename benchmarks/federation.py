@@ -39,9 +39,13 @@ RECIPE = {
     "max_length": MAX_LENGTH,
     "seed": 0,
 }
+SERVER_LEARNING_RATE = 0.7
+"""One-bit updates carry the sizes of their tensors only; a whole step overshoots. The peer takes whole steps."""
 CODEC = {
     "codec": "bitdelta",
     "error_feedback": True,
+    "group_size": "auto",
+    "scale_dtype": "bfloat16",
     "small_tensors": "bitdelta",
     "max_bits_per_weight": 1.0,
 }
@@ -82,7 +86,11 @@ def federation(folder: Path, model: Path, rounds: int) -> dict[str, Any]:
         "rounds": {"num_rounds": rounds, "min_contributors": NUM_CONTRIBUTORS, "deadline_seconds": 1200},
         "recipe": RECIPE,
         "codec": CODEC,
-        "soup": {"aggregator": "mean", "codec": {"codec": "dense"}},
+        "soup": {
+            "aggregator": "mean",
+            "server_learning_rate": SERVER_LEARNING_RATE,
+            "codec": {"codec": "dense"},
+        },
         "gate": {
             "heldout": "../heldout.jsonl",
             "format": "text",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
-import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -52,21 +52,49 @@ def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> Non
             if command.startswith("gym-server run"):
                 servers.append(in_own_terminal(command, tmp_path, environment))
                 continue
-            if command.startswith("gym-client join") and "--yes" not in command:
-                command = f"yes y | script -qec {shlex.quote(command)} /dev/null"
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=240,
-            )
-            assert done.returncode == 0, f"$ {command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            needs_terminal = command.startswith("gym-client join") and "--yes" not in command
+            run = at_a_terminal if needs_terminal else in_a_shell
+            status, shown = run(command, tmp_path, environment)
+            assert status == 0, f"$ {command}\n{shown[-3000:]}"
     finally:
         for server in servers:
             server.kill()
             server.wait()
+
+
+def in_a_shell(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    return done.returncode, done.stdout
+
+
+def at_a_terminal(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Run in a pseudo-terminal where somebody answers the two questions with y."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "-c", command], cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    os.write(master, b"y\ny\n")
+    shown = bytearray()
+    while True:
+        try:
+            chunk = os.read(master, 4096)
+        except OSError:  # Linux: the last writer closed the terminal
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(master)
+    return process.wait(timeout=60), shown.decode(errors="replace")
 
 
 def running_hub(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
