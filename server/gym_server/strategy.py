@@ -67,11 +67,11 @@ class DeltaSoup(Strategy):
         tasks = self._fed.journal.tasks(server_round)
         for node_id in grid.get_node_ids():
             if node_id not in tasks or tasks[node_id][1] == "lost":
-                yield grid.create_message(
-                    self._content(current),
-                    MessageType.TRAIN,
-                    node_id,
-                    str(server_round),
+                yield Message(
+                    content=self._content(current),
+                    message_type=MessageType.TRAIN,
+                    dst_node_id=node_id,
+                    group_id=str(server_round),
                     ttl=max(60.0, self._spec(current).deadline_seconds - time.time()),
                 )
 

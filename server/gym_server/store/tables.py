@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import (
     BigInteger,
     Column,
+    Dialect,
     Float,
     Integer,
     LargeBinary,
@@ -12,10 +13,25 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
 )
 
 metadata = MetaData()
+
+
+class UInt64(TypeDecorator[int]):
+    """An unsigned 64-bit number in a signed column (two's complement): a stock SuperLink's node ids use every bit."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
+        return value - 2**64 if value is not None and value >= 2**63 else value
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> int | None:
+        return value + 2**64 if value is not None and value < 0 else value
+
 
 settings = Table(
     "settings", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False)
@@ -113,7 +129,7 @@ round_tasks = Table(
     "round_tasks",
     metadata,
     Column("server_round", Integer, primary_key=True),
-    Column("node_id", BigInteger, primary_key=True),
+    Column("node_id", UInt64, primary_key=True),
     Column("message_id", String, nullable=False),
     Column("outcome", String, nullable=False, default=""),  # "" while open | replied | failed | lost
 )
