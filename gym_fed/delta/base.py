@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 
-Tensors = Mapping[str, Tensor]
+if TYPE_CHECKING:  # a hub describes its base without loading torch
+    from torch import Tensor, nn
+
+Tensors: TypeAlias = "Mapping[str, Tensor]"
 
 
 def model_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
     """The parameters of a model by name, sorted; tied ones once, and no buffers, which are not trained."""
-    named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
+    named = model.items() if isinstance(model, Mapping) else model.named_parameters()
     return {name: tensor.detach() for name, tensor in sorted(named)}
 
 
@@ -28,6 +28,8 @@ def tensors_digest(model: nn.Module | Tensors) -> str:
     Hashed are, in order of name: the canonical JSON of ``[name, dtype, shape]``, its length before it as
     eight little-endian bytes, and the raw little-endian bytes of the tensor.
     """
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in model_tensors(model).items():
         head = canonical_json([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_LAZY = {
-    "TrainResult": "gym_fed.training.trainer",
-    "Trainer": "gym_fed.training.trainer",
-    "TrainingConfig": "gym_fed.config.training",
-    "lora_factors": "gym_fed.training.lora",
-}
-__all__ = ["TrainResult", "Trainer", "TrainingConfig", "lora_factors"]
+from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig
     from gym_fed.training.lora import lora_factors
     from gym_fed.training.trainer import Trainer, TrainResult
 
+__all__ = [
+    "TrainResult",
+    "Trainer",
+    "TrainingConfig",
+    "lora_factors",
+]
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'gym_fed.training' has no attribute {name!r}")
+__getattr__ = lazy(
+    __name__,
+    TrainResult="gym_fed.training.trainer",
+    Trainer="gym_fed.training.trainer",
+    TrainingConfig="gym_fed.config.training",
+    lora_factors="gym_fed.training.lora",
+)

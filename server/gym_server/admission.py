@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gym_fed.config.server import AdmissionConfig
-from gym_fed.delta import BaseSpec, DeltaFile, DeltaLimits
+from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_server.ledger import Entry, Ledger
@@ -160,6 +160,8 @@ class Admission:
         Raises:
             GymError: ``NOT_FOUND`` when it was not uploaded, ``DELTA_INVALID``, ``BASE_MISMATCH``, ``UPDATE_REFUSED``.
         """
+        from gym_fed.delta import DeltaFile, DeltaLimits
+
         path = self._store.local_path(manifest.delta_sha256)
         size = path.stat().st_size
         if size != manifest.delta_bytes:

@@ -31,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
             "set it to a folder made by gym-server init",
         )
     with Federation.open(Path(folder)) as federation:
+        federation.check_soup()
         by_reference = isinstance(grid, HubGrid)
         cap = federation.config.admission.max_update_bytes
         DeltaSoup(federation, ByReference() if by_reference else Inline(federation.store, cap)).start(grid)

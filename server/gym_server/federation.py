@@ -16,8 +16,6 @@ import json
 import secrets
 from pathlib import Path
 
-import torch
-
 from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
 from gym_fed.delta import BaseSpec
@@ -25,7 +23,6 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.files import write_atomically
 from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.tls import fingerprint
-from gym_fed.soup import build_aggregator
 from gym_server.accounts import Accounts
 from gym_server.admission import Admission
 from gym_server.ledger import Ledger
@@ -74,9 +71,20 @@ class Federation:
         """
         folder = folder.resolve()
         config = read_config(folder, overrides)
-        build_aggregator(config.soup).check(torch.ones(config.rounds.min_contributors))
         database = Database.open(config.storage.database, folder)
         return cls(folder, config, _base_spec(database, config), database)
+
+    def check_soup(self) -> None:
+        """Whether the smallest round that may be merged is enough for the aggregator.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` with the number that it needs.
+        """
+        import torch
+
+        from gym_fed.soup import build_aggregator
+
+        build_aggregator(self.config.soup).check(torch.ones(self.config.rounds.min_contributors))
 
     @property
     def public_base_name(self) -> str:

@@ -64,6 +64,8 @@ def run_hub(
                 "plain text is possible on 127.0.0.1 only; drop --insecure",
             )
 
+        federation.check_soup()
+
         def delta_soup(grid: Grid, should_stop: Callable[[], bool]) -> None:
             DeltaSoup(federation, should_stop=should_stop, on_round=on_round).start(grid)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from gym_fed.identity.keys import SigningKey
 from gym_server.ledger import Ledger
 from gym_server.rounds import Journal
 from gym_server.store.database import Database
+
+from gym_fed.identity.keys import SigningKey
 
 
 @pytest.mark.parametrize("node_id", [1, 2**63 - 1, 2**63, 17614978349170332665, 2**64 - 1])
