@@ -17,6 +17,9 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 	$(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) -c constraints.txt
 # Extra words for pytest, such as ARGS="-k wheel".
 ARGS ?=
+# Tests that run at once; each has one thread, since most of their time is waiting and small models.
+JOBS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help install demo test test-all lint format types imports proto package clean
 
@@ -38,10 +41,10 @@ demo: $(STAMP) ## A hub and a few contributors on this machine, from first round
 	$(BIN)/python -m demo.run
 
 test: $(STAMP) ## The quick suite: all that is not marked slow.
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(STAMP) ## Every test, the slow ones too.
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(STAMP) ## Style, types and the import contract.
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         build_aggregator,
         get_aggregator,
     )
-    from gym_fed.soup.merge import SoupReport, merge
+    from gym_fed.soup.merging import SoupReport, merge
     from gym_fed.soup.screening import NormVerdict, screen_norms
 
 __all__ = [
@@ -34,10 +34,10 @@ __getattr__ = lazy(
     Aggregator="gym_fed.soup.aggregator",
     AggregatorConfig="gym_fed.soup.aggregator",
     NormVerdict="gym_fed.soup.screening",
-    SoupReport="gym_fed.soup.merge",
+    SoupReport="gym_fed.soup.merging",
     aggregator_names="gym_fed.soup.aggregator",
     build_aggregator="gym_fed.soup.aggregator",
     get_aggregator="gym_fed.soup.aggregator",
-    merge="gym_fed.soup.merge",
+    merge="gym_fed.soup.merging",
     screen_norms="gym_fed.soup.screening",
 )
