@@ -16,7 +16,7 @@ from demo.processes import ask, run_federation
 from demo.report import measure, show
 from gym_fed.console import err, out
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.files import write_atomically
+from gym_fed.files import write_atomically
 
 MARKER = ".gym-demo"
 

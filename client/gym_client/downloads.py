@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from gym_client.transport import HubClient, transfer_seconds
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.files import fsync_folder, write_atomically
+from gym_fed.files import fsync_folder, write_atomically
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

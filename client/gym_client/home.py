@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.files import fsync_folder, write_atomically
+from gym_fed.files import fsync_folder, write_atomically
 from gym_fed.identity.keys import SigningKey, load_or_create
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)

@@ -11,7 +11,7 @@ from gym_client.address import Address
 from gym_client.home import Home
 from gym_fed.config.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.files import write_atomically
+from gym_fed.files import write_atomically
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_client.home import Home
-from gym_fed.identity.files import fsync_folder
+from gym_fed.files import fsync_folder
 
 if TYPE_CHECKING:
     from gym_fed.delta import ErrorFeedback

@@ -12,8 +12,8 @@ from typing import Any
 
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import fsync_folder, write_atomically
 from gym_fed.identity.canonical import canonical_json
-from gym_fed.identity.files import fsync_folder, write_atomically
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 

@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gym_fed.delta.atomic import atomic_file, sync_folder
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import atomic_file, fsync_folder
 from gym_fed.identity.canonical import canonical_json
 
 _METADATA_KEY = "gym_residual"
@@ -123,7 +123,7 @@ class ErrorFeedback:
         fresh = _read(staged, self.lineage)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(staged, self.path)
-        sync_folder(self.path.parent)
+        fsync_folder(self.path.parent)
         self._current, self._next = fresh, {}
 
     def save(self) -> None:

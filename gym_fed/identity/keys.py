@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
 from gym_fed.identity.canonical import canonical_json
-from gym_fed.identity.files import write_atomically
 
 PUBLIC_KEY_BYTES = 32
 

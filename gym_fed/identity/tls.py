@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.files import write_atomically
+from gym_fed.files import write_atomically
 
 TLS_NAME = "gym-fed-hub"  # the name in every hub's certificate; clients override the target name with it
 _VALID_DAYS = 3650

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import yaml
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
 
 # These decide where and how often something is written, never what is learnt; they may change when resuming.
 _FREE_KEYS = {"output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"}
@@ -66,8 +66,8 @@ class RunFolder:
                 "choose an empty or new output_dir",
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path / "config.yaml", dump_yaml(config))
-        write_atomic(self.path / "run.json", json.dumps({"data_sha256": data_digest}) + "\n")
+        write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
+        write_atomically(self.path / "run.json", f"{json.dumps({'data_sha256': data_digest})}\n".encode())
         return self.last_checkpoint()
 
     def require_unfinished(self) -> None:
@@ -112,7 +112,7 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Mark the run as finished."""
-        write_atomic(self.result, json.dumps(summary, indent=2, sort_keys=True) + "\n")
+        write_atomically(self.result, f"{json.dumps(summary, indent=2, sort_keys=True)}\n".encode())
 
     def _is_complete(self, folder: Path) -> bool:
         # The trainer's state is what transformers writes last, so one that parses means the rest is there.
@@ -140,13 +140,3 @@ class RunFolder:
             raise GymError(
                 ErrorCode.FILE_EXISTS, f"{self.path}: holds an unfinished run on other data", remedy
             )
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write, fsync and rename, so that a kill leaves the old file or the new one."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

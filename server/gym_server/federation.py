@@ -20,7 +20,7 @@ from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
 from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.files import write_atomically
+from gym_fed.files import write_atomically
 from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.tls import fingerprint
 from gym_server.accounts import Accounts

@@ -7,7 +7,7 @@ from pathlib import Path
 from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.files import write_atomically
+from gym_fed.files import write_atomically
 from gym_server.federation import CONFIG_NAME, create_keys
 from gym_server.store.database import Database
 

@@ -222,10 +222,23 @@ def test_anothers_upload_cannot_be_read(hub: HubProcess, contributor: RawContrib
     reader.close()
 
 
-def test_every_verdict_is_in_a_ledger_that_verifies(hub: HubProcess) -> None:
-    found = hub.ask("ledger", "verify")
-    assert found["valid"]
-    assert found["updates"] >= 8
-    verdicts = [e["body"] for e in hub.ask("ledger", "show") if e["kind"] == "verdict"]
-    assert {"admitted", "refused"} <= {v["verdict"] for v in verdicts}
-    assert any(v["reason"].startswith("signature-invalid") for v in verdicts)
+def test_every_verdict_is_in_a_ledger_that_verifies(
+    hub: HubProcess, contributor: RawContributor, delta: bytes
+) -> None:
+    task = contributor.next_task()
+    contributor.upload(delta)
+    manifest = contributor.manifest(task, delta)
+    forged = manifest.sign(SigningKey.generate())
+    refused(ErrorCode.SIGNATURE_INVALID, contributor.submit, task.message_id, manifest, forged)
+    contributor.submit(task.message_id, manifest)
+    copier = RawContributor(hub.address, name="second copier").enrol()
+    copier.contribute(delta)
+    copier.close()
+    assert hub.ask("ledger", "verify")["valid"]
+    entries = [e["body"] for e in hub.ask("ledger", "show") if e["kind"] == "verdict"]
+    verdicts = [
+        e for e in entries if e["contributor"] in (contributor.key.contributor, copier.key.contributor)
+    ]
+    assert [e["verdict"] for e in verdicts] == ["refused", "admitted", "refused"]
+    assert verdicts[0]["reason"].startswith("signature-invalid")
+    assert "copy" in verdicts[2]["reason"]

@@ -15,7 +15,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.files import fsync_folder
+from gym_fed.files import fsync_folder
 
 _READ_BYTES = 1 << 20
 

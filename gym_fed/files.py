@@ -1,0 +1,46 @@
+"""Files that are either whole or absent: written beside their place, synced, renamed, and the folder synced too."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A binary file, readable too, that takes ``path``'s place if the block ends well, else is removed.
+
+    ``mode`` holds from the first byte on, so that a secret is never readable by others, even while it is written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace ``path`` so that a crash leaves the old or the new content, never a mixture."""
+    with atomic_file(path, mode) as file:
+        file.write(data)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
