@@ -30,7 +30,7 @@ NUM_CONTRIBUTORS = 8
 HELDOUT_SPEAKERS = 8
 ROUNDS, QUICK_ROUNDS = 8, 2
 MAX_LENGTH = 128
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "algorithm": "pretrain",
     "finetuning": "full",
     "max_steps": 40,
@@ -39,8 +39,8 @@ RECIPE = {
     "max_length": MAX_LENGTH,
     "seed": 0,
 }
-SERVER_LEARNING_RATE = 0.7
-"""One-bit updates carry the sizes of their tensors only; a whole step overshoots. The peer takes whole steps."""
+LEARNING_RATE_DECAY = 0.7
+"""A round's learning rate is the last one's times this, on both sides: averaging needs a falling rate to converge."""
 CODEC = {
     "codec": "bitdelta",
     "error_feedback": True,
@@ -83,14 +83,15 @@ def federation(folder: Path, model: Path, rounds: int) -> dict[str, Any]:
         "listen": "127.0.0.1:0",
         "base_model": str(model),
         "enrolment": {"policy": "open"},
-        "rounds": {"num_rounds": rounds, "min_contributors": NUM_CONTRIBUTORS, "deadline_seconds": 1200},
+        "rounds": {
+            "num_rounds": rounds,
+            "min_contributors": NUM_CONTRIBUTORS,
+            "deadline_seconds": 1200,
+            "learning_rate_decay": LEARNING_RATE_DECAY,
+        },
         "recipe": RECIPE,
         "codec": CODEC,
-        "soup": {
-            "aggregator": "mean",
-            "server_learning_rate": SERVER_LEARNING_RATE,
-            "codec": {"codec": "dense"},
-        },
+        "soup": {"aggregator": "mean", "codec": {"codec": "dense"}},
         "gate": {
             "heldout": "../heldout.jsonl",
             "format": "text",
@@ -147,7 +148,8 @@ def fedavg(folder: Path, model: Path, rounds: int) -> dict[str, Any]:
         start = {name: tensor.clone() for name, tensor in tensors.items()}
         total = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         for index, rows in enumerate(data):
-            recipe = {**RECIPE, "seed": server_round}
+            rate = RECIPE["learning_rate"] * LEARNING_RATE_DECAY ** (server_round - 1)
+            recipe = {**RECIPE, "seed": server_round, "learning_rate": rate}
             output = folder / "fedavg" / f"{server_round}-{index}"
             config = TrainingConfig(
                 **recipe, output_dir=output, save_final=False, device="cpu", lr_scheduler_type="constant"

@@ -36,6 +36,9 @@ class RoundsConfig(StrictModel):
     deadline_seconds: float = Field(1800, gt=0)
     lease_seconds: float = Field(60, ge=1)
     """A contributor that is silent for this long loses its task."""
+    learning_rate_decay: float = Field(1.0, gt=0, le=1)
+    """The recipe's learning rate is multiplied by it after every committed round. FedAvg on data that differs between
+    contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
 
 
 class AdmissionConfig(StrictModel):
@@ -98,6 +101,11 @@ class ServerConfig(StrictModel):
     gate: GateConfig = GateConfig()
     rewards: RewardsConfig = RewardsConfig()
     storage: StorageConfig = StorageConfig()
+
+    def recipe_at(self, height: int) -> TrainingRecipe:
+        """The recipe of the round that starts from version ``height``."""
+        rate = self.recipe.learning_rate * self.rounds.learning_rate_decay**height
+        return self.recipe.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="after")
     def _parts_fit(self) -> ServerConfig:

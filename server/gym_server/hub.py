@@ -87,7 +87,7 @@ class Hub(hub_pb2_grpc.HubServicer):
     def _status(self) -> pb.StatusReply:
         fed, current, head = self._fed, self._fed.journal.current(), self._fed.journal.head()
         recipe = {
-            "recipe": fed.config.recipe.model_dump(mode="json"),
+            "recipe": fed.config.recipe_at(head.height).model_dump(mode="json"),
             "codec": fed.config.codec.model_dump(mode="json"),
             "num_parameters": fed.base.num_parameters,
         }

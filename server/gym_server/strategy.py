@@ -259,7 +259,7 @@ class DeltaSoup(Strategy):
             base_digest=fed.base.digest,
             version_digest=head.digest,
             soups=fed.journal.soups(),
-            recipe=fed.config.recipe,
+            recipe=fed.config.recipe_at(head.height),
             codec=fed.config.codec,
             max_update_bytes=fed.config.admission.max_update_bytes,
             deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,

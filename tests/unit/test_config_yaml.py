@@ -377,3 +377,14 @@ def test_no_text_makes_the_loader_fail_otherwise_than_by_refusing(
     with pytest.raises(GymError) as caught:
         load_config(file, Recipe)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_the_learning_rate_falls_with_every_committed_round() -> None:
+    from gym_fed.config.server import ServerConfig
+
+    config = ServerConfig.model_validate(
+        {"rounds": {"learning_rate_decay": 0.5}, "recipe": {"learning_rate": 8e-3, "max_steps": 7}}
+    )
+    assert [config.recipe_at(height).learning_rate for height in range(4)] == [8e-3, 4e-3, 2e-3, 1e-3]
+    assert config.recipe_at(3).max_steps == 7
+    assert ServerConfig().recipe_at(9) == ServerConfig().recipe
