@@ -9,12 +9,13 @@ import json
 import logging
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
 from rich.console import Console
 
+from gym_fed import __version__
 from gym_fed.errors import ErrorCode, GymError
 
 out = Console(highlight=False, soft_wrap=True)
@@ -25,6 +26,18 @@ def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
     sys.stdout.flush()
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"gym-fed {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+]
+"""``--version`` of all three commands."""
 
 
 def run_app(app: typer.Typer) -> NoReturn:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed import __version__
-from gym_fed.console import err, out, print_json, run_app
+from gym_fed.console import VersionOption, err, out, print_json, run_app
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -35,18 +34,8 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loo
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _print_version(value: bool) -> None:
-    if value:
-        typer.echo(f"gym-fed {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _options(version: VersionOption = False) -> None:
     """Improve a shared model with your own data: train here, send only a compressed, signed delta."""
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from gym_fed import __version__
 from gym_fed.cli.chat import chat
 from gym_fed.cli.data import app as data_app
 from gym_fed.cli.delta import app as delta_app
 from gym_fed.cli.doctor import doctor
 from gym_fed.cli.train import train
-from gym_fed.console import run_app
+from gym_fed.console import VersionOption, run_app
 
 app = typer.Typer(
     name="gym",
@@ -23,18 +20,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(value: bool) -> None:
-    if value:
-        typer.echo(f"gym-fed {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _options(version: VersionOption = False) -> None:
     """Train language models on this machine, and inspect what a community trains together."""
 
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed import __version__
-from gym_fed.console import err, out, print_json, run_app
+from gym_fed.console import VersionOption, err, out, print_json, run_app
 
 app = typer.Typer(
     name="gym-server",
@@ -35,18 +34,8 @@ def print_event(event: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _print_version(value: bool) -> None:
-    if value:
-        typer.echo(f"gym-fed {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _options(version: VersionOption = False) -> None:
     """Coordinate a community that improves one model: collect deltas, merge them robustly, keep the record."""
 
 
