@@ -1,0 +1,63 @@
+"""Nothing acknowledged is lost and nothing is counted twice, wherever the server is killed.
+
+Real processes, SIGKILL, and the same folder again. After every kill the federation must end with its two rounds
+committed, every contributor merged exactly once a round, the pool paid once a round, and a ledger that verifies.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
+from tests.support.hub import BIN
+
+SERVER_KILLS = [
+    "state-open",
+    "state-collecting",
+    "upload-chunk",
+    "after-submit",
+    "state-merging",
+    "before-commit",
+    "after-commit",
+]
+
+
+@pytest.mark.parametrize("line", SERVER_KILLS)
+def test_a_server_killed_at_any_line_goes_on_from_there(federation: Federation, line: str) -> None:
+    names = ("ann", "bob")
+    federation.hub.start("--exit-when-done", failpoints=line)
+    if line != "state-open":  # a hub that nobody has met yet cannot be waited for
+        for name in names:
+            federation.join(name)
+    federation.hub.wait_killed()
+    federation.hub.start("--exit-when-done")
+    if line == "state-open":
+        for name in names:
+            federation.join(name)
+    federation.finish()
+    assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})
+
+
+def test_a_finished_hub_started_again_makes_nothing_new(federation: Federation) -> None:
+    federation.hub.start("--exit-when-done")
+    for name in ("ann", "bob"):
+        federation.join(name)
+    federation.finish()
+    before = federation.hub.ask("status"), federation.hub.ask("ledger", "show")
+    federation.hub.start("--exit-when-done").wait_done()
+    after = federation.hub.ask("status"), federation.hub.ask("ledger", "show")
+    assert (before[0]["version_digest"], before[1]) == (after[0]["version_digest"], after[1])
+
+
+def test_two_servers_on_one_folder_are_refused(federation: Federation) -> None:
+    federation.hub.start()
+    second = subprocess.run(
+        [BIN / "gym-server", "run", "--dir", federation.hub.folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 91
+    assert "another gym-server runs" in second.stderr
