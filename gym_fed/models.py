@@ -73,6 +73,12 @@ def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu"
     return LoadedModel(model.to(target).eval(), tokenizer, name_or_path)
 
 
+def model_name(name_or_path: str) -> str:
+    """What a manifest calls a base: a folder's own name, so that no one's paths travel."""
+    path = Path(name_or_path).expanduser()
+    return path.resolve().name if path.is_dir() else name_or_path
+
+
 def load_tokenizer(name_or_path: str) -> Any:
     """The tokenizer alone; see ``load_model`` for the errors. A missing pad token becomes the end token."""
     from transformers import AutoTokenizer

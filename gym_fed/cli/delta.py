@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed import console
+from gym_fed.cli.delta_compare import compare
 
 if TYPE_CHECKING:
     from gym_fed.delta import DeltaFile, EncodeReport
 
 app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_help=True)
+app.command()(compare)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
@@ -94,12 +96,12 @@ def apply(
 
     from gym_fed.delta import BaseSpec, DeltaFile, apply_delta
     from gym_fed.errors import ErrorCode, GymError
-    from gym_fed.models import load_model, quiet_loading
+    from gym_fed.models import load_model, model_name, quiet_loading
 
     if output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")
     loaded = load_model(base)
-    with DeltaFile.open(file, BaseSpec.of(loaded.model, _model_name(base))) as delta:
+    with DeltaFile.open(file, BaseSpec.of(loaded.model, model_name(base))) as delta:
         apply_delta(loaded.model, delta, scale)
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -121,10 +123,10 @@ def _write(
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml_file import validate
     from gym_fed.delta import BaseSpec, encode_delta, lora_delta, lora_factors
-    from gym_fed.models import load_model
+    from gym_fed.models import load_model, model_name
 
     model = load_model(base).model
-    spec = BaseSpec.of(model, _model_name(base))
+    spec = BaseSpec.of(model, model_name(base))
     new: Any = load_model(tuned).model
     if hasattr(new, "peft_config"):
         if codec == "lora" and rank is None:
@@ -138,12 +140,6 @@ def _write(
         "error_feedback": False,
     }
     return encode_delta(new, model, validate(values, CodecPolicy, "options"), output, spec)
-
-
-def _model_name(name_or_path: str) -> str:
-    """What the manifest calls a base: the folder's name, so that no one's paths travel."""
-    path = Path(name_or_path).expanduser()
-    return path.resolve().name if path.is_dir() else name_or_path
 
 
 def _summary(delta: DeltaFile) -> dict[str, Any]:
