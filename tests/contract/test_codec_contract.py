@@ -9,9 +9,16 @@ import torch
 from gym_quant import CodecError, codec_names, get_codec
 from gym_quant.codec import as_matrix
 
+LEVELS: list[dict[str, Any]] = [
+    {},
+    {"group_size": 128},
+    {"symmetric": False, "group_size": 1024, "scale_dtype": "bfloat16"},
+    {"symmetric": False},
+]
 PARAMS: dict[str, list[dict[str, Any]]] = {
     "bitdelta": [{}, {"group_size": 128}, {"group_size": 8, "scale_dtype": "bfloat16"}],
     "dense": [{}, {"dtype": "float32"}],
+    **{name: LEVELS for name in ("binary", "int2", "int4", "int8", "ternary")},
     "lora": [{"rank": 3}, {"rank": 3, "scaling": 0.5}],
 }
 """Settings to try; a codec that is not listed is tried with its defaults."""

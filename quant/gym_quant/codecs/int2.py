@@ -1,0 +1,18 @@
+"""int2: four evenly spaced levels; the clip is the one with the least squared error of those tried, then refined.
+
+Symmetric levels are ``scale * {-2, -1, 0, 1}``: zero is one of them, so one side has one level more. Asymmetric
+levels need not contain zero and lose much less on deltas that lie evenly about it.
+"""
+
+from __future__ import annotations
+
+from gym_quant.uniform import UniformCodec
+
+
+class Int2(UniformCodec):
+    """Four weights a byte, the first in the lowest bits. Parameters: see ``gym_quant.levels.LevelCodec``."""
+
+    name = "int2"
+    bits = 2
+    shrink = tuple(0.87**k for k in range(24))
+    refinements = 8

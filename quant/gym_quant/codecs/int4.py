@@ -1,0 +1,18 @@
+"""int4: 16 evenly spaced levels; the clip is the one with the least squared error of those tried, then refined.
+
+Clips are tried from the largest magnitude down to 4% of it, each 0.87 of the last (the search of Banner et al. 2019,
+"Post training 4-bit quantization", sec. 3, done by trial instead of by an assumed distribution).
+"""
+
+from __future__ import annotations
+
+from gym_quant.uniform import UniformCodec
+
+
+class Int4(UniformCodec):
+    """Two weights a byte, the first in the low half. Parameters: see ``gym_quant.levels.LevelCodec``."""
+
+    name = "int4"
+    bits = 4
+    shrink = tuple(0.87**k for k in range(24))
+    refinements = 4

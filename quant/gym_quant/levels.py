@@ -1,0 +1,267 @@
+"""The frame of DeltaQuant's codecs: a small code for each weight, and numbers that a group of weights shares.
+
+A codec of this family says how to find the shared numbers of a group (``solve``), how a value becomes a code
+(``quantise``) and how a code becomes a value (``dequantise``); parameters, groups, packing, checks and memory
+are the same for all and stand here. Sums are numpy's in float64 and elementwise arithmetic is float32, so that
+no bit depends on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_quant.bitstream import Bytes, Floats, pack_bits, packed_bits_width, unpack_bits
+from gym_quant.codec import (
+    Codec,
+    CodecError,
+    Encoded,
+    Params,
+    Payload,
+    Shape,
+    as_matrix,
+    check_finite,
+    only_known,
+    sum_of_squares,
+    to_matrix,
+    whole_number,
+)
+
+SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MAX_GROUP = 1 << 31
+_BLOCK = 1 << 18
+_SAMPLE = 1 << 20
+_FLOOR = 1e-6
+
+Shared = tuple[Floats, ...]
+"""The numbers a group shares, one array a field, in the order of ``fields``."""
+
+
+class LevelCodec(Codec):
+    """Payload: the shared fields (``[1]``, or ``[rows, groups]``), then ``codes`` (``[rows, bytes]`` uint8).
+
+    Parameters:
+        symmetric: True (default) or False; written to files as 0 where it is False.
+        group_size: Columns that share a scale; absent means one for the tensor. The last group of a row may be
+            shorter; a group as wide as the row gives one scale per row (per output channel).
+        scale_dtype: ``float32`` (default) or ``bfloat16``, of all shared fields. Codes are chosen after the
+            shared numbers were rounded to it.
+    """
+
+    bits: ClassVar[int]
+
+    @abstractmethod
+    def fields(self, symmetric: bool) -> tuple[str, ...]:
+        """Names of the shared fields; those called ``...scales`` are never negative."""
+
+    @abstractmethod
+    def solve(self, values: Floats, weights: Floats | None, symmetric: bool) -> Shared:
+        """Shared numbers of each row of ``values`` ``[groups, n]``, as ``[groups]`` float64.
+
+        ``weights`` (``[groups, n]``, positive) count each squared error; None counts all alike.
+        """
+
+    @abstractmethod
+    def quantise(self, values: Floats, shared: Shared, symmetric: bool) -> Bytes:
+        """Code of each value, given shared numbers in float32 that broadcast against it."""
+
+    @abstractmethod
+    def dequantise(self, codes: Bytes, shared: Shared, symmetric: bool) -> Floats:
+        """Value of each code in float32: the codec's definition."""
+
+    def largest(self, shared: Shared, symmetric: bool) -> Floats:
+        """Largest magnitude that the shared numbers can decode to; what overflows is refused."""
+        ends = (np.zeros(1, np.uint8), np.full(1, (1 << self.bits) - 1, np.uint8))
+        return np.maximum(*(np.abs(self.dequantise(end, shared, symmetric)) for end in ends))
+
+    def pack(self, codes: Bytes) -> Bytes:
+        """Codes of whole rows to bytes."""
+        return pack_bits(codes, self.bits)
+
+    def unpack(self, packed: Bytes, cols: int) -> Bytes:
+        """Bytes of whole rows to codes."""
+        return unpack_bits(packed, self.bits, cols)
+
+    def packed_width(self, cols: int) -> int:
+        """Bytes of a packed row."""
+        return packed_bits_width(cols, self.bits)
+
+    def check_codes(self, packed: Bytes) -> None:
+        """Refuse bytes that stand for no code; where every byte is a code there is nothing to do."""
+
+    def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
+        only_known(params, ("symmetric", "group_size", "scale_dtype"), self.name)
+        kept: Params = {}
+        symmetric = params.get("symmetric", True)
+        if symmetric not in (0, 1) or not isinstance(symmetric, int):
+            raise CodecError(f"symmetric is {symmetric!r}, neither true nor false")
+        if not symmetric:
+            kept["symmetric"] = 0
+        if params.get("group_size") is not None:
+            kept["group_size"] = whole_number(params["group_size"], "group_size", 1, _MAX_GROUP)
+        dtype = params.get("scale_dtype", "float32")
+        if dtype not in SCALE_DTYPES:
+            raise CodecError(f"scale_dtype is {dtype!r}, not one of {', '.join(SCALE_DTYPES)}")
+        if dtype != "float32":
+            kept["scale_dtype"] = dtype
+        return kept
+
+    def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
+        rows, cols = as_matrix(shape)
+        dtype = SCALE_DTYPES[str(params.get("scale_dtype", "float32"))]
+        group = _group_size(params)
+        shared = (1,) if group is None else (rows, -(-cols // group))
+        spec: dict[str, tuple[torch.dtype, Shape]] = {
+            field: (dtype, shared) for field in self.fields(_is_symmetric(params))
+        }
+        return {**spec, "codes": (torch.uint8, (rows, self.packed_width(cols)))}
+
+    def encode(self, tensor: Tensor, importance: Tensor | None = None, **params: Any) -> Encoded:
+        """Encode a delta (any float dtype, any device, any shape).
+
+        Args:
+            tensor: The delta.
+            importance: What a squared error in each input column counts, ``[cols]`` and not negative: the mean
+                square of each input channel minimises the layer's output error (``gym_quant.calibration``).
+                Absent, all columns count alike.
+            **params: See the class.
+
+        Raises:
+            CodecError: For values that are not finite or whose grid overflows, and for refused parameters.
+        """
+        matrix, shape = to_matrix(tensor), tuple(tensor.shape)
+        kept = self.normalise(params, shape)
+        symmetric, spec = _is_symmetric(kept), self.payload_spec(shape, kept)
+        values = matrix.numpy()
+        weights = None if importance is None else column_weights(importance, values.shape[1])
+        found = self._solve_all(values, weights, _group_size(kept), symmetric)
+        payload: Payload = {}
+        for field, numbers in zip(self.fields(symmetric), found, strict=True):
+            with np.errstate(over="ignore"):
+                narrow = torch.from_numpy(numbers.astype(np.float32)).to(spec[field][0])
+            payload[field] = narrow.reshape(spec[field][1])
+        self._check_shared(payload, symmetric)
+        codes = np.empty(spec["codes"][1], dtype=np.uint8)
+        for start, stop in row_blocks(*values.shape):
+            shared = self._shared(payload, kept, values.shape[1], start, stop)
+            codes[start:stop] = self.pack(self.quantise(values[start:stop], shared, symmetric))
+        payload["codes"] = torch.from_numpy(codes)
+        return Encoded(kept, payload)
+
+    def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
+        _, cols = as_matrix(shape)
+        codes = self.unpack(payload["codes"][start:stop].numpy(), cols)
+        shared = self._shared(payload, params, cols, start, stop)
+        return torch.from_numpy(self.dequantise(codes, shared, _is_symmetric(params)))
+
+    def check(self, payload: Payload, shape: Shape, params: Params) -> None:
+        self._check_shared(payload, _is_symmetric(params))
+        self.check_codes(payload["codes"].numpy())
+
+    def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
+        """Decoded a block of rows at a time."""
+        blocks = row_blocks(*as_matrix(shape))
+        return math.sqrt(
+            math.fsum(sum_of_squares(self.decode_rows(payload, shape, params, *block)) for block in blocks)
+        )
+
+    def _solve_all(
+        self, values: Floats, weights: Floats | None, group: int | None, symmetric: bool
+    ) -> tuple[Floats, ...]:
+        rows, cols = values.shape
+        if group is None:
+            return self.solve(*sampled(values, weights), symmetric)
+        count = -(-cols // group)
+        found = tuple(np.empty((rows, count)) for _ in self.fields(symmetric))
+        whole = cols // group
+        for start, stop in row_blocks(rows, cols):
+            for first, last, width in ((0, whole, group), (whole, count, cols - whole * group)):
+                if first == last:
+                    continue
+                at = slice(first * group, first * group + (last - first) * width)
+                block = values[start:stop, at].reshape(-1, width)
+                wide = None if weights is None else _tiled(weights[at], stop - start, width)
+                for store, part in zip(found, self.solve(block, wide, symmetric), strict=True):
+                    store[start:stop, first:last] = part.reshape(stop - start, last - first)
+        return found
+
+    def _shared(self, payload: Payload, params: Params, cols: int, start: int, stop: int) -> Shared:
+        group = _group_size(params)
+        found: list[Floats] = []
+        for field in self.fields(_is_symmetric(params)):
+            numbers = payload[field].to(torch.float32).numpy()
+            if group is not None:
+                numbers = numbers[start:stop]
+                if group < cols:
+                    numbers = np.repeat(numbers, group, axis=1)[:, :cols]
+            found.append(numbers)
+        return tuple(found)
+
+    def _check_shared(self, payload: Payload, symmetric: bool) -> None:
+        for field in self.fields(symmetric):
+            check_finite(payload[field], field.removesuffix("s"))
+            if field.endswith("scales") and bool((payload[field] < 0).any()):
+                raise CodecError(f"{field.removesuffix('s')} is negative: {float(payload[field].min())}")
+        shared = tuple(payload[f].to(torch.float32).reshape(-1).numpy() for f in self.fields(symmetric))
+        with np.errstate(over="ignore"):
+            largest = self.largest(shared, symmetric)
+        if not bool(np.isfinite(largest).all()):
+            raise CodecError("a scale is so large that its largest code overflows float32")
+
+
+def column_weights(importance: Tensor, cols: int) -> Floats:
+    """Importance as ``[cols]`` float32 with mean 1; columns that count nothing count a millionth of the mean.
+
+    Raises:
+        CodecError: For a wrong length, and for values that are negative or not finite.
+    """
+    flat = importance.detach().to("cpu", torch.float32)
+    if tuple(flat.shape) != (cols,):
+        raise CodecError(f"importance has shape {list(importance.shape)}, not [{cols}]")
+    check_finite(flat, "importance")
+    if bool((flat < 0).any()):
+        raise CodecError(f"importance is negative: {float(flat.min())}")
+    numbers = flat.numpy().astype(np.float64)
+    mean = float(numbers.mean())
+    if mean == 0.0:
+        return np.ones(cols, dtype=np.float32)
+    return np.maximum(numbers / mean, _FLOOR).astype(np.float32)
+
+
+def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
+    """Rows in blocks of about a quarter of a million weights."""
+    step = max(1, _BLOCK // cols)
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)
+
+
+def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
+    """All values as one group ``[1, n]``, or, of more than a million, every k-th and the largest and smallest."""
+    rows, cols = values.shape
+    flat = values.reshape(-1)
+    step = -(-flat.size // _SAMPLE)
+    if step == 1:
+        return flat[None], None if weights is None else np.tile(weights, rows)[None]
+    while math.gcd(step, cols) != 1:
+        step += 1
+    at = np.concatenate([np.arange(0, flat.size, step), [int(flat.argmin()), int(flat.argmax())]])
+    return flat[at][None], None if weights is None else weights[at % cols][None]
+
+
+def _tiled(weights: Floats, rows: int, width: int) -> Floats:
+    return np.tile(weights.reshape(-1, width), (rows, 1))
+
+
+def _group_size(params: Params) -> int | None:
+    value = params.get("group_size")
+    return None if value is None else int(value)
+
+
+def _is_symmetric(params: Params) -> bool:
+    return bool(params.get("symmetric", 1))
