@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,6 +157,7 @@ def _summary(delta: DeltaFile) -> dict[str, Any]:
                 "scale": scale,
                 "norm": delta.tensor_norm(name),
                 "bytes": delta.payload_bytes(name),
+                "bits_per_weight": 8.0 * delta.payload_bytes(name) / math.prod(record.shape),
             }
         )
     payload_bytes = sum(delta.payload_bytes(name) for name in delta.names)
@@ -175,13 +177,16 @@ def _summary(delta: DeltaFile) -> dict[str, Any]:
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    rows = [("tensor", "shape", "codec", "scale", "norm", "bytes")]
+    rows = [("tensor", "shape", "codec", "bits", "scale", "norm", "bytes")]
     for tensor in summary["tensors"]:
         options = " ".join(f"{key}={value}" for key, value in sorted(tensor["params"].items()))
         scale = "-" if tensor["scale"] is None else f"{tensor['scale']:.4g}"
         shape = "x".join(str(side) for side in tensor["shape"]) or "scalar"
         codec = f"{tensor['codec']} {options}".rstrip()
-        rows.append((tensor["name"], shape, codec, scale, f"{tensor['norm']:.4g}", f"{tensor['bytes']:,}"))
+        bits = f"{tensor['bits_per_weight']:.2f}"
+        rows.append(
+            (tensor["name"], shape, codec, bits, scale, f"{tensor['norm']:.4g}", f"{tensor['bytes']:,}")
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

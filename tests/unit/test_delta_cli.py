@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,6 +125,8 @@ def test_inspect_shows_every_tensor_and_the_totals(folder: Path, tmp_path: Path,
     assert summary["size_bytes"] == delta.stat().st_size
     assert summary["header_bytes"] + sum(t["bytes"] for t in summary["tensors"]) == summary["size_bytes"]
     assert f"{summary['bits_per_weight']:.3f} bits a weight" in shown
+    for tensor in summary["tensors"]:
+        assert tensor["bits_per_weight"] == 8 * tensor["bytes"] / math.prod(tensor["shape"])
 
 
 def test_a_wrong_base_is_refused(folder: Path, tmp_path: Path, gym: Gym) -> None:
