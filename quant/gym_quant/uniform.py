@@ -49,6 +49,8 @@ class UniformCodec(LevelCodec):
             reach, middle, steps = np.maximum(-low, high), np.zeros_like(low), top // 2
         else:
             reach, middle, steps = (high - low) / 2, (high + low) / 2, top
+        if self.shrink == (1.0,) and not self.refinements:
+            return (reach / steps,) if symmetric else (2 * reach / steps, low)
         best = np.full(low.shape, np.inf)
         scale, offset = np.zeros_like(low), np.zeros_like(low)
 
@@ -91,10 +93,11 @@ class UniformCodec(LevelCodec):
             part = values[:, at]
             lost = self.dequantise(self._levels(part, shared, symmetric), shared, symmetric)
             lost -= part
-            np.square(lost, out=lost)
+            exact = lost.astype(np.float64)  # squares of float32 overflow, and underflow to ties
+            np.square(exact, out=exact)
             if weights is not None:
-                lost *= weights[:, at]
-            total += lost.sum(axis=1, dtype=np.float64)
+                exact *= weights[:, at]
+            total += exact.sum(axis=1)
         return total
 
     def _fitted(
