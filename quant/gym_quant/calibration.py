@@ -1,0 +1,109 @@
+"""Calibration by activations: which input channels of a layer are loud, and what an error costs at its output.
+
+A linear layer with weight error ``E`` (``[out, in]``) is off by ``E x`` at its output. Its expected square is
+``sum_ij E_ij E_ik M_jk`` over the second moments ``M`` of the inputs. Here only the diagonal of ``M`` is kept, the
+mean square of each input channel, so that an error costs ``sum_ij M_jj E_ij^2``: exact where channels do not
+correlate, an estimate otherwise. It is what Lin et al. 2023, "AWQ", sec. 3 find to matter, and the diagonal of the
+Hessian of Frantar et al. 2022, "GPTQ", eq. 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gym_quant.codec import CodecError, as_matrix
+
+
+@torch.no_grad()
+def collect_input_moments(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    names: Collection[str] | None = None,
+    samples: int = 256,
+) -> dict[str, Tensor]:
+    """Mean square of each input channel of a model's linear layers, over every token of some sequences.
+
+    Args:
+        model: Called as ``model(batch)``; its mode is put to ``eval`` for the while.
+        batches: Token ids ``[batch, length]``, without padding.
+        names: Weights to look at, by parameter name (``...weight``); None takes every ``nn.Linear``.
+        samples: Sequences to use at most; the last batch is cut to fit.
+
+    Returns:
+        Parameter name to ``[in_features]`` float32 on the CPU, in the order of the model's modules.
+
+    Raises:
+        CodecError: When a name is no linear layer's weight, when there is no sequence, and for a layer that no
+            sequence reached or whose input was not finite.
+    """
+    layers = {
+        f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    }
+    wanted = list(layers) if names is None else [name for name in layers if name in names]
+    unknown = sorted(set(names or ()) - set(layers))
+    if unknown:
+        raise CodecError(f"tensor {unknown[0]!r} is not the weight of a linear layer of this model")
+    sums = {name: torch.zeros(layers[name].in_features, dtype=torch.float64) for name in wanted}
+    counts = dict.fromkeys(wanted, 0)
+
+    def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+            sums[name] += seen.double().square().sum(0).cpu()
+            counts[name] += seen.shape[0]
+
+        return hook
+
+    handles = [layers[name].register_forward_pre_hook(hook_of(name)) for name in wanted]
+    was_training = model.training
+    model.eval()
+    try:
+        used = _run(model, batches, samples)
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    if not used:
+        raise CodecError("there is not one sequence to calibrate with")
+    return {name: _mean(name, sums[name], counts[name]) for name in wanted}
+
+
+def output_error(delta: Tensor, decoded: Tensor, moments: Tensor | None = None) -> float:
+    """Expected squared error of a layer's output under diagonal second moments, in float64.
+
+    Args:
+        delta: The true delta, ``[..., in]``.
+        decoded: What a codec made of it, same shape.
+        moments: ``[in]`` from ``collect_input_moments``; None counts every channel as 1, which makes this the
+            squared error of the weights.
+    """
+    cols = as_matrix(tuple(delta.shape))[1]
+    lost = decoded.detach().cpu().double().reshape(-1, cols) - delta.detach().cpu().double().reshape(-1, cols)
+    columns = np.square(lost.numpy()).sum(axis=0)
+    return float(columns.sum() if moments is None else (columns * moments.double().numpy()).sum())
+
+
+def _run(model: nn.Module, batches: Iterable[Tensor], samples: int) -> int:
+    device = next(model.parameters()).device
+    used = 0
+    for batch in batches:
+        part = batch[: samples - used]
+        if part.numel():
+            model(part.to(device))
+            used += part.shape[0]
+        if used >= samples:
+            break
+    return used
+
+
+def _mean(name: str, total: Tensor, count: int) -> Tensor:
+    if not count:
+        raise CodecError(f"layer {name!r} was not reached by the calibration text")
+    mean = (total / count).float()
+    if not bool(torch.isfinite(mean).all()):
+        raise CodecError(f"layer {name!r}: its input is not finite on the calibration text")
+    return mean
