@@ -1,0 +1,62 @@
+// What the kernels share: how a function is compiled for an instruction set, and how work is split over threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define GQ_X86 1
+#include <immintrin.h>
+#define GQ_AVX2 __attribute__((target("avx2,popcnt")))
+#define GQ_AVX512 __attribute__((target("avx2,popcnt,avx512f,avx512bw,avx512dq,avx512vl")))
+#define GQ_POPCNT512 __attribute__((target("avx2,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq")))
+#else
+#define GQ_X86 0
+#endif
+
+#if defined(_MSC_VER)
+#define GQ_API extern "C" __declspec(dllexport)
+#define GQ_INLINE static __forceinline
+#else
+#define GQ_API extern "C" __attribute__((visibility("default")))
+#define GQ_INLINE static inline __attribute__((always_inline))
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define GQ_INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define GQ_INDEPENDENT
+#endif
+
+namespace gq {
+
+enum Path : int { SCALAR = 0, AVX2 = 1, AVX512 = 2 };
+enum Status : int { OK = 0, NO_MEMORY = 1, NOT_FINITE = 2 };
+
+// Runs run(context, i) for i in [0, items) on up to `threads` threads, in no order; returns when all are done.
+void parallel(int threads, int64_t items, void (*run)(void*, int64_t), void* context);
+
+template <class F>
+void parallel_for(int threads, int64_t items, F& body) {
+    parallel(threads, items, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &body);
+}
+
+// Rows of a matrix in one piece of work: about 64 Ki elements.
+inline int64_t rows_a_piece(int64_t cols) {
+    const int64_t wanted = (int64_t{1} << 16) / (cols > 0 ? cols : 1);
+    return wanted > 0 ? wanted : 1;
+}
+
+// The C boundary: no exception crosses it.
+template <class F>
+int guarded(F&& body) {
+    try {
+        return body();
+    } catch (...) {
+        return NO_MEMORY;
+    }
+}
+
+}  // namespace gq

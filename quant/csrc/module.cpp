@@ -1,0 +1,28 @@
+// The extension module itself is empty: Python finds the file by importing it and calls the functions by ctypes.
+#include <Python.h>
+
+#include "common.h"
+
+// Bit 0 AVX2, bit 1 AVX-512 (F, BW, DQ, VL), bit 2 VPOPCNTDQ.
+GQ_API int gq_features() {
+#if GQ_X86
+    __builtin_cpu_init();
+    int found = 0;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt")) found |= 1;
+    if ((found & 1) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        found |= 2;
+    if ((found & 2) && __builtin_cpu_supports("avx512vpopcntdq")) found |= 4;
+    return found;
+#else
+    return 0;
+#endif
+}
+
+// Raised with every change of a signature; kernels/native.py refuses another one.
+GQ_API int gq_version() { return 1; }
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "Native kernels, called by ctypes.", -1,
+                                        nullptr, nullptr, nullptr, nullptr, nullptr};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }

@@ -1,0 +1,29 @@
+"""Numeric kernels of one-bit deltas: packing, encoding, counting, and a matmul in which every row has its own delta.
+
+Each function has a torch reference (``reference``) and native code for AVX-512, AVX2 and plain C++ (``native``)
+behind the one name here. ``path()`` tells which is in use, ``using(...)`` and the environment variable
+``GYM_KERNELS`` choose another. Results do not depend on the path or on the number of threads: integers, bits,
+encoded scales and decoded values are the same to the last bit; so are the native paths of ``signed_matmul`` among
+themselves, while its exact torch reference adds in another order (see there).
+"""
+
+from gym_quant.kernels.counting import hamming, majority, votes
+from gym_quant.kernels.dispatch import available, describe, path, using
+from gym_quant.kernels.matmul import SignMatrix, signed_matmul
+from gym_quant.kernels.signs import decode_signs, encode_signs, pack_signs, unpack_signs
+
+__all__ = [
+    "SignMatrix",
+    "available",
+    "decode_signs",
+    "describe",
+    "encode_signs",
+    "hamming",
+    "majority",
+    "pack_signs",
+    "path",
+    "signed_matmul",
+    "unpack_signs",
+    "using",
+    "votes",
+]

@@ -1,0 +1,86 @@
+"""Which code computes: the best instruction set of this processor, or what the user asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from gym_quant.codec import CodecError
+from gym_quant.kernels import native
+
+VARIABLE = "GYM_KERNELS"
+PATHS = ("avx512", "avx2", "scalar", "torch")
+
+_forced: ContextVar[str | None] = ContextVar("gym_kernels_path", default=None)
+
+
+def available() -> tuple[str, ...]:
+    """The paths that this machine has, the fastest first; ``torch`` is always among them."""
+    features = native.features()
+    if features is None:
+        return ("torch",)
+    there = {"avx512": bool(features & native.HAS_AVX512), "avx2": bool(features & native.HAS_AVX2)}
+    return tuple(name for name in PATHS if there.get(name, True))
+
+
+def path() -> str:
+    """The path in use: ``avx512``, ``avx2``, ``scalar`` or ``torch``.
+
+    Raises:
+        CodecError: When ``GYM_KERNELS`` names a path that does not exist or that this machine lacks.
+    """
+    wanted = _forced.get()
+    if wanted is not None:
+        return wanted
+    wanted = os.environ.get(VARIABLE, "")
+    return _checked(wanted, f"environment variable {VARIABLE}") if wanted else available()[0]
+
+
+@contextmanager
+def using(wanted: str) -> Iterator[None]:
+    """Compute by ``wanted`` within the block (this thread or task alone).
+
+    Raises:
+        CodecError: When there is no such path here.
+    """
+    token = _forced.set(_checked(wanted, "using()"))
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def describe() -> str:
+    """Which path is in use and why, in words."""
+    chosen = path()
+    why = "forced by " + VARIABLE if os.environ.get(VARIABLE) else _reason(chosen)
+    told = {
+        "avx512": "native code for AVX-512",
+        "avx2": "native code for AVX2",
+        "scalar": "native code without vector instructions",
+        "torch": "torch reference",
+    }[chosen]
+    return f"{told} ({why}; available: {', '.join(available())})"
+
+
+def _reason(chosen: str) -> str:
+    if chosen == "torch":
+        return native.absence()
+    features = native.features() or 0
+    if chosen == "avx512":
+        vector = features & native.HAS_VPOPCNTDQ
+        return f"the best this processor has, {'with' if vector else 'without'} VPOPCNTDQ"
+    return "the best this processor has"
+
+
+def _checked(wanted: str, source: str) -> str:
+    if wanted in available():
+        return wanted
+    if wanted not in PATHS:
+        raise CodecError(f"{source} asks for kernels {wanted!r}, not one of {', '.join(PATHS)}")
+    lack = native.absence() if native.features() is None else "this processor lacks the instructions"
+    raise CodecError(
+        f"{source} asks for kernels {wanted!r}, but {lack} (available: {', '.join(available())})"
+    )

@@ -1,0 +1,175 @@
+"""The native extension by ctypes, which releases the interpreter's lock: arguments in, arrays out, nothing decided.
+
+Callers (the modules beside this one) check shapes and dtypes; tensors here are contiguous and on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Sequence
+from ctypes import c_int, c_int64, c_void_p
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+VERSION = 1
+HAS_AVX2, HAS_AVX512, HAS_VPOPCNTDQ = 1, 2, 4
+
+_CODES = {"scalar": 0, "avx2": 1, "avx512": 2}
+_NO_MEMORY, _NOT_FINITE = 1, 2
+_SIGNATURES: dict[str, list[Any]] = {
+    "gq_pack": [c_int, c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "gq_encode": [c_int] * 3 + [c_void_p] * 3 + [c_int64] * 3 + [c_void_p] * 2,
+    "gq_decode": [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int],
+    "gq_hamming": [c_int, c_int, c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "gq_votes": [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p],
+    "gq_majority": [c_int, c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "gq_tile": [c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "gq_matmul": [c_int] * 3
+    + [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
+}
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or why there is none."""
+    try:
+        module = importlib.import_module("gym_quant.kernels._native")
+        library = ctypes.CDLL(str(module.__file__))
+        version = int(library.gq_version())
+    except (ImportError, OSError, AttributeError) as error:
+        return None, f"the native extension is not there: {error}; it is built where pip finds a C++ compiler"
+    if version != VERSION:
+        return (
+            None,
+            f"the native extension is of build {version}, wanted {VERSION}: install the package again",
+        )
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = c_int
+    return library, ""
+
+
+def absence() -> str:
+    """Why there is no native code; empty where there is."""
+    return _load()[1]
+
+
+def features() -> int | None:
+    """``HAS_*`` bits of this processor; ``None`` without the extension."""
+    library = _load()[0]
+    return None if library is None else int(library.gq_features())
+
+
+def pack(path: str, matrix: Tensor) -> Tensor:
+    """``[rows, cols]`` float32 to ``[rows, ceil(cols / 8)]`` uint8."""
+    rows, cols = matrix.shape
+    out = torch.empty(rows, (cols + 7) // 8, dtype=torch.uint8)
+    _call("gq_pack", path, matrix.data_ptr(), rows, cols, out.data_ptr())
+    return out
+
+
+def encode(
+    path: str, tuned: Tensor, base: Tensor | None, group: int | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Bits, and sums of magnitudes ``[rows, groups]`` float64 (one group a row where ``group`` is None)."""
+    rows, cols = tuned.shape
+    bits = torch.empty(rows, (cols + 7) // 8, dtype=torch.uint8)
+    sums = torch.empty(rows, 1 if group is None else -(-cols // group), dtype=torch.float64)
+    kinds = int(tuned.dtype == torch.bfloat16) | 2 * int(base is not None and base.dtype == torch.bfloat16)
+    inputs = (tuned.data_ptr(), _pointer(base), _pointer(residual))
+    _call("gq_encode", path, kinds, *inputs, rows, cols, group or 0, bits.data_ptr(), sums.data_ptr())
+    return bits, sums
+
+
+def decode(path: str, bits: Tensor, scales: Tensor, group: int | None, out: Tensor, add: bool) -> None:
+    """Write (or add) ``scale * sign`` into ``out`` ``[rows, cols]`` float32."""
+    rows, cols = out.shape
+    pointers = (bits.data_ptr(), scales.data_ptr())
+    _call("gq_decode", path, *pointers, rows, cols, group or 0, out.data_ptr(), int(add))
+
+
+def hamming(path: str, packed: Tensor) -> Tensor:
+    """``[n, bytes]`` to ``[n, n]`` int64."""
+    n, width = packed.shape
+    out = torch.empty(n, n, dtype=torch.int64)
+    _call("gq_hamming", path, features(), packed.data_ptr(), n, width, out.data_ptr())
+    return out
+
+
+def votes(path: str, packed: Tensor, weights: Tensor | None) -> Tensor:
+    """``[n, bytes]`` to ``[8 * bytes]`` int32."""
+    n, width = packed.shape
+    out = torch.empty(8 * width, dtype=torch.int32)
+    _call("gq_votes", path, packed.data_ptr(), _pointer(weights), n, width, out.data_ptr())
+    return out
+
+
+def majority(path: str, packed: Tensor) -> Tensor:
+    """``[n, bytes]`` to ``[bytes]``."""
+    n, width = packed.shape
+    out = torch.empty(width, dtype=torch.uint8)
+    _call("gq_majority", path, packed.data_ptr(), n, width, out.data_ptr())
+    return out
+
+
+def tile(bits: Tensor) -> Tensor:
+    """``[rows, bytes]`` to ``[ceil(rows / 64), bytes, 64]``."""
+    rows, width = bits.shape
+    out = torch.empty(-(-rows // 64), width, 64, dtype=torch.uint8)
+    library = _load()[0]
+    assert library is not None
+    if library.gq_tile(torch.get_num_threads(), bits.data_ptr(), rows, width, out.data_ptr()):
+        raise MemoryError("gq_tile")
+    return out
+
+
+def matmul(
+    path: str,
+    exact: bool,
+    x: Tensor,
+    y: Tensor,
+    variants: Sequence[tuple[Tensor, Tensor, int]],
+    index: Sequence[int],
+) -> bool:
+    """Add every row's delta term to ``y``; ``variants`` are (tiles, tiled scales, bytes of a group).
+
+    Returns:
+        False when an activation is not finite (look-up only; ``y`` is untouched).
+    """
+    batch, cols = x.shape
+    tiles = np.array([tiles.data_ptr() for tiles, _, _ in variants], dtype=np.uint64)
+    scales = np.array([scales.data_ptr() for _, scales, _ in variants], dtype=np.uint64)
+    groups = np.array([group for _, _, group in variants], dtype=np.int64)
+    rows_variant = np.array(index, dtype=np.int64)
+    status = _call(
+        "gq_matmul",
+        path,
+        int(exact),
+        x.data_ptr(),
+        batch,
+        cols,
+        y.data_ptr(),
+        y.shape[1],
+        len(variants),
+        *(array.ctypes.data for array in (tiles, scales, groups, rows_variant)),
+    )
+    return status != _NOT_FINITE
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _call(name: str, path: str, *arguments: int | None) -> int:
+    library = _load()[0]
+    assert library is not None
+    status = int(getattr(library, name)(_CODES[path], torch.get_num_threads(), *arguments))
+    if status == _NO_MEMORY:
+        raise MemoryError(f"{name}: no memory for its work space")
+    return status

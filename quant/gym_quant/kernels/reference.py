@@ -1,0 +1,174 @@
+"""The reference of every kernel in torch and numpy: what native code must agree with, and what runs without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LANES = 16
+_CHUNK_ROWS_ELEMENTS = 1 << 22
+_BLOCK_BYTES = 128
+
+Array = np.ndarray[Any, Any]
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """``[rows, cols]`` float32 to ``[rows, ceil(cols / 8)]`` uint8; 1 where the value is >= 0."""
+    return torch.from_numpy(np.packbits((matrix >= 0).numpy(), axis=1, bitorder="little"))
+
+
+def difference(tuned: Tensor, base: Tensor | None, residual: Tensor | None) -> Tensor:
+    """``tuned - base + residual`` in float32, in that order."""
+    delta = tuned.to(torch.float32)
+    if base is not None:
+        delta = delta - base.to(torch.float32)
+    return delta if residual is None else delta + residual
+
+
+def encode(
+    tuned: Tensor, base: Tensor | None, group: int | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Bits, and sums of magnitudes ``[rows, groups]`` float64 in the order of summation of the native code."""
+    rows, cols = tuned.shape
+    bits, sums = [], []
+    piece = max(1, _CHUNK_ROWS_ELEMENTS // max(1, cols))
+    for start in range(0, rows, piece):
+        part = slice(start, start + piece)
+        delta = difference(
+            tuned[part], None if base is None else base[part], None if residual is None else residual[part]
+        )
+        bits.append(pack(delta))
+        sums.append(_sums(np.abs(delta.numpy()), group or cols))
+    return torch.cat(bits), torch.from_numpy(np.concatenate(sums))
+
+
+def decode(bits: Tensor, scales: Tensor, group: int | None, out: Tensor, add: bool) -> None:
+    """Write (or add) ``scale * sign`` into ``out`` ``[rows, cols]`` float32."""
+    values = signs(bits, out.shape[1]).mul_(spread(scales, out.shape[1], group))
+    if add:
+        out.add_(values)
+    else:
+        out.copy_(values)
+
+
+def signs(packed: Tensor, cols: int) -> Tensor:
+    """``[rows, bytes]`` uint8 to ``[rows, cols]`` float32 of +1.0 and -1.0."""
+    bits = np.unpackbits(packed.numpy(), axis=1, count=cols, bitorder="little")
+    return torch.from_numpy(bits).to(torch.float32).mul_(2.0).sub_(1.0)
+
+
+def spread(scales: Tensor, cols: int, group: int | None) -> Tensor:
+    """Scales in a shape that multiplies ``[rows, cols]``."""
+    if group is None or scales.ndim < 2 or scales.shape[1] == 1:
+        return scales
+    return scales.repeat_interleave(group, dim=1)[:, :cols]
+
+
+def hamming(packed: Tensor) -> Tensor:
+    """``[n, bytes]`` to ``[n, n]`` int64: one row against all, in pieces."""
+    rows = packed.numpy()
+    n, width = rows.shape
+    out = np.zeros((n, n), dtype=np.int64)
+    for at in range(0, width, 1 << 16):
+        part = rows[:, at : at + (1 << 16)]
+        for i in range(n):
+            out[i] += np.bitwise_count(part ^ part[i]).sum(axis=1, dtype=np.int64)
+    return torch.from_numpy(out)
+
+
+def votes(packed: Tensor, weights: Tensor | None) -> Tensor:
+    """``[n, bytes]`` to ``[8 * bytes]`` int32."""
+    total = torch.zeros(8 * packed.shape[1], dtype=torch.int32)
+    for row in range(packed.shape[0]):
+        bits = torch.from_numpy(np.unpackbits(packed[row].numpy(), bitorder="little"))
+        total.add_(bits, alpha=1 if weights is None else int(weights[row]))
+    return total
+
+
+def majority(packed: Tensor) -> Tensor:
+    """``[n, bytes]`` to ``[bytes]``."""
+    ones = (2 * votes(packed, None) >= packed.shape[0]).numpy()
+    return torch.from_numpy(np.packbits(ones, bitorder="little"))
+
+
+def exact_matmul(x: Tensor, y: Tensor, bits: Tensor, scales: Tensor, group: int | None) -> None:
+    """``y += x @ (scale * sign)^T`` for rows that share one variant: decoded, then torch's own matmul."""
+    dense = signs(bits, x.shape[1]).mul_(spread(scales, x.shape[1], group))
+    y.add_(x @ dense.T)
+
+
+def lookup_matmul(x: Tensor, y: Tensor, bits: Tensor, scales: Tensor, group: int | None) -> None:
+    """The same with sums of four activations rounded to 8 bits a block: the native arithmetic, step by step."""
+    cols = x.shape[1]
+    width = bits.shape[1]
+    group_bytes = width if group is None else min(width, group // 8)
+    wide = np.zeros((x.shape[0], 2 * width, 4), dtype=np.float32)
+    wide.reshape(x.shape[0], -1)[:, :cols] = x.numpy()
+    byte = bits.numpy()
+    index = np.stack([byte & 15, byte >> 4], axis=2).reshape(bits.shape[0], 2 * width)
+    scale = np.broadcast_to(
+        scales.reshape(1, 1) if group is None and scales.ndim < 2 else scales,
+        (bits.shape[0], -(-width // group_bytes)),
+    )
+    for row in range(x.shape[0]):
+        total = np.zeros(bits.shape[0], dtype=np.float32)
+        for g, start in enumerate(range(0, width, group_bytes)):
+            end = min(width, start + group_bytes)
+            sums = np.zeros(bits.shape[0], dtype=np.float32)
+            for at in range(start, end, _BLOCK_BYTES):
+                part = slice(2 * at, 2 * min(end, at + _BLOCK_BYTES))
+                codes, step = _codes(wide[row, part])
+                chosen = codes[np.arange(codes.shape[0]), index[:, part]]
+                sums += step * chosen.sum(axis=1).astype(np.float32)
+            total += sums * scale[:, g]
+        y[row] += torch.from_numpy(total)
+
+
+def rows_by_variant(index: Sequence[int]) -> dict[int, list[int]]:
+    """Variant to its rows of the batch; rows without a delta (-1) left out."""
+    found: dict[int, list[int]] = {}
+    for row, variant in enumerate(index):
+        if variant >= 0:
+            found.setdefault(variant, []).append(row)
+    return found
+
+
+def _codes(four: Array) -> tuple[Array, np.float32]:
+    """Tables ``[n, 16]`` of whole numbers from -127 to 127, and their step, for inputs ``[n, 4]`` float32."""
+    j = np.arange(16)
+    x0, x1, x2, x3 = (
+        np.where(j & (1 << k), four[:, k : k + 1], -four[:, k : k + 1]).astype(np.float32) for k in range(4)
+    )
+    size = np.abs(four)
+    most = np.float32(((size[:, 0] + size[:, 1]) + (size[:, 2] + size[:, 3])).max())
+    factor = np.float32(127.0) / most if most > 0 else np.float32(0)
+    sums = (x0 + x1) + (x2 + x3)
+    return np.rint(sums * factor).astype(np.int64), most / np.float32(127.0)
+
+
+def _sums(magnitudes: Array, group: int) -> Array:
+    """Sums ``[rows, groups]`` float64: 16 lanes by column modulo 16 of the group, then lanes pairwise."""
+    rows, cols = magnitudes.shape
+    whole = cols // group
+    parts = [magnitudes[:, : whole * group].reshape(rows, whole, group)] if whole else []
+    if whole * group < cols:
+        parts.append(magnitudes[:, None, whole * group :])
+    return np.concatenate([_lanes(part) for part in parts], axis=1)
+
+
+def _lanes(part: Array) -> Array:
+    rows, groups, size = part.shape
+    steps = -(-size // _LANES)
+    wide = np.zeros((rows, groups, steps * _LANES), dtype=np.float32)
+    wide[:, :, :size] = part
+    lanes = np.add.reduce(
+        wide.reshape(rows, groups, steps, _LANES).astype(np.float64), axis=2
+    )  # along an outer axis numpy adds one after another
+    while lanes.shape[2] > 1:
+        half = lanes.shape[2] // 2
+        lanes = lanes[:, :, :half] + lanes[:, :, half:]
+    return np.asarray(lanes[:, :, 0])

@@ -1,0 +1,157 @@
+"""Signs of a matrix: packed, encoded with their scales in one pass over memory, and decoded again.
+
+Bit order, fixed by format version 1: bit = 1 where the value is >= 0 (-0.0 is); bits run along the last dimension,
+least significant first; every row is padded to a whole byte with zero bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_quant.codec import CodecError
+from gym_quant.kernels import dispatch, native, reference
+
+
+def pack_signs(matrix: Tensor) -> Tensor:
+    """``[rows, cols]`` float (CPU) to ``[rows, ceil(cols / 8)]`` uint8; 1 where the value is >= 0.
+
+    Raises:
+        CodecError: When ``matrix`` is not a matrix.
+    """
+    _matrix(matrix, "matrix")
+    chosen = dispatch.path()
+    dense = matrix.detach().to(torch.float32).contiguous()
+    return reference.pack(dense) if chosen == "torch" else native.pack(chosen, dense)
+
+
+def unpack_signs(packed: Tensor, cols: int) -> Tensor:
+    """``[rows, ceil(cols / 8)]`` uint8 to ``[rows, cols]`` float32 of +1.0 and -1.0.
+
+    Raises:
+        CodecError: When the width does not fit ``cols``.
+    """
+    return decode_signs(packed, torch.ones(1), cols)
+
+
+def encode_signs(
+    tuned: Tensor, base: Tensor | None, group_size: int | None = None, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Signs and mean magnitudes of ``tuned - base + residual``, in one pass over memory.
+
+    The sum of a group's magnitudes is taken in float64 in 16 lanes, whatever the path and the threads, so scales
+    agree to the last bit everywhere.
+
+    Args:
+        tuned: ``[rows, cols]`` on the CPU; float32 and bfloat16 are read as they are, others are converted.
+        base: The same shape; ``None`` when ``tuned`` is the delta itself.
+        group_size: Columns that share a scale; ``None`` means one scale for the tensor.
+        residual: ``[rows, cols]``: what error feedback carries over.
+
+    Returns:
+        Bits ``[rows, ceil(cols / 8)]`` uint8, and scales float32: ``[1]``, or ``[rows, ceil(cols / group_size)]``.
+
+    Raises:
+        CodecError: For shapes that differ, and for a delta that is not finite (the message names the flat index).
+    """
+    _matrix(tuned, "tuned")
+    for name, other in (("base", base), ("residual", residual)):
+        if other is not None and other.shape != tuned.shape:
+            raise CodecError(f"{name} is {list(other.shape)}, not {list(tuned.shape)} as the tuned tensor")
+    if tuned.numel() == 0:
+        raise CodecError(f"shape {list(tuned.shape)} has no elements")
+    _group(group_size)
+    rows, cols = tuned.shape
+    group = None if group_size is None else min(group_size, cols)
+    inputs = (_plain(tuned), None if base is None else _plain(base))
+    carried = None if residual is None else residual.detach().to(torch.float32).contiguous()
+    chosen = dispatch.path()
+    if chosen == "torch":
+        bits, sums = reference.encode(*inputs, group, carried)
+    else:
+        bits, sums = native.encode(chosen, *inputs, group, carried)
+    if not bool(torch.isfinite(sums).all()):
+        _tell_first_not_finite(*inputs, carried, sums)
+    return bits, _scales(sums.numpy(), rows, cols, group)
+
+
+def decode_signs(
+    bits: Tensor,
+    scales: Tensor,
+    cols: int,
+    group_size: int | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
+    """``scale * sign`` as ``[rows, cols]`` float32: the inverse of ``encode_signs``.
+
+    Args:
+        bits: ``[rows, ceil(cols / 8)]`` uint8.
+        scales: ``[1]``, or ``[rows, ceil(cols / group_size)]``; any float dtype.
+        cols: Columns of the matrix.
+        group_size: Columns that share a scale.
+        out: ``[rows, cols]`` float32, contiguous, to write into; made here when ``None``.
+        add: Add to ``out`` instead of overwriting it.
+
+    Raises:
+        CodecError: For shapes that do not fit each other, and for ``add`` without ``out``.
+    """
+    _matrix(bits, "bits")
+    _group(group_size)
+    rows = bits.shape[0]
+    group = None if group_size is None else min(group_size, max(cols, 1))
+    if bits.dtype != torch.uint8 or bits.shape[1] != (cols + 7) // 8:
+        raise CodecError(f"bits are {list(bits.shape)} {bits.dtype}, too many or too few for {cols} columns")
+    expected = [1] if group is None else [rows, -(-cols // group)]
+    if list(scales.shape) != expected:
+        raise CodecError(f"scales are {list(scales.shape)}, not {expected}")
+    if out is None:
+        if add:
+            raise CodecError("add=True needs the tensor to add to: give out")
+        out = torch.empty(rows, cols)
+    elif list(out.shape) != [rows, cols] or out.dtype != torch.float32 or not out.is_contiguous():
+        raise CodecError(f"out is {list(out.shape)} {out.dtype}, not a contiguous float32 {[rows, cols]}")
+    chosen = dispatch.path()
+    plain = (bits.contiguous(), scales.detach().to(torch.float32).contiguous())
+    if chosen == "torch":
+        reference.decode(*plain, group, out, add)
+    else:
+        native.decode(chosen, *plain, group, out, add)
+    return out
+
+
+def _scales(sums: reference.Array, rows: int, cols: int, group: int | None) -> Tensor:
+    """Means from sums of magnitudes ``[rows, groups]`` float64."""
+    if group is None:
+        total = np.cumsum(sums[:, 0])[-1]  # row after row: one order everywhere
+        return torch.tensor([total / (rows * cols)], dtype=torch.float32)
+    counts = np.full(sums.shape[1], float(group))
+    counts[-1] = cols - group * (sums.shape[1] - 1)
+    return torch.from_numpy((sums / counts).astype(np.float32))
+
+
+def _tell_first_not_finite(tuned: Tensor, base: Tensor | None, residual: Tensor | None, sums: Tensor) -> None:
+    row = int((~torch.isfinite(sums)).any(dim=1).nonzero()[0, 0])
+    part = slice(row, row + 1)
+    delta = reference.difference(
+        tuned[part], None if base is None else base[part], None if residual is None else residual[part]
+    )[0]
+    column = int((~torch.isfinite(delta)).nonzero()[0, 0])
+    at = row * tuned.shape[1] + column
+    raise CodecError(f"delta is not finite: {float(delta[column])} at flat index {at}")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    kept = tensor.detach()
+    return (kept if kept.dtype == torch.bfloat16 else kept.to(torch.float32)).contiguous()
+
+
+def _matrix(tensor: Tensor, name: str) -> None:
+    if tensor.ndim != 2 or tensor.device.type != "cpu":
+        raise CodecError(f"{name} is {list(tensor.shape)} on {tensor.device}, not a matrix on the CPU")
+
+
+def _group(group_size: int | None) -> None:
+    if group_size is not None and group_size < 1:
+        raise CodecError(f"group_size is {group_size}, not a whole number from 1")
