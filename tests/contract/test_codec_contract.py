@@ -19,7 +19,12 @@ PARAMS: dict[str, list[dict[str, Any]]] = {
     "bitdelta": [{}, {"group_size": 128}, {"group_size": 8, "scale_dtype": "bfloat16"}],
     "dense": [{}, {"dtype": "float32"}],
     **{name: LEVELS for name in ("binary", "int2", "int4", "int8", "ternary")},
-    "lora": [{"rank": 3}, {"rank": 3, "scaling": 0.5}],
+    "lora": [
+        {"rank": 3},
+        {"rank": 3, "scaling": 0.5},
+        {"rank": 3, "factors": "int4"},
+        {"rank": 3, "factors": "int8*1,int2*2"},
+    ],
 }
 """Settings to try; a codec that is not listed is tried with its defaults."""
 

@@ -1,6 +1,7 @@
 """LoRA: a matrix delta kept as its two factors, ``delta = scaling * B @ A``.
 
-Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", eq. 3, with ``scaling = alpha / r``.
+Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", eq. 3, with ``scaling = alpha / r``. Quantised
+factors are not those that were trained but the singular components of their product: see ``gym_quant.factors``.
 """
 
 from __future__ import annotations
@@ -26,76 +27,147 @@ from gym_quant.codec import (
     to_matrix,
     whole_number,
 )
+from gym_quant.factors import Components, components_of_matrix, components_of_product, parse_plan
+from gym_quant.sides import GROUP, check_side, decode_side, encode_sides, side_spec
+
+_PLAIN = "bfloat16"
+_MAX_GROUP = 1 << 31
 
 
 class Lora(Codec):
-    """Payload: ``a`` (``[r, cols]`` bfloat16) and ``b`` (``[rows, r]`` bfloat16).
+    """Payload: ``a`` (``[r, cols]`` bfloat16) and ``b`` (``[rows, r]`` bfloat16), or the fields of ``gym_quant.sides``.
 
     Parameters:
         rank: ``r``, at least 1 and at most the smaller side of the matrix.
-        scaling: Factor of the product, finite; absent means 1.0.
+        scaling: Factor of the product, finite; absent means 1.0. Quantised factors absorb it: they have none.
+        factors: ``bfloat16`` (default), or a plan like ``int4`` or ``int8*2,int4*5`` (``gym_quant.factors``).
+        factor_group_size: Values of a quantised component that share a scale; absent means 128.
     """
 
     name = "lora"
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
-        only_known(params, ("rank", "scaling"), self.name)
+        only_known(params, ("rank", "scaling", "factors", "factor_group_size"), self.name)
         if len(shape) < 2:
             raise CodecError(f"shape {list(shape)} is not a matrix")
         kept: Params = {"rank": whole_number(params.get("rank"), "rank", 1, max(1, min(as_matrix(shape))))}
         scaling = params.get("scaling", 1.0)
         if isinstance(scaling, bool) or not isinstance(scaling, int | float) or not math.isfinite(scaling):
             raise CodecError(f"scaling is {scaling!r}, not a finite number")
+        factors, group = params.get("factors", _PLAIN), params.get("factor_group_size")
+        if not isinstance(factors, str):
+            raise CodecError(f"factors is {factors!r}, not a text")
+        if factors == _PLAIN:
+            if group is not None:
+                raise CodecError("factor_group_size belongs to quantised factors, which these are not")
+            if scaling != 1.0:
+                kept["scaling"] = float(scaling)
+            return kept
+        parse_plan(factors, int(kept["rank"]))
         if scaling != 1.0:
-            kept["scaling"] = float(scaling)
+            raise CodecError(f"scaling is {scaling!r}, but quantised factors have none")
+        kept["factors"] = factors
+        if group is not None and whole_number(group, "factor_group_size", 1, _MAX_GROUP) != GROUP:
+            kept["factor_group_size"] = group
         return kept
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         rows, cols = as_matrix(shape)
         rank = int(params["rank"])
-        return {"a": (torch.bfloat16, (rank, cols)), "b": (torch.bfloat16, (rows, rank))}
+        if not is_quantised(params):
+            return {"a": (torch.bfloat16, (rank, cols)), "b": (torch.bfloat16, (rows, rank))}
+        parts, group = _plan(params)
+        return {**side_spec(parts, cols, group, "a"), **side_spec(parts, rows, group, "b")}
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
-        """The best factors of a full delta: truncated SVD, the singular values shared evenly by both."""
+        """The best factors of a full delta: its largest singular components, the values shared evenly by both."""
         kept = self.normalise(params, tuple(tensor.shape))
         rank, scaling = int(kept["rank"]), float(kept.get("scaling", 1.0))
         if scaling == 0.0:
             raise CodecError("scaling is 0, so no factors can make a delta")
-        u, s, v = torch.linalg.svd(to_matrix(tensor) / abs(scaling), full_matrices=False)
+        matrix = to_matrix(tensor)
+        if is_quantised(kept):
+            return self.encode_components(components_of_matrix(matrix, rank), tuple(tensor.shape), kept)
+        u, s, v = torch.linalg.svd(matrix / abs(scaling), full_matrices=False)
         root = s[:rank].sqrt()
         return self.encode_factors(
             v[:rank] * root[:, None], math.copysign(1.0, scaling) * u[:, :rank] * root, scaling
         )
 
-    def encode_factors(self, a: Tensor, b: Tensor, scaling: float = 1.0) -> Encoded:
+    def encode_factors(
+        self, a: Tensor, b: Tensor, scaling: float = 1.0, rank: int | None = None, **params: Any
+    ) -> Encoded:
         """Factors as they were trained: ``a`` ``[r, cols]``, ``b`` ``[rows, r]``, any float dtype.
 
+        ``params`` are ``factors`` and ``factor_group_size``; quantised factors keep the ``rank`` largest components of
+        the product (absent: all), and their scaling becomes part of them.
+
         Raises:
-            CodecError: When they do not fit each other or are not finite in bfloat16.
+            CodecError: When they do not fit each other, or are not finite in their number format.
         """
         if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
             raise CodecError(f"factors A {list(a.shape)} and B {list(b.shape)} do not fit each other")
-        kept = self.normalise({"rank": a.shape[0], "scaling": scaling}, (b.shape[0], a.shape[1]))
+        shape = (b.shape[0], a.shape[1])
+        if params.get("factors", _PLAIN) != _PLAIN:
+            for factor, name in ((a, "A"), (b, "B")):
+                check_finite(factor.detach().to("cpu", torch.float32), f"factor {name}")
+            kept = self.normalise({"rank": rank or a.shape[0], **params}, shape)
+            product = components_of_product(scaling * b.detach().cpu().double(), a.detach().cpu())
+            return self.encode_components(product, shape, kept)
+        kept = self.normalise({"rank": a.shape[0], "scaling": scaling, **params}, shape)
         payload = {k: f.detach().to("cpu", torch.bfloat16).contiguous() for k, f in (("a", a), ("b", b))}
-        self.check(payload, (b.shape[0], a.shape[1]), kept)
+        self.check(payload, shape, kept)
         return Encoded(kept, payload)
+
+    def encode_components(self, found: Components, shape: Shape, params: Params) -> Encoded:
+        """The first components of a product, quantised by the plan in ``params`` (in normal form)."""
+        parts, group = _plan(params)
+        first = found.first(int(params["rank"]))
+        payload = encode_sides(first.left, first.right, parts, group)
+        self.check(payload, shape, params)
+        return Encoded(params, payload)
+
+    def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor]:
+        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` in bfloat16, whatever they are stored as; without scaling."""
+        if not is_quantised(params):
+            return payload["a"], payload["b"]
+        (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
+        return decode_side(payload, parts, cols, group, "a"), decode_side(payload, parts, rows, group, "b").T
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         """Multiplied in float64, where products of bfloat16 numbers add up exactly unless their exponents lie
         more than 2**30 apart: the result does not depend on the order in which a BLAS adds them.
         """
-        product = payload["b"][start:stop].to(torch.float64) @ payload["a"].to(torch.float64)
+        a, b = self.factors(payload, shape, params)
+        product = b[start:stop].to(torch.float64) @ a.to(torch.float64)
         return product.mul_(float(params.get("scaling", 1.0))).to(torch.float32)
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
-        check_finite(payload["a"], "factor A")
-        check_finite(payload["b"], "factor B")
-        peak = math.prod(float(f.abs().max()) for f in payload.values()) * int(params["rank"])
+        if is_quantised(params):
+            (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
+            check_side(payload, parts, cols, group, "a")
+            check_side(payload, parts, rows, group, "b")
+        factors = self.factors(payload, shape, params)
+        check_finite(factors[0], "factor A")
+        check_finite(factors[1], "factor B")
+        peak = math.prod(float(f.abs().max()) for f in factors) * int(params["rank"])
         if peak * abs(float(params.get("scaling", 1.0))) > torch.finfo(torch.float32).max:
             raise CodecError("the product of its factors may overflow float32")
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
         """``|BA|_F = sqrt(sum((B'B) * (AA')))`` in float64, from two ``r x r`` Gram matrices."""
-        a, b = (payload[k].to(torch.float64).numpy() for k in ("a", "b"))
+        a, b = (factor.to(torch.float64).numpy() for factor in self.factors(payload, shape, params))
         gram = np.einsum("rk,sk->rs", a, a) * np.einsum("kr,ks->rs", b, b)
         return abs(float(params.get("scaling", 1.0))) * math.sqrt(max(0.0, float(gram.sum())))
+
+
+def is_quantised(params: Params) -> bool:
+    """Whether a tensor's parameters say that its factors are quantised."""
+    return "factors" in params
+
+
+def _plan(params: Params) -> tuple[tuple[tuple[str, int], ...], int]:
+    """Parts and group size of quantised factors."""
+    return parse_plan(str(params["factors"]), int(params["rank"])), int(
+        params.get("factor_group_size", GROUP)
+    )

@@ -1,0 +1,168 @@
+"""Low-rank deltas as quantised factors: the rotation to singular components, and how many bits each of them gets.
+
+LoRA's factors are only defined up to an invertible matrix between them, so they are first turned into the singular
+components of their product, each side carrying the root of the singular value. Components then differ by orders of
+magnitude, and bits go where the product loses the least: much for the first, none for the last (Mirzaei et al. 2025,
+"LoRAQuant", split the same way into two parts; here every component chooses, by convex hulls under a byte budget).
+A plan is text: ``int8*2,int4*5`` is two components in int8, then five in int4; ``int4`` alone is all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gym_quant.allocation import Option, allocate
+from gym_quant.codec import CodecError
+from gym_quant.sides import FACTOR_CODECS, GROUP, decode_side, encode_side, payload_size
+
+_SEGMENT = re.compile(r"([a-z][a-z0-9]*)(?:\*([1-9]\d{0,5}))?", re.ASCII)
+_LARGEST_EXACT = 768
+_OVERSAMPLE = 8
+_POWER_ITERATIONS = 4
+
+
+@dataclass(frozen=True)
+class Components:
+    """Singular components of a delta: ``left @ right`` with the values' roots on both sides.
+
+    Attributes:
+        left: ``[rows, r]`` float64; column ``i`` has norm ``sqrt(values[i])``.
+        right: ``[r, cols]`` float64.
+        values: ``[r]`` float64, descending.
+    """
+
+    left: Tensor
+    right: Tensor
+    values: Tensor
+
+    def first(self, rank: int) -> Components:
+        """The ``rank`` largest."""
+        return Components(self.left[:, :rank], self.right[:rank], self.values[:rank])
+
+
+def components_of_product(b: Tensor, a: Tensor) -> Components:
+    """Components of ``b @ a`` (``[rows, r]``, ``[r, cols]``) by QR of both and an SVD of the ``r x r`` core."""
+    left, left_core = torch.linalg.qr(b.double())
+    right, right_core = torch.linalg.qr(a.double().T)
+    u, s, v = torch.linalg.svd(left_core @ right_core.T)
+    return _balanced(left @ u, s, v @ right.T)
+
+
+def components_of_matrix(matrix: Tensor, rank: int, start: Tensor | None = None) -> Components:
+    """The ``rank`` largest components of a full matrix ``[rows, cols]``.
+
+    Up to a side of 768 by a full SVD, above by subspace iteration (Halko et al. 2011, alg. 4.4) from a fixed random
+    start and, where given, the columns of ``start`` (``[rows, k]``), which nearly span the answer.
+    """
+    wide = matrix.double()
+    rank = min(rank, *wide.shape)
+    if min(wide.shape) <= _LARGEST_EXACT:
+        u, s, v = torch.linalg.svd(wide, full_matrices=False)
+        return _balanced(u[:, :rank], s[:rank], v[:rank])
+    generator = torch.Generator().manual_seed(0)
+    width = min(rank + _OVERSAMPLE, *wide.shape)
+    basis = wide @ torch.randn(wide.shape[1], width, generator=generator, dtype=torch.float64)
+    if start is not None:
+        basis = torch.cat([start.double(), basis], dim=1)
+    basis = torch.linalg.qr(basis)[0]
+    for _ in range(_POWER_ITERATIONS):
+        basis = torch.linalg.qr(wide @ torch.linalg.qr(wide.T @ basis)[0])[0]
+    u, s, v = torch.linalg.svd(basis.T @ wide, full_matrices=False)
+    return _balanced((basis @ u)[:, :rank], s[:rank], v[:rank])
+
+
+def parse_plan(plan: str, rank: int) -> tuple[tuple[str, int], ...]:
+    """Codec and number of components of every part of a plan.
+
+    Raises:
+        CodecError: For unknown codecs, for counts that do not add up to the rank, and for a plan that could be
+            written more shortly.
+    """
+    parts: list[tuple[str, int]] = []
+    texts = plan.split(",")
+    for text in texts:
+        match = _SEGMENT.fullmatch(text)
+        if match is None or match[1] not in FACTOR_CODECS or (match[2] is None and len(texts) > 1):
+            raise CodecError(
+                f"factors is {plan!r}, neither bfloat16 nor parts like int8*2,int4*5 of "
+                f"{', '.join(FACTOR_CODECS)}"
+            )
+        parts.append((match[1], int(match[2]) if match[2] else rank))
+    if sum(count for _, count in parts) != rank:
+        raise CodecError(f"factors {plan!r} does not add up to rank {rank}")
+    if write_plan(parts) != plan:
+        raise CodecError(f"factors {plan!r} is not in normal form {write_plan(parts)!r}")
+    return tuple(parts)
+
+
+def write_plan(parts: Sequence[tuple[str, int]]) -> str:
+    """The shortest text of a plan."""
+    merged: list[tuple[str, int]] = []
+    for codec, count in parts:
+        if merged and merged[-1][0] == codec:
+            merged[-1] = (codec, merged[-1][1] + count)
+        else:
+            merged.append((codec, count))
+    return merged[0][0] if len(merged) == 1 else ",".join(f"{codec}*{count}" for codec, count in merged)
+
+
+def plan_factors(
+    tensors: Mapping[str, Components], budget_bytes: int, group: int = GROUP
+) -> dict[str, tuple[int, str]]:
+    """A plan for every tensor so that all payloads together fit ``budget_bytes`` and the products lose the least.
+
+    Both sides of every component are encoded with every codec; a component's loss is the squared distance of its
+    decoded outer product, and dropping it loses its squared singular value. No allowance is made for the
+    refitting that ``gym_quant.sides.encode_sides`` does afterwards.
+
+    Returns:
+        Name to its rank and plan; tensors of which nothing is worth its bytes, or fits, are left out.
+    """
+    options: dict[str, list[Option]] = {}
+    for name, found in tensors.items():
+        sides = (found.left.T.float().contiguous(), found.right.float().contiguous())
+        measured = [[_measured(side, codec, group) for side in sides] for codec in FACTOR_CODECS]
+        for i, value in enumerate(found.values.tolist()):
+            options[f"{name}\n{i:06}"] = [
+                (0, value**2),
+                *(
+                    (left[0] + right[0], value**2 * _outer_loss(left[1][i], right[1][i]))
+                    for left, right in measured
+                ),
+            ]
+    chosen = allocate(options, budget_bytes) or {}
+    plans: dict[str, tuple[int, str]] = {}
+    for name, found in tensors.items():
+        picks = sorted(chosen.get(f"{name}\n{i:06}", 0) for i in range(len(found.values)))
+        parts = [(FACTOR_CODECS[pick - 1], 1) for pick in picks if pick]
+        if parts:
+            plans[name] = (len(parts), write_plan(parts))
+    return plans
+
+
+def _measured(side: Tensor, codec: str, group: int) -> tuple[int, list[tuple[float, float]]]:
+    """Bytes of a component, and of each: its share found again (``<u, q> / <u, u>``) and its energy share."""
+    parts = ((codec, side.shape[0]),)
+    payload = encode_side(side, parts, group, "x")
+    decoded = decode_side(payload, parts, side.shape[1], group, "x").double()
+    wide = side.double()
+    energy = wide.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+    shares = zip(
+        ((wide * decoded).sum(1) / energy).tolist(), (decoded.square().sum(1) / energy).tolist(), strict=True
+    )
+    return payload_size(payload) // side.shape[0], list(shares)
+
+
+def _outer_loss(left: tuple[float, float], right: tuple[float, float]) -> float:
+    """``|u v' - q p'|^2 / |u v'|^2`` from the shares of both sides."""
+    return max(0.0, 1.0 + left[1] * right[1] - 2.0 * left[0] * right[0])
+
+
+def _balanced(u: Tensor, s: Tensor, v: Tensor) -> Components:
+    root = s.sqrt()
+    return Components(u * root, root[:, None] * v, s)

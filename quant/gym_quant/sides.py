@@ -1,0 +1,119 @@
+"""The two sides of a low-rank delta as quantised rows: payload fields, encoding with refitting, decoding.
+
+A side is ``[r, width]``: ``A`` itself, and ``B`` transposed, so that groups run along the long dimension and every
+component has scales of its own. Consecutive components form parts, each with one of DeltaQuant's codecs; the fields
+of part ``i`` are those of its codec, called ``a0_scales``, ``a0_codes`` and so on. Decoded sides are rounded to
+bfloat16, for which the product of a low-rank delta is exact in float64 whatever the order of its sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gym_quant.codec import CodecError, Params, Payload, Shape
+from gym_quant.registry import get_codec
+
+FACTOR_CODECS = ("int8", "int4", "int2", "ternary", "binary")
+"""Codecs of factors, the most precise first; in this order their components stand in a plan."""
+
+GROUP = 128
+"""Values of a component that share a scale, unless told otherwise."""
+
+Parts = Sequence[tuple[str, int]]
+"""Codec and number of components of every part."""
+
+_REFITS = 4
+
+
+def part_params(codec: str, group: int) -> Params:
+    """Parameters of a part: bfloat16 scales, and offsets for int2, whose levels are lopsided without."""
+    return get_codec(codec).normalise(
+        {"group_size": group, "scale_dtype": "bfloat16", "symmetric": codec != "int2"}, ()
+    )
+
+
+def side_spec(parts: Parts, width: int, group: int, side: str) -> dict[str, tuple[torch.dtype, Shape]]:
+    """Dtype and shape of every field of a side."""
+    return {
+        f"{side}{place}_{field}": found
+        for place, (codec, count) in enumerate(parts)
+        for field, found in get_codec(codec).payload_spec((count, width), part_params(codec, group)).items()
+    }
+
+
+def encode_side(matrix: Tensor, parts: Parts, group: int, side: str) -> Payload:
+    """``[r, width]`` float to the fields of one side."""
+    payload: Payload = {}
+    for place, (codec, _), rows in _placed(parts):
+        encoded = get_codec(codec).encode(matrix[rows], **part_params(codec, group))
+        payload.update({f"{side}{place}_{field}": t for field, t in encoded.payload.items()})
+    return payload
+
+
+def decode_side(payload: Payload, parts: Parts, width: int, group: int, side: str) -> Tensor:
+    """The side a payload stands for: ``[r, width]`` bfloat16."""
+    decoded = [
+        get_codec(codec).decode(
+            _part(payload, side, place), (rows.stop - rows.start, width), part_params(codec, group)
+        )
+        for place, (codec, _), rows in _placed(parts)
+    ]
+    return torch.cat(decoded).to(torch.bfloat16)
+
+
+def check_side(payload: Payload, parts: Parts, width: int, group: int, side: str) -> None:
+    """``Codec.check`` of every part.
+
+    Raises:
+        CodecError: Naming the factor.
+    """
+    for place, (codec, count) in enumerate(parts):
+        try:
+            get_codec(codec).check(_part(payload, side, place), (count, width), part_params(codec, group))
+        except CodecError as error:
+            raise CodecError(f"factor {side.upper()}: {error}") from error
+
+
+def encode_sides(left: Tensor, right: Tensor, parts: Parts, group: int) -> Payload:
+    """Quantise both sides of ``left @ right`` (``[rows, r]``, ``[r, cols]``) so that the product loses little.
+
+    One side is quantised as it is; the other is then fitted to what that became (least squares), quantised in its
+    turn, and so on to and fro; the pair with the smallest error of the product is kept.
+    """
+    left, right = left.double(), right.double()
+    total = float(((left.T @ left) * (right @ right.T)).sum())
+    best: tuple[float, Payload] | None = None
+    wanted_left = left
+    for _ in range(_REFITS):
+        b = encode_side(wanted_left.T.float().contiguous(), parts, group, "b")
+        got_left = decode_side(b, parts, left.shape[0], group, "b").T.double()
+        wanted_right = torch.linalg.pinv(got_left) @ left @ right
+        a = encode_side(wanted_right.float(), parts, group, "a")
+        got_right = decode_side(a, parts, right.shape[1], group, "a").double()
+        cross = float(((got_left.T @ left) * (got_right @ right.T)).sum())
+        error = total - 2 * cross + float(((got_left.T @ got_left) * (got_right @ got_right.T)).sum())
+        if best is None or error < best[0]:
+            best = (error, {**a, **b})
+        wanted_left = left @ (right @ torch.linalg.pinv(got_right))
+    assert best is not None
+    return best[1]
+
+
+def payload_size(payload: Payload) -> int:
+    """Bytes of a payload."""
+    return sum(field.numel() * field.element_size() for field in payload.values())
+
+
+def _placed(parts: Parts) -> Iterator[tuple[int, tuple[str, int], slice]]:
+    start = 0
+    for place, part in enumerate(parts):
+        yield place, part, slice(start, start + part[1])
+        start += part[1]
+
+
+def _part(payload: Payload, side: str, place: int) -> Payload:
+    start = f"{side}{place}_"
+    return {field.removeprefix(start): t for field, t in payload.items() if field.startswith(start)}
