@@ -1,4 +1,4 @@
-"""How a delta is written down: the codec, what becomes of small tensors, and the byte budget of the file."""
+"""How a delta is written down: codecs of matrices, embeddings, head and norms, factors, and the file's byte budget."""
 
 from __future__ import annotations
 
@@ -8,20 +8,45 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
 
+LevelName = Literal["int8", "int4", "int2", "ternary", "binary"]
+PartCodec = Literal["same", "bitdelta", "bitdelta-row", "int8", "int4", "int2", "ternary", "binary", "dense"]
+
+_LEVELS = ("int8", "int4", "int2", "ternary", "binary")
+_PLAIN_FACTORS = "bfloat16"
+
 
 class CodecPolicy(StrictModel):
     """Codec policy of a contributor's update, or of a soup."""
 
-    codec: Literal["bitdelta", "dense", "lora"] = "bitdelta"
-    """Codec of matrices: sign bits, the values themselves, or the factors of a truncated SVD."""
+    codec: Literal[LevelName, "auto", "bitdelta", "dense", "lora"] = "bitdelta"
+    """Codec of matrices: sign bits, the values themselves, the factors of a truncated SVD, or 8 to 1 bits a weight on
+    a grid. ``auto`` is sign bits, or, with ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
 
-    group_size: Annotated[int, Field(ge=8)] | Literal["row", "auto"] | None = None
-    """bitdelta: columns that share a scale; ``row`` for one scale a row, absent for one a tensor. ``auto`` gives a
-    tensor row scales where those bytes keep more of its energy than its bits do: embeddings, mostly, whose rows
-    change by very different amounts."""
+    embeddings: PartCodec = "same"
+    """Codec of embedding tables (told by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them);
+    all but ``same`` have a scale for each row, a token, unless ``group_size`` is a number. ``bitdelta-row`` always
+    has row scales."""
+
+    head: PartCodec = "same"
+    """Codec of an output head with weights of its own (``lm_head``, ``embed_out``); as ``embeddings``."""
+
+    small_tensors: Literal["dense", "bitdelta", "int8", "int4"] = "dense"
+    """Codec of norms, biases and all else that is one-dimensional or at most ``small_max_elements`` large."""
+
+    small_max_elements: Annotated[int, Field(ge=0)] = 256
+    """Up to how many elements a matrix counts as small."""
+
+    symmetric: bool = True
+    """Grids of int8 to binary: levels evenly about zero, or with an offset (ternary: a scale for each sign)."""
+
+    group_size: Annotated[int, Field(ge=8)] | Literal["tensor", "row", "auto"] | None = None
+    """Columns that share a scale; ``row`` for one scale a row, ``tensor`` for one in all. Absent is ``tensor`` for
+    bitdelta and ``row`` for the grids. ``auto`` gives a bitdelta tensor row scales where those bytes keep more of
+    its energy than its bits do: embeddings, mostly, whose rows change by very different amounts; a grid has row
+    scales."""
 
     scale_dtype: Literal["float32", "bfloat16"] = "float32"
-    """bitdelta: number format of the scales."""
+    """Number format of the scales of bitdelta and of the grids."""
 
     dense_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of dense tensors."""
@@ -29,11 +54,15 @@ class CodecPolicy(StrictModel):
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """lora: rank of the factors; required there."""
 
-    small_tensors: Literal["dense", "bitdelta"] = "dense"
-    """Codec of norms, biases and all else that is one-dimensional or at most ``small_max_elements`` large."""
+    factors: Literal[LevelName, "auto", "bfloat16"] = "bfloat16"
+    """How factors are written, of codec ``lora`` and of LoRA fine-tunes: as they are, in one of the grids, or ``auto``:
+    for every singular component of the product the grid that keeps the most within ``factor_bits``."""
 
-    small_max_elements: Annotated[int, Field(ge=0)] = 256
-    """Up to how many elements a matrix counts as small."""
+    factor_bits: Annotated[float, Field(gt=0)] | None = None
+    """factors auto: bits for each element of the trained factors, scales included; absent means 2."""
+
+    factor_group_size: Annotated[int, Field(ge=8)] | None = None
+    """Values of a quantised factor that share a scale; absent means 128."""
 
     max_bits_per_weight: Annotated[float, Field(gt=0)] | None = None
     """Budget for the whole file, header included: weights of the base times this many bits. Tensors that do
@@ -42,6 +71,16 @@ class CodecPolicy(StrictModel):
     error_feedback: bool = True
     """Add what one round's encoding lost to the next round's delta."""
 
+    @property
+    def quantises_factors(self) -> bool:
+        """Whether LoRA factors lose enough for error feedback to matter."""
+        return self.factors != _PLAIN_FACTORS
+
+    def _codecs(self) -> set[str]:
+        """Everything a full delta may be written with."""
+        wanted = {self.codec, self.small_tensors, self.embeddings, self.head} - {"same"}
+        return {name.removesuffix("-row") for name in wanted}
+
     @model_validator(mode="after")
     def _consistent(self) -> CodecPolicy:
         if self.max_bits_per_weight is not None and not self.error_feedback:
@@ -49,11 +88,22 @@ class CodecPolicy(StrictModel):
                 "max_bits_per_weight leaves tensors out of the file, which loses them for good without "
                 "error_feedback; set error_feedback: true or remove the budget"
             )
-        uses_bits = self.codec == "bitdelta" or self.small_tensors == "bitdelta"
-        if not uses_bits and (self.group_size is not None or self.scale_dtype != "float32"):
+        used = self._codecs()
+        if not used & {"bitdelta", "auto", *_LEVELS} and (
+            self.group_size is not None or self.scale_dtype != "float32"
+        ):
             raise ValueError(
-                f"group_size and scale_dtype belong to bitdelta, which codec {self.codec!r} does not use"
+                f"group_size and scale_dtype belong to bitdelta and the grids ({', '.join(_LEVELS)}), none of which "
+                f"codec {self.codec!r} uses"
+            )
+        if not self.symmetric and not used & {"auto", *_LEVELS}:
+            raise ValueError(
+                f"symmetric belongs to {', '.join(_LEVELS)} and auto, which this policy does not use"
             )
         if (self.codec == "lora") != (self.lora_rank is not None):
             raise ValueError("lora_rank is required for codec 'lora' and belongs to no other")
+        if self.factor_bits is not None and self.factors != "auto":
+            raise ValueError(f"factor_bits belongs to factors 'auto', not to {self.factors!r}")
+        if self.factor_group_size is not None and not self.quantises_factors:
+            raise ValueError("factor_group_size belongs to quantised factors, not to bfloat16")
         return self
