@@ -4,8 +4,12 @@ Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 4-5: 
 train, and the loss compares logits with the tuned model's. Here a scale trains as ``scale * exp(t)`` with ``t``
 from 0, so that one learning rate fits scales of any size and none turns negative.
 
-Memory: beside base and tuned weights, two float32 copies of every encoded matrix (its signs, and the weight with
-its gradient) and the activations of one batch. The model itself is not changed and holds no second set of weights.
+Beyond the paper, the bits of ``bitdelta`` tensors may train too (``bit_lr``): a weight's sign is that of a latent
+number, which starts at ``delta / scale`` and learns through a straight-through gradient (Courbariaux et al. 2016,
+"Binarized Neural Networks", eq. 4). The file is the same; its bits are then no longer the signs of the delta.
+
+Memory: beside base and tuned weights, about three float32 copies of every encoded matrix (its signs, the weight and
+its gradient; where bits train, three more) and the activations of one batch. The model itself is not changed.
 """
 
 from __future__ import annotations
@@ -13,18 +17,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from gym_quant.codec import CodecError, Encoded, Shape, as_matrix
+from gym_quant.packing import pack_signs, unpack_signs
 from gym_quant.registry import get_codec
 
 Loss = Literal["mse", "kl"]
 EncodedTensors = Mapping[str, tuple[str, Shape, Encoded]]
 """Name of a parameter to its codec's name, its shape, and its encoded delta."""
+
+_PASS_WITHIN = 2.0
+_LATENT_REACH = 4.0
 
 OnStep = Callable[[int, float], None]
 """Called after each step with its number, from 1, and its loss."""
@@ -32,10 +40,17 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Batch:
-    """Calibration text: token ids ``[b, t]`` int64, and which of them are text, ``[b, t]`` bool (1 = text)."""
+    """Calibration text.
+
+    Attributes:
+        ids: Token ids ``[b, t]`` int64.
+        mask: Which of them are text and not padding, ``[b, t]`` bool.
+        counted: At which of them the next token's logits are compared, ``[b, t]`` bool.
+    """
 
     ids: Tensor
     mask: Tensor
+    counted: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,9 +58,10 @@ class Distilled:
     """What came of it.
 
     Attributes:
-        encoded: Every tensor that was given; those that could train with their new scales.
+        encoded: Every tensor that was given; those that could train with their new scales (and bits).
         trained: Names of the tensors whose scales trained.
-        num_scales: How many numbers trained.
+        num_scales: How many scales trained.
+        flipped: Share of all bits of the trained tensors that are no longer the sign of their delta.
         loss_before: Loss over all batches with the scales as encoded.
         loss_after: Loss over all batches with the scales that are returned, after rounding to their dtype; never
             more than ``loss_before``, whose scales are returned if training made it worse.
@@ -54,6 +70,7 @@ class Distilled:
     encoded: dict[str, Encoded]
     trained: tuple[str, ...]
     num_scales: int
+    flipped: float
     loss_before: float
     loss_after: float
 
@@ -66,7 +83,8 @@ def distill_scales(
     batches: Sequence[Batch],
     *,
     steps: int = 200,
-    lr: float = 3e-2,
+    lr: float = 5e-2,
+    bit_lr: float | None = None,
     loss: Loss = "kl",
     seed: int = 0,
     on_step: OnStep | None = None,
@@ -82,6 +100,7 @@ def distill_scales(
         batches: At least one; drawn in an order that the seed decides.
         steps: One batch a step.
         lr: Peak learning rate of the logarithm of a scale.
+        bit_lr: Peak learning rate of the latent numbers whose signs are the bits; None leaves the bits alone.
         loss: ``mse`` of the logits, as in the paper, or ``kl``: the mean divergence from the teacher in nats a token.
         seed: Of the batches' order.
         on_step: Hears of every step.
@@ -94,59 +113,77 @@ def distill_scales(
     missing = sorted(set(encoded) - set(base))
     if missing:
         raise CodecError(f"the delta has a tensor {missing[0]!r} that the base does not have")
-    student = _Student(model, base, encoded)
-    compare = _LOSSES[loss]
+    student = _Student(base, tuned, encoded, train_bits=bit_lr is not None)
 
-    def divergence(batch: Batch) -> Tensor:
-        with torch.no_grad():
-            wanted = _logits(model, tuned, batch)
-        return compare(_logits(model, student.weights(), batch), wanted, batch.mask)
+    def one_batch(batch: Batch) -> Tensor:
+        return _divergence(model, student.weights(), tuned, batch, loss)
 
     def over_all() -> float:
         with torch.no_grad():
-            tokens = [int(batch.mask.sum()) for batch in batches]
-            total = math.fsum(float(divergence(b)) * n for b, n in zip(batches, tokens, strict=True))
-            return total / max(1, sum(tokens))
+            return divergence(model, student.weights(), tuned, batches, loss)
 
     was_training = model.training
     model.eval()
     try:
         before = _finite(over_all(), "as encoded")
         if not student.logs or steps == 0:
-            return Distilled({n: e for n, (_, _, e) in encoded.items()}, (), 0, before, before)
-        _train(student, divergence, batches, steps, lr, seed, on_step)
+            return Distilled(_as_given(encoded), (), 0, 0.0, before, before)
+        optimizer = student.optimizer(lr, bit_lr or 0.0)
+        _train(optimizer, one_batch, batches, steps, seed, on_step)
         student.round_to_storage()
         after = _finite(over_all(), "after distillation")
     finally:
         model.train(was_training)
     if after >= before:
-        return Distilled(
-            {n: e for n, (_, _, e) in encoded.items()}, student.names, student.size, before, before
-        )
-    return Distilled(student.result(), student.names, student.size, before, after)
+        return Distilled(_as_given(encoded), student.names, student.num_scales, 0.0, before, before)
+    return Distilled(student.result(), student.names, student.num_scales, student.flipped(), before, after)
+
+
+def divergence(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    tuned: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+    loss: Loss = "kl",
+) -> float:
+    """How far the predictions with ``weights`` are from those with ``tuned``: a mean over counted tokens.
+
+    The model must be in evaluation mode.
+    """
+    tokens = [int(batch.counted.sum()) for batch in batches]
+    found = [float(_divergence(model, weights, tuned, batch, loss)) for batch in batches]
+    return math.fsum(v * n for v, n in zip(found, tokens, strict=True)) / max(1, sum(tokens))
+
+
+def _divergence(
+    model: nn.Module, weights: Mapping[str, Tensor], tuned: Mapping[str, Tensor], batch: Batch, loss: Loss
+) -> Tensor:
+    with torch.no_grad():
+        wanted = _logits(model, tuned, batch)
+    return _LOSSES[loss](_logits(model, weights, batch), wanted, batch.counted)
+
+
+def _as_given(encoded: EncodedTensors) -> dict[str, Encoded]:
+    return {name: one for name, (_, _, one) in encoded.items()}
 
 
 def _train(
-    student: _Student,
-    divergence: Callable[[Batch], Tensor],
+    optimizer: torch.optim.Optimizer,
+    one_batch: Callable[[Batch], Tensor],
     batches: Sequence[Batch],
     steps: int,
-    lr: float,
     seed: int,
     on_step: OnStep | None,
 ) -> None:
-    logs = list(student.logs.values())
-    optimizer = torch.optim.AdamW(logs, lr=lr, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for step in range(1, steps + 1):
         if not order:
             order = torch.randperm(len(batches), generator=generator).tolist()
-        value = divergence(batches[order.pop()])
-        gradients = torch.autograd.grad(value, logs)
-        for log, gradient in zip(logs, gradients, strict=True):
-            log.grad = gradient
+        optimizer.zero_grad()
+        value = one_batch(batches[order.pop()])
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         found = _finite(float(value.detach()), f"at step {step}")
@@ -155,83 +192,135 @@ def _train(
 
 
 class _Student:
-    """Base plus delta, with scales that train."""
+    """Base plus delta, with scales (and bits) that train."""
 
-    def __init__(self, model: nn.Module, base: Mapping[str, Tensor], encoded: EncodedTensors) -> None:
-        self._base = base
+    def __init__(
+        self,
+        base: Mapping[str, Tensor],
+        tuned: Mapping[str, Tensor],
+        encoded: EncodedTensors,
+        *,
+        train_bits: bool,
+    ) -> None:
+        self._base = {name: tensor.detach() for name, tensor in base.items()}
         self._encoded = encoded
+        self._fixed: dict[str, Tensor] = {}  # base, and what of the delta does not scale
         self._units: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
-        self._fixed: dict[str, Tensor] = {}
         self.logs: dict[str, Tensor] = {}
+        self._latents: dict[str, Tensor] = {}
         for name, (codec, shape, one) in encoded.items():
-            device = base[name].device
-            unit = unit_delta(codec, shape, one)
+            old = self._base[name]
+            unit, rest = unit_delta(codec, shape, one)
+            self._fixed[name] = (
+                old.to(torch.float32).reshape(as_matrix(shape)) + rest.to(old.device)
+            ).detach()
             if unit is None:
-                delta = get_codec(codec).decode(one.payload, shape, one.params).to(device)
-                self._fixed[name] = base[name].to(torch.float32) + delta
                 continue
-            scales = one.payload["scales"].to(device, torch.float32)
-            self._units[name] = unit.to(device)
+            scales = one.payload["scales"].to(old.device, torch.float32)
             self._scales[name] = scales
             self.logs[name] = torch.zeros_like(scales, requires_grad=True)
+            if train_bits and codec == "bitdelta":
+                wide = expand_scales(scales, encoded[name]).clamp_min(torch.finfo(torch.float32).tiny)
+                delta = tuned[name].detach().to(torch.float32) - old.to(torch.float32)
+                # The encoded bit decides the sign: a delta may have been changed on the way to its code.
+                latent = delta.reshape(as_matrix(shape)).abs() / wide * unit.to(old.device)
+                self._latents[name] = latent.clamp(-_LATENT_REACH, _LATENT_REACH).requires_grad_()
+            else:
+                self._units[name] = unit.to(old.device)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.logs)
 
     @property
-    def size(self) -> int:
+    def num_scales(self) -> int:
         return sum(log.numel() for log in self.logs.values())
 
+    def optimizer(self, lr: float, bit_lr: float) -> torch.optim.Optimizer:
+        groups = [
+            {"params": list(self.logs.values()), "lr": lr},
+            {"params": list(self._latents.values()), "lr": bit_lr},
+        ]
+        return torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0)
+
     def weights(self) -> dict[str, Tensor]:
-        """All parameters in the base's dtype; gradients flow to ``logs``."""
+        """All parameters in the base's dtype; gradients flow to what trains."""
         made = {name: tensor for name, tensor in self._base.items() if name not in self._encoded}
-        for name, tensor in self._fixed.items():
-            made[name] = tensor.to(self._base[name].dtype)
-        for name, log in self.logs.items():
-            scales = self._scales[name] * log.exp()
-            old = self._base[name]
-            delta = expand_scales(scales, self._encoded[name]) * self._units[name]
-            made[name] = (old.to(torch.float32) + delta.reshape(old.shape)).to(old.dtype)
+        for name, weight in self._fixed.items():
+            if name in self.logs:
+                scales = expand_scales(self._scales[name] * self.logs[name].exp(), self._encoded[name])
+                weight = weight + scales * self._unit(name)
+            made[name] = weight.reshape(self._base[name].shape).to(self._base[name].dtype)
         return made
+
+    def _unit(self, name: str) -> Tensor:
+        if name not in self._latents:
+            return self._units[name]
+        signs: Tensor = _Sign.apply(self._latents[name])  # type: ignore[no-untyped-call]
+        return signs
 
     def round_to_storage(self) -> None:
         """Continue with the scales as they will be stored."""
         for name, log in self.logs.items():
-            stored = self._stored(name).to(self._scales[name])
-            self._scales[name] = stored
+            self._scales[name] = self._stored(name).to(self._scales[name])
             log.data.zero_()
-
-    def result(self) -> dict[str, Encoded]:
-        """What was given, with the new scales; each is looked at by its codec."""
-        made = {name: one for name, (_, _, one) in self._encoded.items()}
-        for name in self.logs:
-            codec, shape, one = self._encoded[name]
-            made[name] = Encoded(one.params, {**one.payload, "scales": self._stored(name)})
-            get_codec(codec).check(made[name].payload, shape, made[name].params)
-        return made
 
     def _stored(self, name: str) -> Tensor:
         dtype = self._encoded[name][2].payload["scales"].dtype
         return (self._scales[name] * self.logs[name].detach().exp()).to("cpu", dtype)
 
+    def result(self) -> dict[str, Encoded]:
+        """What was given, with the new scales and bits; each is looked at by its codec."""
+        made = _as_given(self._encoded)
+        for name in self.logs:
+            codec, shape, one = self._encoded[name]
+            payload = {**one.payload, "scales": self._stored(name)}
+            if name in self._latents:
+                payload["bits"] = pack_signs(self._latents[name].detach().cpu())
+            get_codec(codec).check(payload, shape, one.params)
+            made[name] = Encoded(one.params, payload)
+        return made
 
-def unit_delta(codec: str, shape: Shape, encoded: Encoded) -> Tensor | None:
-    """The delta ``[rows, cols]`` float32 that ``encoded`` would be if all its scales were one.
+    def flipped(self) -> float:
+        """Share of bits that are not the encoded ones."""
+        changed = total = 0
+        for name, latent in self._latents.items():
+            _, shape, one = self._encoded[name]
+            old = unpack_signs(one.payload["bits"], as_matrix(shape)[1])
+            changed += int(((latent.detach().cpu() >= 0) != (old > 0)).sum())
+            total += latent.numel()
+        return changed / max(1, total)
 
-    None where the delta is not its scales times that: codecs without scales, or with offsets beside them.
+
+class _Sign(torch.autograd.Function):
+    """+1 where the latent is >= 0, else -1; the gradient passes where the latent is within reach."""
+
+    @staticmethod
+    def forward(ctx: Any, latent: Tensor) -> Tensor:
+        ctx.save_for_backward(latent)
+        return torch.where(latent >= 0, 1.0, -1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        latent: Tensor = ctx.saved_tensors[0]
+        return gradient * (latent.abs() <= _PASS_WITHIN)
+
+
+def unit_delta(codec: str, shape: Shape, encoded: Encoded) -> tuple[Tensor | None, Tensor]:
+    """A delta ``[rows, cols]`` float32 taken apart: ``scales * unit + rest``.
+
+    ``unit`` is None, and ``rest`` the whole delta, for codecs without a payload field ``scales``.
     """
+    member, matrix = get_codec(codec), as_matrix(shape)
     scales = encoded.payload.get("scales")
     if scales is None:
-        return None
-    member = get_codec(codec)
-    ones = {**encoded.payload, "scales": torch.ones_like(scales)}
-    rows, cols = as_matrix(shape)
-    unit = member.decode(ones, shape, encoded.params).reshape(rows, cols)
-    real = member.decode(encoded.payload, shape, encoded.params).reshape(rows, cols)
-    wide = expand_scales(scales.to(torch.float32), (codec, shape, encoded))
-    return unit if torch.allclose(real, wide * unit, rtol=1e-5, atol=0.0) else None
+        return None, member.decode(encoded.payload, shape, encoded.params).reshape(matrix)
+    ones, zeros = (
+        member.decode({**encoded.payload, "scales": fill(scales)}, shape, encoded.params).reshape(matrix)
+        for fill in (torch.ones_like, torch.zeros_like)
+    )
+    return ones - zeros, zeros
 
 
 def expand_scales(scales: Tensor, tensor: tuple[str, Shape, Encoded]) -> Tensor:

@@ -1,0 +1,83 @@
+"""What a quantiser tells about its work. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """One tensor of the base.
+
+    Attributes:
+        codec: Its codec; None where the tensor did not change and is not in the file.
+        params: The codec's parameters.
+        why: What decided that.
+        bits_per_weight: Of its payload.
+        error: Relative L2 error of the decoded delta: 0 is exact, 1 is as bad as no delta.
+        output_error: The same of the layer's output on the calibration text (under the mean squares of its inputs);
+            None for tensors that are no linear layer's weight, or without calibration text.
+    """
+
+    name: str
+    codec: str | None
+    params: dict[str, int | float | str]
+    why: str
+    bits_per_weight: float
+    error: float
+    output_error: float | None
+
+
+@dataclass(frozen=True)
+class DistillReport:
+    """Scale distillation: the loss over the whole calibration text, before and after (never worse).
+
+    ``flipped`` is the share of trained bits that are no longer the sign of their delta.
+    """
+
+    loss: str
+    steps: int
+    num_scales: int
+    flipped: float
+    loss_before: float
+    loss_after: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LayerSafety:
+    """One layer under ``safety_threshold``; ``cosine`` is None where aligned and unaligned do not differ."""
+
+    name: str
+    cosine: float | None
+    replaced: bool
+
+
+@dataclass(frozen=True)
+class QuantReport:
+    """What was written.
+
+    Attributes:
+        path: The ``.gymdelta``.
+        sha256: Lower-case hex sha256 of its bytes.
+        size_bytes: Size of the whole file.
+        bits_per_weight: Bits of the whole file, header too, for each weight of the base.
+        distillation: None where there was none.
+        safety: ``applied``, or ``not applicable`` and why.
+        layers: What the safety projection did, a layer each.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    bits_per_weight: float
+    tensors: tuple[QuantizedTensor, ...] = field(repr=False)
+    distillation: DistillReport | None
+    safety: str
+    layers: tuple[LayerSafety, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "path": str(self.path)}
