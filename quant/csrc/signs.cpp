@@ -85,6 +85,11 @@ GQ_AVX2 double encode_avx2(const A* a, const B* b, const float* r, int64_t n, ui
             acc[2 * h + 1] = _mm256_add_pd(acc[2 * h + 1], _mm256_cvtps_pd(_mm256_extractf128_ps(d, 1)));
         }
     }
+    if (i == n) {  // the order of combine(), in registers
+        const __m256d four = _mm256_add_pd(_mm256_add_pd(acc[0], acc[2]), _mm256_add_pd(acc[1], acc[3]));
+        const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+        return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+    }
     double lanes[16];
     for (int k = 0; k < 4; ++k) _mm256_storeu_pd(lanes + 4 * k, acc[k]);
     return finish(a, b, r, i, n, out, lanes);
@@ -103,6 +108,12 @@ GQ_AVX512 double encode_avx512(const A* a, const B* b, const float* r, int64_t n
         d = _mm512_abs_ps(d);
         low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(d)));
         high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(d, 1)));
+    }
+    if (i == n) {  // the order of combine(), in registers
+        const __m512d eight = _mm512_add_pd(low, high);
+        const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
+        const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+        return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
     }
     double lanes[16];
     _mm512_storeu_pd(lanes, low);

@@ -60,6 +60,7 @@ def absence() -> str:
     return _load()[1]
 
 
+@functools.cache
 def features() -> int | None:
     """``HAS_*`` bits of this processor; ``None`` without the extension."""
     library = _load()[0]
