@@ -12,12 +12,14 @@ import torch
 from gym_quant import CodecError, Payload, get_codec
 from gym_quant.codec import check_finite, sum_of_squares
 from gym_quant.codecs.lora import Lora
+from gym_quant.levels import LevelCodec
 from torch import Tensor, nn
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.budget import fit_budget
 from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.mixed import Candidate, candidates, fit_mixed
 from gym_fed.delta.policy import Choice, choose
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
@@ -76,10 +78,14 @@ def encode_delta(
     spec: BaseSpec,
     residual: ErrorFeedback | None = None,
     extra: Mapping[str, str] | None = None,
+    importance: Mapping[str, Tensor] | None = None,
 ) -> EncodeReport:
     """Write ``tuned - base`` (float32) as a ``.gymdelta`` of ``spec``.
 
-    The new residual is recorded in ``residual``, and counts when the caller commits it.
+    The new residual is recorded in ``residual``, and counts when the caller commits it. ``importance`` holds mean
+    squares of layers' inputs by name of their weight (``gym_quant.calibration.collect_input_moments``): the grids
+    of int8 to binary, and the choices of codec ``auto`` under a budget, then minimise the error of those layers'
+    outputs instead of that of their weights.
 
     Raises:
         GymError: ``BASE_MISMATCH`` when tensors differ from the base's, ``DELTA_INVALID`` for values that are
@@ -100,7 +106,7 @@ def encode_delta(
     def difference(name: str) -> Tensor:
         return new[name].to("cpu", torch.float32) - old[name].to("cpu", torch.float32)
 
-    return encode_source(difference, policy, out_path, spec, residual, extra)
+    return encode_source(difference, policy, out_path, spec, residual, extra, importance)
 
 
 def encode_source(
@@ -110,6 +116,7 @@ def encode_source(
     spec: BaseSpec,
     residual: ErrorFeedback | None = None,
     extra: Mapping[str, str] | None = None,
+    importance: Mapping[str, Tensor] | None = None,
 ) -> EncodeReport:
     """``encode_delta`` for deltas that come from anywhere; holds one tensor at a time."""
     if policy.error_feedback != (residual is not None):
@@ -128,18 +135,24 @@ def encode_source(
 
     choices: dict[str, Choice] = {}
     energy: dict[str, float] = {}
+    options: dict[str, list[Candidate]] = {}
+    mixed = policy.codec == "auto" and policy.max_bits_per_weight is not None
     for name in sorted(spec.shapes):
         delta = corrected(name)
         energy[name] = _energy(name, delta)
         choices[name] = choose(name, delta, policy)
+        if mixed and energy[name] > 0.0:
+            options[name] = candidates(name, delta, policy, _scaled(name, importance))
     changed = [choice for name, choice in choices.items() if energy[name] > 0.0]
     kept = changed
     if policy.max_bits_per_weight is not None:
         budget = math.floor(spec.num_parameters * policy.max_bits_per_weight / 8)
-        kept = fit_budget(changed, energy, spec, extra or {}, budget)
+        kept = fit_mixed(options, spec, extra or {}, budget) if mixed else []
+        kept = kept or fit_budget(changed, energy, spec, extra or {}, budget)
+        choices.update((choice.record.name, choice) for choice in kept)
 
     squares: list[float] = []
-    entries = [_entry(choice, corrected, residual, squares) for choice in kept]
+    entries = [_entry(choice, corrected, residual, squares, importance or {}) for choice in kept]
     info = write_delta(out_path, entries, spec, extra)
     kept_names = {choice.record.name for choice in kept}
     if residual is not None:
@@ -184,6 +197,14 @@ def lora_delta(
     )
 
 
+def _scaled(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
+    """A layer's mean squares, in units of their mean over all layers; so a tensor without any counts as average."""
+    if not importance or name not in importance:
+        return None
+    mean = math.fsum(float(moments.double().mean()) for moments in importance.values()) / len(importance)
+    return importance[name] / mean if mean > 0.0 else None
+
+
 def _energy(name: str, delta: Tensor) -> float:
     try:
         check_finite(delta, "delta")
@@ -195,15 +216,20 @@ def _energy(name: str, delta: Tensor) -> float:
 
 
 def _entry(
-    choice: Choice, corrected: DeltaSource, residual: ErrorFeedback | None, squares: list[float]
+    choice: Choice,
+    corrected: DeltaSource,
+    residual: ErrorFeedback | None,
+    squares: list[float],
+    importance: Mapping[str, Tensor],
 ) -> DeltaEntry:
     """Encodes when the writer asks for it, and notes norm and loss on the way."""
     record, codec = choice.record, get_codec(choice.record.codec)
+    weighed = {"importance": importance.get(record.name)} if isinstance(codec, LevelCodec) else {}
 
     def payload() -> Payload:
         delta = corrected(record.name)
         try:
-            encoded = codec.encode(delta, **record.params)
+            encoded = codec.encode(delta, **weighed, **record.params)
         except CodecError as error:
             raise GymError(ErrorCode.DELTA_INVALID, f"tensor {record.name!r}: {error}") from error
         squares.append(codec.norm(encoded.payload, record.shape, encoded.params) ** 2)
