@@ -6,6 +6,7 @@ Memory"): what is left out stays in the residual, where it grows until its turn 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from gym_fed.delta.base import BaseSpec
@@ -52,6 +53,24 @@ def fit_budget(
             "raise max_bits_per_weight",
         )
     return kept
+
+
+def require_budget(
+    choices: Sequence[Choice], spec: BaseSpec, extra: Mapping[str, str], max_bits_per_weight: float
+) -> None:
+    """Refuse choices of which none may be left out when their file is over the budget.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` with both sizes.
+    """
+    budget = math.floor(spec.num_parameters * max_bits_per_weight / 8)
+    size = file_bytes(choices, spec, extra)
+    if size > budget:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"the factors take {size} bytes, but max_bits_per_weight allows {budget} for {spec.model_name!r}",
+            "raise max_bits_per_weight, lower factor_bits (with factors: auto), or train a smaller rank",
+        )
 
 
 def file_bytes(choices: Sequence[Choice], spec: BaseSpec, extra: Mapping[str, str]) -> int:

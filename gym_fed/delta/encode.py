@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
-from gym_fed.delta.budget import fit_budget
+from gym_fed.delta.budget import fit_budget, require_budget
 from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.low_rank import Factors, plain_factors, quantise_factors
 from gym_fed.delta.mixed import Candidate, candidates, fit_mixed
 from gym_fed.delta.policy import Choice, choose
 from gym_fed.delta.writer import DeltaEntry, write_delta
@@ -165,31 +166,57 @@ def encode_source(
 
 
 def lora_delta(
-    factors: Mapping[str, tuple[Tensor, Tensor, float]],
+    factors: Mapping[str, Factors],
     out_path: str | Path,
     spec: BaseSpec,
     extra: Mapping[str, str] | None = None,
+    policy: CodecPolicy | None = None,
+    residual: ErrorFeedback | None = None,
 ) -> EncodeReport:
-    """Write trained LoRA factors as they are: name to (A ``[r, in]``, B ``[out, r]``, scaling).
+    """Write trained LoRA factors: name to (A ``[r, in]``, B ``[out, r]``, scaling).
+
+    Without a policy, or with ``factors: bfloat16``, they are written as they are. Otherwise they are quantised as the
+    policy's ``factors``, ``factor_bits`` and ``factor_group_size`` say (its other codecs are for full deltas). Error
+    feedback works on the product: factors of two rounds span different spaces, so that only products add up. What is
+    written is then the best of rank r for this round's product plus the residual, and the residual is what the
+    decoded product lacks of that.
 
     Raises:
-        GymError: ``DELTA_INVALID`` naming the tensor whose factors do not fit the base or are not finite.
+        GymError: ``DELTA_INVALID`` naming the tensor whose factors do not fit the base or are not finite;
+            ``CONFIG_INVALID`` when policy and ``residual`` do not fit, and for a file over ``max_bits_per_weight``.
     """
-    codec = Lora()
+    quantising = policy if policy is not None and policy.quantises_factors else None
+    if (residual is not None) != (quantising is not None and quantising.error_feedback):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{'no' if residual is None else 'a'} residual was given, but factors are {policy.factors}, "
+            f"error_feedback: {policy.error_feedback}"
+            if policy is not None
+            else "a residual was given, but without a policy factors are written as they are",
+            "quantised factors with error_feedback need a residual, and nothing else does",
+        )
+    if residual is not None:
+        residual.begin()
+    written = (
+        plain_factors(factors)
+        if quantising is None
+        else quantise_factors(factors, quantising, spec, residual)
+    )
     entries: list[DeltaEntry] = []
     reports: list[TensorReport] = []
-    for name, (a, b, scaling) in sorted(factors.items()):
-        try:
-            encoded = codec.encode_factors(a, b, scaling)
-        except CodecError as error:
-            raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
-        shape = (b.shape[0], a.shape[1])
-        energy = codec.norm(encoded.payload, shape, encoded.params) ** 2
-        size = codec.payload_bytes(shape, encoded.params)
+    for name, found in sorted(written.items()):
+        record, size = found.choice.record, found.choice.payload_bytes
         entries.append(
-            DeltaEntry(name, shape, codec.name, encoded.params, functools.partial(dict, encoded.payload))
+            DeltaEntry(
+                name, record.shape, record.codec, record.params, functools.partial(dict, found.payload)
+            )
         )
-        reports.append(TensorReport(name, codec.name, "factors as trained", size, energy))
+        energy = Lora().norm(found.payload, record.shape, record.params) ** 2
+        reports.append(TensorReport(name, record.codec, found.choice.why, size, energy))
+    if policy is not None and policy.max_bits_per_weight is not None:
+        require_budget(
+            [found.choice for found in written.values()], spec, extra or {}, policy.max_bits_per_weight
+        )
     info = write_delta(out_path, entries, spec, extra)
     norm = math.sqrt(math.fsum(report.energy for report in reports))
     return EncodeReport(

@@ -49,7 +49,7 @@ def components_of_product(b: Tensor, a: Tensor) -> Components:
     """Components of ``b @ a`` (``[rows, r]``, ``[r, cols]``) by QR of both and an SVD of the ``r x r`` core."""
     left, left_core = torch.linalg.qr(b.double())
     right, right_core = torch.linalg.qr(a.double().T)
-    u, s, v = torch.linalg.svd(left_core @ right_core.T)
+    u, s, v = torch.linalg.svd(left_core @ right_core.T, full_matrices=False)
     return _balanced(left @ u, s, v @ right.T)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
-from gym_quant import CodecError, get_codec
+from gym_quant import CodecError, Encoded, get_codec
 from gym_quant.codecs.lora import Lora
+from gym_quant.factors import components_of_matrix, components_of_product, parse_plan, plan_factors
+from gym_quant.sides import FACTOR_CODECS, decode_side, encode_side
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -81,6 +86,136 @@ def test_factors_whose_product_could_overflow_are_refused() -> None:
 def test_ranks_and_scalings_out_of_range_are_refused(params: dict[str, float]) -> None:
     with pytest.raises(CodecError, match=r"rank is|scaling is"):
         LORA.encode(torch.ones(64, 172), **params)
+
+
+PLANS = ["int8", "int4", "int2", "ternary", "binary", "int8*1,int4*2,ternary*1"]
+
+
+def quantised(plan: str, rank: int = 4) -> tuple[Encoded, torch.Tensor]:
+    a, b = factors(rank)
+    b = b * 0.5 ** torch.arange(rank)
+    return LORA.encode_factors(a, b, 0.25, factors=plan), 0.25 * (b.double() @ a.double())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_product_of_quantised_factors_is_that_of_their_sides_by_the_formula(plan: str) -> None:
+    encoded, _ = quantised(plan)
+    sides = {}
+    for side, width in (("a", 172), ("b", 64)):
+        rows = []
+        for part, (name, count) in enumerate(parse_plan(plan, 4)):
+            fields = {
+                key.removeprefix(f"{side}{part}_"): field
+                for key, field in encoded.payload.items()
+                if key.startswith(f"{side}{part}_")
+            }
+            params = {"group_size": 128, "scale_dtype": "bfloat16", "symmetric": name != "int2"}
+            kept = get_codec(name).normalise(params, (count, width))
+            rows.append(get_codec(name).decode(fields, (count, width), kept))
+        sides[side] = torch.cat(rows).bfloat16().double()
+    decoded = LORA.decode(encoded.payload, (64, 172), encoded.params)
+    assert torch.equal(decoded, (sides["b"].T @ sides["a"]).float())
+    a, b = LORA.factors(encoded.payload, (64, 172), encoded.params)
+    assert torch.equal(decoded, (b.double() @ a.double()).float())
+
+
+@pytest.mark.parametrize(
+    ("plan", "most"), [("int8", 0.02), ("int4", 0.18), ("int2", 0.45), ("ternary", 0.57)]
+)
+def test_refitting_one_side_to_the_other_lowers_the_error_of_the_product(plan: str, most: float) -> None:
+    encoded, product = quantised(plan)
+    error = (LORA.decode(encoded.payload, (64, 172), encoded.params) - product).norm() / product.norm()
+    found = components_of_product(product.float(), torch.eye(172)).first(4)
+    apart = [
+        decode_side(
+            encode_side(side.float(), parse_plan(plan, 4), 128, "x"), parse_plan(plan, 4), width, 128, "x"
+        )
+        for side, width in ((found.left.T.contiguous(), 64), (found.right, 172))
+    ]
+    naive = (apart[0].double().T @ apart[1].double() - product).norm() / product.norm()
+    assert error < most
+    assert error < naive
+
+
+def test_large_matrices_find_their_components_without_a_full_svd() -> None:
+    generator = torch.Generator().manual_seed(2)
+    b = torch.randn(900, 6, generator=generator) * 0.5 ** torch.arange(6)
+    matrix = b @ torch.randn(6, 800, generator=generator)
+    noisy = matrix + 1e-3 * torch.randn(900, 800, generator=generator)
+    for start in (None, b):
+        found = components_of_matrix(noisy, 6, start)
+        assert float((found.left @ found.right - matrix).norm() / matrix.norm()) < 0.01
+
+
+def test_a_plan_spends_no_more_than_its_budget_and_more_on_the_first_components() -> None:
+    a, b = factors(8)
+    tensors = {
+        "loud": components_of_product(4 * b, a),
+        "quiet": components_of_product(b * 0.5 ** torch.arange(8), a),
+    }
+    for bits in (0.5, 1.0, 2.0, 4.0):
+        budget = int(bits * 2 * (a.numel() + b.numel()) / 8)
+        plans = plan_factors(tensors, budget)
+        spent = sum(
+            LORA.payload_bytes((64, 172), LORA.normalise({"rank": rank, "factors": plan}, (64, 172)))
+            for rank, plan in plans.values()
+        )
+        assert spent <= budget
+        assert plans["loud"][0] >= plans.get("quiet", (0, ""))[0]
+        for rank, plan in plans.values():
+            names = [name for name, _ in parse_plan(plan, rank)]
+            assert names == [name for name in FACTOR_CODECS if name in names]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"factors": "int3"}, "neither bfloat16 nor parts"),
+        ({"factors": "int8*1,int4"}, "neither bfloat16 nor parts"),
+        ({"factors": "int8*1,int4*2"}, "does not add up to rank 4"),
+        ({"factors": "int8*4"}, "not in normal form 'int8'"),
+        ({"factors": "int8*1,int8*3"}, "not in normal form 'int8'"),
+        ({"factors": 4}, "factors is 4"),
+        ({"factors": "int4", "scaling": 0.5}, "quantised factors have none"),
+        ({"factor_group_size": 64}, "belongs to quantised factors"),
+        ({"factors": "int4", "factor_group_size": 0}, "factor_group_size is 0"),
+    ],
+)
+def test_plans_and_groups_out_of_range_are_refused(params: dict[str, object], message: str) -> None:
+    with pytest.raises(CodecError, match=message):
+        LORA.encode(torch.ones(64, 172), rank=4, **params)
+
+
+@given(
+    data=st.data(),
+    plan=st.sampled_from(PLANS),
+    group=st.sampled_from([3, 128]),
+    shape=st.tuples(st.integers(4, 20), st.integers(4, 20)),
+)
+@settings(deadline=None, max_examples=100)
+def test_any_payload_of_quantised_factors_decodes_to_finite_values_or_is_refused(
+    data: st.DataObject, plan: str, group: int, shape: tuple[int, int]
+) -> None:
+    params = LORA.normalise({"rank": 4, "factors": plan, "factor_group_size": group}, shape)
+    payload = {}
+    for field, (dtype, size) in LORA.payload_spec(shape, params).items():
+        count = math.prod(size) * dtype.itemsize
+        raw = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8).copy()
+        payload[field] = torch.from_numpy(raw).view(dtype).reshape(size)
+    try:
+        LORA.check(payload, shape, params)
+    except CodecError:
+        return
+    assert bool(torch.isfinite(LORA.decode(payload, shape, params)).all())
+    assert math.isfinite(LORA.norm(payload, shape, params))
+
+
+def test_a_broken_part_is_refused_with_the_factor_it_belongs_to() -> None:
+    encoded, _ = quantised("ternary")
+    with pytest.raises(CodecError, match="factor B: byte 255 holds no five trits"):
+        LORA.check(
+            {**encoded.payload, "b0_codes": torch.full((4, 13), 255).byte()}, (64, 172), encoded.params
+        )
 
 
 def test_a_vector_has_no_factors() -> None:

@@ -1,0 +1,126 @@
+"""LoRA factors on their way into a file: as they were trained, or quantised, with error feedback on the product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from gym_quant import CodecError, Encoded, Payload
+from gym_quant.codec import check_finite
+from gym_quant.codecs.lora import Lora
+from gym_quant.factors import Components, components_of_matrix, components_of_product, plan_factors
+from gym_quant.sides import GROUP
+from torch import Tensor
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.manifest import TensorRecord
+from gym_fed.delta.policy import FACTOR_BITS, Choice, against_sign_bits
+from gym_fed.errors import ErrorCode, GymError
+
+Factors: TypeAlias = "tuple[Tensor, Tensor, float]"
+"""A ``[r, in]``, B ``[out, r]``, scaling: the change of a weight is ``scaling * B @ A``."""
+
+_LORA = Lora()
+
+
+@dataclass(frozen=True)
+class Written:
+    """Factors as they go into the file."""
+
+    choice: Choice
+    payload: Payload
+
+
+def plain_factors(factors: Mapping[str, Factors]) -> dict[str, Written]:
+    """Factors as trained, in bfloat16."""
+    written: dict[str, Written] = {}
+    for name, (a, b, scaling) in factors.items():
+        with _about(name):
+            encoded = _LORA.encode_factors(a, b, scaling)
+        written[name] = _written(name, (b.shape[0], a.shape[1]), encoded, "factors as trained")
+    return written
+
+
+def quantise_factors(
+    factors: Mapping[str, Factors],
+    policy: CodecPolicy,
+    spec: BaseSpec,
+    residual: ErrorFeedback | None,
+) -> dict[str, Written]:
+    """Factors quantised by the policy; what that loses of the products is recorded in ``residual``.
+
+    With ``factors: auto`` bits go to the components of all tensors where they lose the least; a tensor of which no
+    component is worth its bytes is left out, and waits in the residual.
+    """
+    components: dict[str, Components] = {}
+    for name, (a, b, scaling) in factors.items():
+        with _about(name):
+            components[name] = _components(name, a, b, scaling, residual)
+    group = policy.factor_group_size or GROUP
+    plans = {name: (len(found.values), str(policy.factors)) for name, found in components.items()}
+    if policy.factors == "auto":
+        elements = sum(a.numel() + b.numel() for a, b, _ in factors.values())
+        bits = policy.factor_bits or FACTOR_BITS
+        plans = plan_factors(components, int(bits * elements / 8), group)
+        if not plans and any(bool(found.values.any()) for found in components.values()):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"factor_bits {bits} allow {int(bits * elements / 8)} bytes, in which not one component of "
+                f"{spec.model_name!r} fits",
+                "raise factor_bits",
+            )
+    written: dict[str, Written] = {}
+    for name, (a, b, scaling) in factors.items():
+        shape = (b.shape[0], a.shape[1])
+        decoded: Tensor | float = 0.0
+        if name in plans:
+            rank, plan = plans[name]
+            with _about(name):
+                params = _LORA.normalise({"rank": rank, "factors": plan, "factor_group_size": group}, shape)
+                encoded = _LORA.encode_components(components[name], shape, params)
+            written[name] = _written(name, shape, encoded, f"factors: {policy.factors}")
+            decoded = _LORA.decode(encoded.payload, shape, encoded.params) if residual is not None else 0.0
+        if residual is not None:
+            residual.record(name, residual.compensated(name, _product(a, b, scaling)) - decoded)
+    if residual is not None:
+        for name in set(residual.names()) - set(factors):  # not trained this time: what waits goes on waiting
+            residual.record(name, residual.compensated(name, torch.zeros(spec.shapes[name])))
+    return written
+
+
+def _components(
+    name: str, a: Tensor, b: Tensor, scaling: float, residual: ErrorFeedback | None
+) -> Components:
+    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
+        raise CodecError(f"factors A {list(a.shape)} and B {list(b.shape)} do not fit each other")
+    a, b = (factor.detach().to("cpu", torch.float64) for factor in (a, b))
+    check_finite(a, "factor A")
+    check_finite(b, "factor B")
+    rank = min(a.shape[0], a.shape[1], b.shape[0])
+    if residual is None or residual.residual(name) is None:
+        return components_of_product(scaling * b, a).first(rank)
+    return components_of_matrix(residual.compensated(name, _product(a, b, scaling)), rank, b)
+
+
+def _product(a: Tensor, b: Tensor, scaling: float) -> Tensor:
+    product = b.detach().to("cpu", torch.float64) @ a.detach().to("cpu", torch.float64)
+    return product.mul_(scaling).to(torch.float32)
+
+
+def _written(name: str, shape: tuple[int, int], encoded: Encoded, why: str) -> Written:
+    size = _LORA.payload_bytes(shape, encoded.params)
+    record = TensorRecord(name, shape, _LORA.name, encoded.params)
+    return Written(Choice(record, size, f"{why}; {against_sign_bits(shape, size)}"), encoded.payload)
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    try:
+        yield
+    except CodecError as error:
+        raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
