@@ -12,6 +12,7 @@ namespace gq {
 namespace {
 
 constexpr int64_t TILE = 64;
+constexpr int64_t AHEAD = 64 * 64;  // bytes of a tile asked for ahead of use: past the page where hardware stops
 constexpr int64_t BLOCK = 128;  // bytes whose 256 table entries of 8 bits are summed in 16 bits
 
 // The 16 sums of four inputs: bit k of the index is 1 where input k is added, 0 where it is subtracted.
@@ -155,6 +156,7 @@ GQ_AVX512 void exact_avx512(const uint8_t* tile, const float* tables, int64_t by
         __m512 even[4], odd[4];
         for (int k = 0; k < 4; ++k) even[k] = odd[k] = _mm512_setzero_ps();
         for (int64_t c = start; c < end; ++c) {
+            _mm_prefetch(reinterpret_cast<const char*>(tile + TILE * c + AHEAD), _MM_HINT_T0);
             const __m512 t0 = _mm512_loadu_ps(tables + 32 * c), t1 = _mm512_loadu_ps(tables + 32 * c + 16);
             for (int k = 0; k < 4; ++k) {
                 const uint8_t* from = tile + TILE * c + 16 * k;
@@ -231,6 +233,7 @@ GQ_AVX512 void lookup_avx512(const uint8_t* tile, const uint8_t* tables, const f
             __m512i pairs = _mm512_setzero_si512(), odds = pairs;
             for (int64_t c = at; c < stop; ++c) {
                 const __m128i* t = reinterpret_cast<const __m128i*>(tables + 32 * c);
+                _mm_prefetch(reinterpret_cast<const char*>(tile + TILE * c + AHEAD), _MM_HINT_T0);
                 const __m512i t0 = _mm512_broadcast_i32x4(_mm_loadu_si128(t));
                 const __m512i t1 = _mm512_broadcast_i32x4(_mm_loadu_si128(t + 1));
                 const __m512i v = _mm512_loadu_si512(tile + TILE * c);
