@@ -25,7 +25,7 @@ GROUP = 128
 Parts = Sequence[tuple[str, int]]
 """Codec and number of components of every part."""
 
-_REFITS = 4
+_REFITS = 8
 
 
 def part_params(codec: str, group: int) -> Params:
@@ -80,26 +80,35 @@ def check_side(payload: Payload, parts: Parts, width: int, group: int, side: str
 def encode_sides(left: Tensor, right: Tensor, parts: Parts, group: int) -> Payload:
     """Quantise both sides of ``left @ right`` (``[rows, r]``, ``[r, cols]``) so that the product loses little.
 
-    One side is quantised as it is; the other is then fitted to what that became (least squares), quantised in its
-    turn, and so on to and fro; the pair with the smallest error of the product is kept.
+    Both sides are quantised as they are; then, to and fro, each is fitted to what the other became (least squares)
+    and quantised anew. Of all pairs met the one with the smallest error of the product is kept.
     """
     left, right = left.double(), right.double()
     total = float(((left.T @ left) * (right @ right.T)).sum())
-    best: tuple[float, Payload] | None = None
-    wanted_left = left
-    for _ in range(_REFITS):
-        b = encode_side(wanted_left.T.float().contiguous(), parts, group, "b")
-        got_left = decode_side(b, parts, left.shape[0], group, "b").T.double()
-        wanted_right = torch.linalg.pinv(got_left) @ left @ right
-        a = encode_side(wanted_right.float(), parts, group, "a")
-        got_right = decode_side(a, parts, right.shape[1], group, "a").double()
+
+    def encode_left(wanted: Tensor) -> tuple[Payload, Tensor]:
+        payload = encode_side(wanted.T.float().contiguous(), parts, group, "b")
+        return payload, decode_side(payload, parts, left.shape[0], group, "b").T.double()
+
+    def encode_right(wanted: Tensor) -> tuple[Payload, Tensor]:
+        payload = encode_side(wanted.float().contiguous(), parts, group, "a")
+        return payload, decode_side(payload, parts, right.shape[1], group, "a").double()
+
+    def loss(got_left: Tensor, got_right: Tensor) -> float:
         cross = float(((got_left.T @ left) * (got_right @ right.T)).sum())
-        error = total - 2 * cross + float(((got_left.T @ got_left) * (got_right @ got_right.T)).sum())
-        if best is None or error < best[0]:
-            best = (error, {**a, **b})
-        wanted_left = left @ (right @ torch.linalg.pinv(got_right))
-    assert best is not None
-    return best[1]
+        return total - 2 * cross + float(((got_left.T @ got_left) * (got_right @ got_right.T)).sum())
+
+    (b, got_left), (a, got_right) = encode_left(left), encode_right(right)
+    best, kept = loss(got_left, got_right), {**a, **b}
+    for step in range(_REFITS):
+        if step % 2 == 0:
+            a, got_right = encode_right(torch.linalg.pinv(got_left) @ left @ right)
+        else:
+            b, got_left = encode_left(left @ (right @ torch.linalg.pinv(got_right)))
+        error = loss(got_left, got_right)
+        if error < best:
+            best, kept = error, {**a, **b}
+    return kept
 
 
 def payload_size(payload: Payload) -> int:
