@@ -29,6 +29,7 @@ from gym_fed.quantization.models import Kind, Model, kinds_of, linear_aliases, r
 from gym_fed.quantization.report import DistillReport, LayerSafety, QuantizedTensor, QuantReport
 
 ConfigT = TypeVar("ConfigT", bound=QuantizerConfig)
+_MOMENT_BATCHES = 64  # more text than this hardly moves a mean square
 Coded = dict[str, tuple[str, tuple[int, ...], Encoded]]
 
 
@@ -286,7 +287,8 @@ def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
     """By parameter name, a tied head's under the embeddings'."""
     if not batches:
         return {}
-    found = collect_input_moments(model, plain_sequences(batches), samples=sum(len(b.ids) for b in batches))
+    spaced = batches[:: -(-len(batches) // _MOMENT_BATCHES)]
+    found = collect_input_moments(model, plain_sequences(spaced), samples=sum(len(b.ids) for b in spaced))
     aliases = linear_aliases(model)
     return {aliases[path]: moments for path, moments in found.items()}
 

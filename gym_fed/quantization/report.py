@@ -32,7 +32,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class DistillReport:
-    """Scale distillation: the loss over the whole calibration text, before and after (never worse).
+    """Scale distillation: the loss on calibration text, before and after (never worse).
 
     ``flipped`` is the share of trained bits that are no longer the sign of their delta.
     """

@@ -33,6 +33,7 @@ EncodedTensors = Mapping[str, tuple[str, Shape, Encoded]]
 
 _PASS_WITHIN = 2.0
 _LATENT_REACH = 4.0
+_JUDGED = 32
 
 OnStep = Callable[[int, float], None]
 """Called after each step with its number, from 1, and its loss."""
@@ -62,8 +63,8 @@ class Distilled:
         trained: Names of the tensors whose scales trained.
         num_scales: How many scales trained.
         flipped: Share of all bits of the trained tensors that are no longer the sign of their delta.
-        loss_before: Loss over all batches with the scales as encoded.
-        loss_after: Loss over all batches with the scales that are returned, after rounding to their dtype; never
+        loss_before: Loss with the scales as encoded, over all batches or, of more than 32, evenly spaced ones.
+        loss_after: The same with the scales that are returned, after rounding to their dtype; never
             more than ``loss_before``, whose scales are returned if training made it worse.
     """
 
@@ -114,24 +115,25 @@ def distill_scales(
     if missing:
         raise CodecError(f"the delta has a tensor {missing[0]!r} that the base does not have")
     student = _Student(base, tuned, encoded, train_bits=bit_lr is not None)
+    judged = batches[:: -(-len(batches) // _JUDGED)]
 
     def one_batch(batch: Batch) -> Tensor:
         return _divergence(model, student.weights(), tuned, batch, loss)
 
-    def over_all() -> float:
+    def judge() -> float:
         with torch.no_grad():
-            return divergence(model, student.weights(), tuned, batches, loss)
+            return divergence(model, student.weights(), tuned, judged, loss)
 
     was_training = model.training
     model.eval()
     try:
-        before = _finite(over_all(), "as encoded")
+        before = _finite(judge(), "as encoded")
         if not student.logs or steps == 0:
             return Distilled(_as_given(encoded), (), 0, 0.0, before, before)
         optimizer = student.optimizer(lr, bit_lr or 0.0)
         _train(optimizer, one_batch, batches, steps, seed, on_step)
         student.round_to_storage()
-        after = _finite(over_all(), "after distillation")
+        after = _finite(judge(), "after distillation")
     finally:
         model.train(was_training)
     if after >= before:

@@ -1,0 +1,317 @@
+"""How much of a fine-tune each codec keeps, at what size, before and after distillation.
+
+    python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--smollm2 FOLDER]
+
+Real fine-tunes: stories260K on Shakespeare and on WikiText-2, gym-nano on a text task it has never seen; with
+--smollm2, the model folder that benchmarks/smollm2.py writes, on GSM8K. Kept is the share of the gain in held-out
+loss: (base - codec) / (base - tuned). Bits are those of the whole file, header too, for each weight of the model. The
+calibration text is the training text. Each text is cut in three: training, validation and test. Settings were chosen
+on Shakespeare's validation part; what is printed is the test part of each, which decided nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import Report, options
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from gym_fed.config.delta import CodecPolicy  # noqa: E402
+from gym_fed.data import encode_rows, generate  # noqa: E402
+from gym_fed.data.encoding import IGNORED  # noqa: E402
+from gym_fed.delta import BaseSpec, encode_delta  # noqa: E402
+from gym_fed.models import load_model  # noqa: E402
+from gym_fed.quantization import (  # noqa: E402
+    BitDeltaConfig,
+    BitDeltaQuantizer,
+    DeltaQuantConfig,
+    DeltaQuantizer,
+    QuantMethod,
+    QuantReport,
+)
+
+TASK = "dash"
+LENGTH, BATCH = 128, 16
+AIM_KEPT, AIM_BITS = 97.0, 1.1
+LORA_RANK = 8
+TEST_SEQUENCES = 250
+Sequences = list[tuple[torch.Tensor, torch.Tensor]]
+"""Token ids and labels, ``[t]`` each."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A base, what it was taught, and the text."""
+
+    name: str
+    base: Any
+    tuned: Any
+    tokenizer: Any
+    rows: list[dict[str, Any]]
+    test: Sequences
+    losses: tuple[float, float]
+
+    def kept(self, model: Any) -> float:
+        """Percent of the gain, on the test part."""
+        base, tuned = self.losses
+        return 100 * (base - loss_of(model, self.test)) / (base - tuned)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A codec: how to quantise, given how many steps of distillation; 0 is as encoded."""
+
+    name: str
+    make: Callable[[int], BitDeltaQuantizer | DeltaQuantizer]
+    steps: int = 60
+
+
+def variants(quick: bool) -> list[Variant]:
+    """Every codec of the registry that a whole fine-tune can be written in."""
+
+    def bitdelta(**values: Any) -> Callable[[int], BitDeltaQuantizer]:
+        return lambda steps: BitDeltaQuantizer(
+            BitDeltaConfig(
+                **{**values, "distill_bits": steps > 0 and values.get("distill_bits", False)},
+                distill_steps=steps,
+            )
+        )
+
+    def deltaquant(method: QuantMethod, **values: Any) -> Callable[[int], DeltaQuantizer]:
+        return lambda steps: DeltaQuantizer(DeltaQuantConfig(method=method, distill_steps=steps, **values))
+
+    small: dict[str, Any] = {"group_size": None, "embeddings": "bitdelta-row", "norms": "int8"}
+    bits = {**small, "distill_bits": True, "distill_bits_lr": 0.015}
+    found = [
+        Variant("bitdelta, tensor scales, embeddings whole", bitdelta(group_size=None, embeddings="dense")),
+        Variant("bitdelta, tensor scales", bitdelta(**small)),
+        Variant("bitdelta, tensor scales, bits trained", bitdelta(calibration_samples=1600, **bits), 400),
+        Variant("bitdelta, row scales", bitdelta(**{**small, "group_size": "row"})),
+        Variant("bitdelta, groups of 32", bitdelta(**{**small, "group_size": 32})),
+        *(Variant(f"{method.value} rows", deltaquant(method), 30) for method in QuantMethod),
+        Variant("mixed, 2 bits", deltaquant(QuantMethod.INT8, max_bits_per_weight=2.0, norms="int8"), 30),
+    ]
+    return [Variant(v.name, v.make, 12) for v in found[1:3]] + [found[6]] if quick else found
+
+
+def main() -> None:
+    """Fine-tune, quantise, compare."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser.add_argument("--smollm2", type=Path, help="model folder that benchmarks/smollm2.py wrote; slow")
+    arguments = parser.parse_args()
+    report = Report("quality", peer="as encoded")
+    points: list[dict[str, Any]] = []
+    for case in cases(arguments):
+        points += measure(case, report, arguments.quick)
+    if arguments.plot:
+        draw(points, arguments.plot)
+        arguments.plot = None
+    report.finish(arguments)
+
+
+def measure(case: Case, report: Report, quick: bool) -> list[dict[str, Any]]:
+    """All variants of one fine-tune."""
+    points: list[dict[str, Any]] = []
+    base, tuned = case.losses
+    told(f"{case.name}: held-out loss {base:.3f} > {tuned:.3f} nats, {len(case.rows)} rows of text")
+    with tempfile.TemporaryDirectory(prefix="gym-quality-") as name:
+        out = Path(name) / "variant.gymdelta"
+        for variant in variants(quick):
+            found = [quantised(case, variant.make(steps), out) for steps in (0, variant.steps)]
+            (_, before, _), (made, after, seconds) = found
+            report.compare(
+                f"{case.name}: {variant.name}, {made.bits_per_weight:.2f} bits",
+                after,
+                before,
+                unit="%",
+                better="higher",
+            )
+            key = f"{case.name} {variant.name}".replace(",", "").replace(" ", "_")
+            report.figure(f"{key}_bits", made.bits_per_weight)
+            report.figure(f"{key}_seconds", seconds)
+            points.append(
+                {
+                    "case": case.name,
+                    "name": variant.name,
+                    "bits": made.bits_per_weight,
+                    "before": before,
+                    "after": after,
+                }
+            )
+            told(
+                f"  {variant.name}: {made.bits_per_weight:.3f} bits, {before:.1f} > {after:.1f}%, {seconds:.0f} s"
+            )
+        for label, policy in (
+            ("dense bfloat16", CodecPolicy(codec="dense", error_feedback=False)),
+            (
+                f"lora of rank {LORA_RANK}",
+                CodecPolicy(codec="lora", lora_rank=LORA_RANK, error_feedback=False),
+            ),
+        ):
+            written = encode_delta(case.tuned, case.base, policy, out, BaseSpec.of(case.base, "base"))
+            model = copy.deepcopy(case.base)
+            kept = case.kept(BitDeltaQuantizer.apply(model, out))
+            report.compare(
+                f"{case.name}: {label}, {written.bits_per_weight:.2f} bits", kept, unit="%", better="higher"
+            )
+            points.append(
+                {
+                    "case": case.name,
+                    "name": label,
+                    "bits": written.bits_per_weight,
+                    "before": kept,
+                    "after": kept,
+                }
+            )
+    small = [point for point in points if point["bits"] <= AIM_BITS]
+    if small:
+        best = max(small, key=lambda point: float(point["after"]))
+        told(f"  best at up to {AIM_BITS} bits: {best['name']}")
+        report.aim(
+            f"{case.name}: % kept at up to {AIM_BITS} bits",
+            figure=best["after"],
+            aim=AIM_KEPT,
+            better="higher",
+        )
+    else:
+        smallest = min(float(point["bits"]) for point in points)
+        report.aim(f"{case.name}: bits of the smallest file", figure=smallest, aim=AIM_BITS, better="lower")
+    return points
+
+
+def quantised(
+    case: Case, quantizer: BitDeltaQuantizer | DeltaQuantizer, out: Path
+) -> tuple[QuantReport, float, float]:
+    """What was written, percent of the gain kept, seconds."""
+    began = time.monotonic()
+    made = quantizer.quantize(case.base, case.tuned, calibration=case.rows, tokenizer=case.tokenizer, out=out)
+    seconds = time.monotonic() - began
+    return made, case.kept(quantizer.apply(copy.deepcopy(case.base), out)), seconds
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    """The fine-tunes, each made here."""
+    quick, data = arguments.quick, arguments.shared / "data"
+    stories = arguments.shared / "models" / "stories260K"
+    texts = {
+        "shakespeare": data / "tinyshakespeare" / "input.txt",
+        "wikitext": data / "wikitext2" / "valid.txt",
+    }
+    for name, file in list(texts.items())[: 1 if quick else None]:
+        text = file.read_text(encoding="utf-8")
+        train, test = text[: len(text) * 8 // 10], text[len(text) * 9 // 10 :]
+        rows = [{"text": train[at : at + 2000]} for at in range(0, len(train), 2000)]
+        yield fine_tuned(name, str(stories), rows, [{"text": test}], steps=40 if quick else 300, lr=2e-3)
+    if not quick:
+        rows = generate(TASK, 1000)
+        test = generate(TASK, 500, seed=2, split="heldout")
+        yield fine_tuned(f"gym-nano {TASK}", "gym-nano", rows, test, steps=80, lr=1e-3)
+    if arguments.smollm2:
+        lines = (data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:400]
+        rows = [
+            {
+                "messages": [
+                    {"role": "user", "content": one["question"]},
+                    {"role": "assistant", "content": one["answer"]},
+                ]
+            }
+            for one in map(json.loads, lines)
+        ]
+        yield fine_tuned("smollm2 gsm8k", str(arguments.smollm2), rows[32:], rows[:32], steps=20, lr=2e-5)
+
+
+def fine_tuned(
+    name: str, model: str, rows: list[dict[str, Any]], test: list[dict[str, Any]], steps: int, lr: float
+) -> Case:
+    """AdamW on all weights, cosine to zero."""
+    loaded = load_model(model)
+    base, tuned = loaded.model, copy.deepcopy(loaded.model)
+    packed = "text" in rows[0]
+    train, held = (
+        [(torch.tensor(row["input_ids"]), torch.tensor(row["labels"])) for row in encoded]
+        for encoded in (
+            encode_rows(loaded.tokenizer, part, max_length=LENGTH, packing=packed) for part in (rows, test)
+        )
+    )
+    held = held[:: -(-len(held) // TEST_SEQUENCES)]
+    optimizer = torch.optim.AdamW(tuned.parameters(), lr=lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
+    generator = torch.Generator().manual_seed(0)
+    tuned.train()
+    for _ in range(steps):
+        chosen = torch.randint(len(train), (BATCH,), generator=generator).tolist()
+        optimizer.zero_grad()
+        total, count = summed_loss(tuned, [train[i] for i in chosen])
+        (total / count).backward()
+        optimizer.step()
+        schedule.step()
+    tuned.eval()
+    return Case(name, base, tuned, loaded.tokenizer, rows, held, (loss_of(base, held), loss_of(tuned, held)))
+
+
+@torch.inference_mode()
+def loss_of(model: Any, sequences: Sequences) -> float:
+    """Nats per counted token."""
+    parts = [summed_loss(model, sequences[at : at + 32]) for at in range(0, len(sequences), 32)]
+    return sum(float(total) for total, _ in parts) / sum(count for _, count in parts)
+
+
+def summed_loss(model: Any, sequences: Sequences) -> tuple[torch.Tensor, int]:
+    """Cross entropy over the counted tokens of a padded batch, and how many there are."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = pad([ids for ids, _ in sequences], batch_first=True)
+    labels = pad([labels for _, labels in sequences], batch_first=True, padding_value=IGNORED)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)  # padding is on the right
+    total = torch.nn.functional.cross_entropy(
+        logits, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total, int((labels[:, 1:] != IGNORED).sum())
+
+
+def draw(points: list[dict[str, Any]], file: Path) -> None:
+    """Kept against size, one panel a fine-tune: an arrow from as encoded to distilled."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(point["case"] for point in points))
+    figure, axes = pyplot.subplots(1, len(names), figsize=(6 * len(names), 6), squeeze=False)
+    for name, panel in zip(names, axes[0], strict=True):
+        for point in (p for p in points if p["case"] == name):
+            panel.plot([point["bits"]] * 2, [point["before"], point["after"]], "-", color="0.7")
+            panel.plot(point["bits"], point["before"], "o", color="tab:orange", markersize=4)
+            panel.plot(point["bits"], point["after"], "o", color="tab:blue")
+            panel.annotate(point["name"], (point["bits"], point["after"]), fontsize=7, rotation=20)
+        panel.axhline(AIM_KEPT, linestyle=":", color="tab:green")
+        panel.axvline(AIM_BITS, linestyle=":", color="tab:green")
+        panel.set_xscale("log")
+        panel.set_xlabel("bits a weight, whole file")
+        panel.set_ylabel("% of the held-out gain kept: encoded (orange), distilled (blue)")
+        panel.set_title(name)
+        panel.set_ylim(bottom=max(0.0, min(p["before"] for p in points if p["case"] == name) - 5))
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def told(text: str) -> None:
+    """Progress, to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
