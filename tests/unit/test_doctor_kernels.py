@@ -6,8 +6,13 @@ import pytest
 from gym_quant import kernels
 from gym_quant.kernels import native
 
-from gym_fed.doctor.checks.kernels import kernels as look
-from gym_fed.doctor.finding import Level
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.registry import checks
+
+
+def look() -> list[Finding]:
+    """What the registered check finds."""
+    return list(checks()["kernels"]())
 
 
 def test_the_path_in_use_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
