@@ -10,11 +10,13 @@ import typer
 
 from gym_fed import console
 from gym_fed.cli.delta_compare import compare
+from gym_fed.cli.delta_encode import encode
 
 if TYPE_CHECKING:
     from gym_fed.delta import DeltaFile, EncodeReport
 
 app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_help=True)
+app.command()(encode)
 app.command()(compare)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

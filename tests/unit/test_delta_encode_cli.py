@@ -1,0 +1,85 @@
+"""`gym delta encode`: BitDelta and DeltaQuant from the command line, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.delta import BaseSpec, DeltaFile, model_tensors
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model
+
+FEW = ("--set", "distill_steps=3", "--set", "distill_batch=1", "--set", "max_length=32")
+
+
+def gym(*words: object) -> Result:
+    return CliRunner().invoke(app, ["delta", *(str(word) for word in words)])
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
+    """A fine-tune of the tiny base, with a text beside it."""
+    path = tmp_path_factory.mktemp("encode")
+    model = load_model(str(tiny_base))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in model_tensors(model.model).values():
+            tensor.add_(1e-2 * torch.randn(tensor.shape, generator=generator))
+    model.model.save_pretrained(path)
+    model.tokenizer.save_pretrained(path)
+    (path / "text.jsonl").write_text('{"text": "to be or not to be, that is the question"}\n' * 8)
+    return path
+
+
+def test_bitdelta_is_distilled_on_the_text_and_shown_layer_by_layer(
+    tiny_base: Path, tuned: Path, tmp_path: Path
+) -> None:
+    out, picture = tmp_path / "d.gymdelta", tmp_path / "d.svg"
+    done = gym("encode", tiny_base, tuned, "-o", out, "--data", tuned / "text.jsonl", "--plot", picture, *FEW)
+    assert done.exit_code == 0, done.exception
+    assert "distilled" in done.output
+    assert "safety projection: not applicable" in done.output
+    assert picture.stat().st_size > 5000
+    with DeltaFile.open(out, BaseSpec.of(load_model(str(tiny_base)).model, "tiny")) as delta:
+        assert {delta.record(name).codec for name in delta.names} >= {"bitdelta", "int8"}
+
+
+@pytest.mark.parametrize("method", ["int8", "int4", "int2", "ternary", "binary"])
+def test_every_method_of_deltaquant_writes_its_codec(
+    tiny_base: Path, tuned: Path, tmp_path: Path, method: str
+) -> None:
+    out = tmp_path / "d.gymdelta"
+    done = gym("encode", tiny_base, tuned, "-o", out, "--method", method, "--json")
+    assert done.exit_code == 0, done.exception
+    report = json.loads(done.stdout)
+    assert method in {t["codec"] for t in report["tensors"]}
+    assert report["size_bytes"] == out.stat().st_size
+    assert report["distillation"] is None
+
+
+def test_wrong_words_are_refused_before_anything_is_written(
+    tiny_base: Path, tuned: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "d.gymdelta"
+    for words, code, told in (
+        (("--set", "grup_size=3"), ErrorCode.CONFIG_INVALID, "did you mean 'group_size'"),
+        (("--set", "a.b=3"), ErrorCode.USAGE, "a.b"),
+        (("--set", "distill_steps=5"), ErrorCode.CONFIG_INVALID, "distill_steps"),
+        (("--set", "safety_threshold=0.5"), ErrorCode.CONFIG_INVALID, "aligned"),
+    ):
+        error = gym("encode", tiny_base, tuned, "-o", out, *words).exception
+        assert isinstance(error, GymError), words
+        assert error.code is code
+        assert told in str(error)
+        assert not out.exists()
+    out.write_bytes(b"mine")
+    error = gym("encode", tiny_base, tuned, "-o", out).exception
+    assert isinstance(error, GymError)
+    assert error.code is ErrorCode.FILE_EXISTS
+    assert out.read_bytes() == b"mine"
