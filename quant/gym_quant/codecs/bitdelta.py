@@ -2,7 +2,8 @@
 
 Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 1-3: the delta is approximated by
 ``scale * sign(delta)`` with ``scale = mean |delta|``, which minimises the L2 error for given signs. As in the
-authors' code the bit is 1 where delta >= 0. For the layout of the bits see ``gym_quant.packing``.
+authors' code the bit is 1 where delta >= 0. For the layout of the bits see ``gym_quant.packing``; the work is done in
+``gym_quant.kernels``.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from gym_quant.codec import (
     as_matrix,
     check_finite,
     only_known,
-    to_matrix,
     whole_number,
 )
-from gym_quant.packing import pack_signs, packed_width, unpack_signs
+from gym_quant.kernels import decode_signs, encode_signs
+from gym_quant.packing import packed_width
 
 _SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MAX_GROUP = 1 << 31
@@ -65,28 +66,18 @@ class BitDelta(Codec):
         return {"scales": (dtype, scales), "bits": (torch.uint8, (rows, packed_width(cols)))}
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
-        matrix = to_matrix(tensor)
-        kept = self.normalise(params, tuple(tensor.shape))
-        dtype, _ = self.payload_spec(tuple(tensor.shape), kept)["scales"]
-        scales = (
-            torch.from_numpy(_mean_magnitudes(matrix.numpy(), _group_size(kept))).to(torch.float32).to(dtype)
-        )
+        shape = tuple(tensor.shape)
+        kept = self.normalise(params, shape)
+        matrix = tensor.detach().to("cpu", torch.float32).reshape(as_matrix(shape))
+        bits, means = encode_signs(matrix, None, _group_size(kept))
+        scales = means.to(self.payload_spec(shape, kept)["scales"][0])
         check_finite(scales, "scale")
-        return Encoded(kept, {"scales": scales, "bits": pack_signs(matrix)})
+        return Encoded(kept, {"scales": scales, "bits": bits})
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
-        _, cols = as_matrix(shape)
-        signs = unpack_signs(payload["bits"][start:stop], cols)
-        group = _group_size(params)
-        scales = payload["scales"].to(torch.float32)
-        if group is None:
-            return signs.mul_(scales)
-        wide = (
-            scales[start:stop].repeat_interleave(group, dim=1)[:, :cols]
-            if group < cols
-            else scales[start:stop]
-        )
-        return signs.mul_(wide)
+        group, scales = _group_size(params), payload["scales"]
+        part = scales if group is None else scales[start:stop]
+        return decode_signs(payload["bits"][start:stop], part, as_matrix(shape)[1], group)
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
         scales = payload["scales"]
@@ -109,19 +100,3 @@ class BitDelta(Codec):
 def _group_size(params: Params) -> int | None:
     value = params.get("group_size")
     return None if value is None else int(value)
-
-
-def _mean_magnitudes(
-    matrix: np.ndarray[Any, np.dtype[np.float32]], group: int | None
-) -> np.ndarray[Any, Any]:
-    """Mean |x| in float64: ``[1]``, or ``[rows, groups]``. numpy: thread counts cannot change a bit."""
-    magnitudes = np.abs(matrix)
-    rows, cols = matrix.shape
-    if group is None:
-        return np.array([magnitudes.sum(dtype=np.float64) / (rows * cols)])
-    whole = cols // group
-    means = magnitudes[:, : whole * group].reshape(rows, whole, group).mean(axis=2, dtype=np.float64)
-    if whole * group == cols:
-        return np.asarray(means)
-    rest = magnitudes[:, whole * group :].mean(axis=1, dtype=np.float64, keepdims=True)
-    return np.concatenate([means, rest], axis=1)
