@@ -73,7 +73,13 @@ def check_contents(sdist: Path, wheel: Path) -> None:
     )
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    refuse("missing from the sdist", {"LICENSE", "README.md", "pyproject.toml"} - names)
+    sources = set(run(["git", "-C", str(ROOT), "ls-files", "--", "quant/csrc"], quiet=True).split())
+    refuse(
+        "missing from the sdist", ({"LICENSE", "README.md", "pyproject.toml", "setup.py"} | sources) - names
+    )
+    if shutil.which("c++"):
+        built = any(name.startswith("gym_quant/kernels/_native.") for name in inside)
+        refuse("no native kernels in the wheel, though there is a compiler", set() if built else {"_native"})
     print(f"package: {wheel.name}: {len(inside)} files, {wheel.stat().st_size / 1e6:.2f} MB")
 
 

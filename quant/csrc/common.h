@@ -9,6 +9,10 @@
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define GQ_X86 1
 #include <immintrin.h>
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC's own AVX-512 header (its bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #define GQ_AVX2 __attribute__((target("avx2,popcnt")))
 #define GQ_AVX512 __attribute__((target("avx2,popcnt,avx512f,avx512bw,avx512dq,avx512vl")))
 #define GQ_POPCNT512 __attribute__((target("avx2,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq")))
