@@ -59,8 +59,8 @@ class CodecPolicy(StrictModel):
     for every singular component of the product the grid that keeps the most within ``factor_bits``."""
 
     factor_bits: Annotated[float, Field(gt=0)] | None = None
-    """factors auto: bits for each element of the trained factors, scales included but not the header; absent means 1.75,
-    which makes whole files about 8 times smaller than float16 factors."""
+    """factors auto: bits for each element of the trained factors, scales included but not the header; absent means
+    1.75, which makes whole files about 8 times smaller than float16 factors."""
 
     factor_group_size: Annotated[int, Field(ge=8)] | None = None
     """Values of a quantised factor that share a scale; absent means 128."""

@@ -18,7 +18,8 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.manifest import TensorRecord
 
 FACTOR_BITS = 1.75
-"""Bits for each element of trained factors where ``factors: auto`` names none: with scales and header 8 times smaller than float16."""
+"""Bits for each element of trained factors where ``factors: auto`` names none: 8 times smaller than float16 with
+the file's header."""
 
 _EMBEDDING = re.compile(r"(^|[._])(embed(?!_out)\w*|\w*embeddings?|wte|wpe)(\.|$)")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)(\.|$)")

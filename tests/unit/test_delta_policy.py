@@ -215,12 +215,12 @@ def test_factors_stay_as_trained_without_a_policy_and_say_how_they_compare_with_
 @pytest.mark.parametrize("factors", ["int8", "int4", "int2", "ternary", "binary", "auto"])
 def test_factors_of_any_rank_are_quantised(factors: str, rank: int, tmp_path: Path) -> None:
     found = lora(0, rank)
-    most = {"int8": 0.02, "int4": 0.2, "int2": 0.6, "ternary": 0.7, "binary": 0.9, "auto": 0.6}
+    most = {"int8": 0.02, "int4": 0.2, "int2": 0.6, "ternary": 0.7, "binary": 0.9, "auto": 0.8}
     report = lora_delta(found, tmp_path / "q", SPEC, policy=policy(factors=factors))
     assert distance(tmp_path / "q", products(found)) < most[factors]
     if factors == "auto":
         elements = sum(a.numel() + b.numel() for a, b, _ in found.values())
-        assert sum(t.payload_bytes for t in report.tensors) * 8 <= 2.0 * elements
+        assert sum(t.payload_bytes for t in report.tensors) * 8 <= 1.75 * elements
 
 
 def test_bits_by_component_lose_less_than_one_grid_of_the_same_size(tmp_path: Path) -> None:
