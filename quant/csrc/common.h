@@ -6,7 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+// GQ_PLAIN builds what other processors get, to try it here.
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(GQ_PLAIN)
 #define GQ_X86 1
 #include <immintrin.h>
 #if !defined(__clang__)
