@@ -42,7 +42,10 @@ def assign_bits(
     """
     whole = math.floor(work.spec.num_parameters * max_bits_per_weight / 8)
     for_all = {name: plan for name, plan in fixed.items() if bool(work.deltas[name].any())}
-    table = {n: _costs(n, work, plans, importance) for n, plans in options.items() if work.deltas[n].any()}
+    tuned = work.tuned()
+    table = {
+        n: _costs(n, work, tuned, plans, importance) for n, plans in options.items() if work.deltas[n].any()
+    }
     room, smallest = whole, _file_bytes(work, {**for_all, **{n: options[n][0] for n in table}})
     while True:
         choice = allocate(table, room - sum(_payload(work, n, p) for n, p in for_all.items()))
@@ -63,7 +66,9 @@ def assign_bits(
     }
 
 
-def _costs(name: str, work: Work, plans: list[Plan], importance: Importance) -> list[tuple[int, float]]:
+def _costs(
+    name: str, work: Work, tuned: dict[str, Tensor], plans: list[Plan], importance: Importance
+) -> list[tuple[int, float]]:
     """Bytes and cost in nats a token of each option."""
     delta, moments = work.deltas[name], work.moments.get(name)
     decoded: list[Tensor] = []
@@ -73,13 +78,12 @@ def _costs(name: str, work: Work, plans: list[Plan], importance: Importance) -> 
             encoded = codec.encode(delta, **plan.params, **importance(plan, moments))
         decoded.append(codec.decode(encoded.payload, tuple(delta.shape), encoded.params))
     errors = [output_error(delta, one, moments) for one in decoded]
-    unit = _probe(name, work, decoded[0]) / errors[0] if errors[0] else 0.0
+    unit = _probe(name, work, tuned, decoded[0]) / errors[0] if errors[0] else 0.0
     return [(_payload(work, name, p), unit * e) for p, e in zip(plans, errors, strict=True)]
 
 
-def _probe(name: str, work: Work, decoded: Tensor) -> float:
+def _probe(name: str, work: Work, tuned: dict[str, Tensor], decoded: Tensor) -> float:
     """Divergence from the tuned model when this tensor alone is encoded."""
-    tuned = work.tuned()
     old = work.base[name]
     worse = {**tuned, name: (old.float() + decoded.to(old.device)).to(old.dtype)}
     chosen: list[Batch] = []

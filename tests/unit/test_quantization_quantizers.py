@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gym_fed import console
 from gym_fed.delta import BaseSpec, DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
@@ -165,6 +168,24 @@ def test_distillation_lowers_the_loss_and_the_same_seed_gives_the_same_bytes(
     other = config.model_copy(update={"seed": 1})
     third = BitDeltaQuantizer(other).quantize(base, tuned, calibration=ids, out=tmp_path / "c.gymdelta")
     assert third.sha256 != reports[0].sha256
+
+
+def test_a_terminal_gets_a_progress_bar_and_a_pipe_gets_nothing(
+    base: LlamaForCausalLM,
+    tuned: LlamaForCausalLM,
+    ids: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+    for terminal in (True, False):
+        screen = io.StringIO()
+        monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=terminal, width=100))
+        config = BitDeltaConfig(**QUICK)
+        BitDeltaQuantizer(config).quantize(base, tuned, calibration=ids, out=tmp_path / "d.gymdelta")
+        told.append(screen.getvalue())
+    assert "distilling scales" in told[0]
+    assert told[1] == ""
 
 
 def test_texts_and_conversations_calibrate_the_embedded_model_by_name(tmp_path: Path) -> None:
