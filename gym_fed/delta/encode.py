@@ -83,8 +83,8 @@ def encode_delta(
 ) -> EncodeReport:
     """Write ``tuned - base`` (float32) as a ``.gymdelta`` of ``spec``.
 
-    The new residual is recorded in ``residual``, and counts when the caller commits it. ``importance`` holds mean
-    squares of layers' inputs by name of their weight (``gym_quant.calibration.collect_input_moments``): the grids
+    The new residual is recorded in ``residual``, and counts when the caller commits it. ``importance`` holds second
+    moments of layers' inputs by name of their weight (``gym_quant.calibration.collect_input_moments``): the grids
     of int8 to binary, and the choices of codec ``auto`` under a budget, then minimise the error of those layers'
     outputs instead of that of their weights.
 
@@ -225,10 +225,11 @@ def lora_delta(
 
 
 def _scaled(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
-    """A layer's mean squares, in units of their mean over all layers; so a tensor without any counts as average."""
+    """A layer's second moments, in units of their mean over all layers; so a tensor without any counts as average."""
     if not importance or name not in importance:
         return None
-    mean = math.fsum(float(moments.double().mean()) for moments in importance.values()) / len(importance)
+    squares = [m.diagonal() if m.dim() == 2 else m for m in importance.values()]
+    mean = math.fsum(float(moments.double().mean()) for moments in squares) / len(squares)
     return importance[name] / mean if mean > 0.0 else None
 
 

@@ -1,10 +1,9 @@
 """Calibration by activations: which input channels of a layer are loud, and what an error costs at its output.
 
 A linear layer with weight error ``E`` (``[out, in]``) is off by ``E x`` at its output. Its expected square is
-``sum_ij E_ij E_ik M_jk`` over the second moments ``M`` of the inputs. Here only the diagonal of ``M`` is kept, the
-mean square of each input channel, so that an error costs ``sum_ij M_jj E_ij^2``: exact where channels do not
-correlate, an estimate otherwise. It is what Lin et al. 2023, "AWQ", sec. 3 find to matter, and the diagonal of the
-Hessian of Frantar et al. 2022, "GPTQ", eq. 1.
+``sum_ijk E_ij E_ik M_jk`` over the second moments ``M`` of the inputs. Their diagonal alone, the mean square of each
+input channel, makes that ``sum_ij M_jj E_ij^2``: exact where channels do not correlate, an estimate otherwise. It is
+what Lin et al. 2023, "AWQ", sec. 3 find to matter; the whole matrix is the Hessian of Frantar et al. 2022, "GPTQ".
 """
 
 from __future__ import annotations
@@ -24,17 +23,20 @@ def collect_input_moments(
     batches: Iterable[Tensor],
     names: Collection[str] | None = None,
     samples: int = 256,
+    full: bool = False,
 ) -> dict[str, Tensor]:
-    """Mean square of each input channel of a model's linear layers, over every token of some sequences.
+    """Second moments of the inputs of a model's linear layers, over every token of some sequences.
 
     Args:
         model: Called as ``model(batch)``; its mode is put to ``eval`` for the while.
         batches: Token ids ``[batch, length]``, without padding.
         names: Weights to look at, by parameter name (``...weight``); None takes every ``nn.Linear``.
         samples: Sequences to use at most; the last batch is cut to fit.
+        full: All second moments, ``[in, in]``, instead of the mean squares: ``in`` times the memory, and a third less
+            output error (measured; docs/codecs.md).
 
     Returns:
-        Parameter name to ``[in_features]`` float32 on the CPU, in the order of the model's modules.
+        Parameter name to ``[in]`` or ``[in, in]`` float32 on the CPU, in the order of the model's modules.
 
     Raises:
         CodecError: When a name is no linear layer's weight, when there is no sequence, and for a layer that no
@@ -47,13 +49,16 @@ def collect_input_moments(
     unknown = sorted(set(names or ()) - set(layers))
     if unknown:
         raise CodecError(f"tensor {unknown[0]!r} is not the weight of a linear layer of this model")
-    sums = {name: torch.zeros(layers[name].in_features, dtype=torch.float64) for name in wanted}
+    sums = {
+        name: torch.zeros((layers[name].in_features,) * (2 if full else 1), dtype=torch.float64)
+        for name in wanted
+    }
     counts = dict.fromkeys(wanted, 0)
 
     def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
-            sums[name] += seen.double().square().sum(0).cpu()
+            seen = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).double()
+            sums[name] += (seen.T @ seen if full else seen.square().sum(0)).cpu()
             counts[name] += seen.shape[0]
 
         return hook
@@ -73,16 +78,18 @@ def collect_input_moments(
 
 
 def output_error(delta: Tensor, decoded: Tensor, moments: Tensor | None = None) -> float:
-    """Expected squared error of a layer's output under diagonal second moments, in float64.
+    """Expected squared error of a layer's output, in float64.
 
     Args:
         delta: The true delta, ``[..., in]``.
         decoded: What a codec made of it, same shape.
-        moments: ``[in]`` from ``collect_input_moments``; None counts every channel as 1, which makes this the
-            squared error of the weights.
+        moments: ``[in]`` or ``[in, in]`` from ``collect_input_moments``; None counts every channel as 1, which makes
+            this the squared error of the weights.
     """
     cols = as_matrix(tuple(delta.shape))[1]
     lost = decoded.detach().cpu().double().reshape(-1, cols) - delta.detach().cpu().double().reshape(-1, cols)
+    if moments is not None and moments.dim() == 2:
+        return float(((lost @ moments.detach().cpu().double()) * lost).sum())
     columns = np.square(lost.numpy()).sum(axis=0)
     return float(columns.sum() if moments is None else (columns * moments.double().numpy()).sum())
 

@@ -32,6 +32,7 @@ from gym_quant.codec import (
     to_matrix,
     whole_number,
 )
+from gym_quant.compensation import compensated_codes
 
 SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MAX_GROUP = 1 << 31
@@ -127,9 +128,10 @@ class LevelCodec(Codec):
 
         Args:
             tensor: The delta.
-            importance: What a squared error in each input column counts, ``[cols]`` and not negative: the mean
-                square of each input channel minimises the layer's output error (``gym_quant.calibration``).
-                Absent, all columns count alike.
+            importance: Second moments of the layer's inputs (``gym_quant.calibration``), whose output error is then
+                what is minimised. ``[cols]``, not negative: their mean squares, which weigh the search for the shared
+                numbers. ``[cols, cols]``: all of them, with which codes make up for each other's errors too
+                (``gym_quant.compensation``). Absent, all columns count alike.
             **params: See the class.
 
         Raises:
@@ -147,10 +149,13 @@ class LevelCodec(Codec):
                 narrow = torch.from_numpy(numbers.astype(np.float32)).to(spec[field][0])
             payload[field] = narrow.reshape(spec[field][1])
         self._check_shared(payload, symmetric)
-        codes = np.empty(spec["codes"][1], dtype=np.uint8)
-        for start, stop in row_blocks(*values.shape):
-            shared = self._shared(payload, kept, values.shape[1], start, stop)
-            codes[start:stop] = self.pack(self.quantise(values[start:stop], shared, symmetric))
+        if importance is not None and importance.dim() == 2:
+            codes = self._compensated(values, importance, payload, kept)
+        else:
+            codes = np.empty(spec["codes"][1], dtype=np.uint8)
+            for start, stop in row_blocks(*values.shape):
+                shared = self._shared(payload, kept, values.shape[1], start, stop)
+                codes[start:stop] = self.pack(self.quantise(values[start:stop], shared, symmetric))
         payload["codes"] = torch.from_numpy(codes)
         return Encoded(kept, payload)
 
@@ -191,6 +196,18 @@ class LevelCodec(Codec):
                     store[start:stop, first:last] = part.reshape(stop - start, last - first)
         return found
 
+    def _compensated(self, values: Floats, importance: Tensor, payload: Payload, params: Params) -> Bytes:
+        rows, cols = values.shape
+        symmetric, shared = _is_symmetric(params), self._shared(payload, params, cols, 0, rows)
+
+        def rounded(column: Floats, at: int) -> tuple[Bytes, Floats]:
+            numbers = tuple(n[:, at : at + 1] if n.shape[-1] == cols > 1 else n for n in shared)
+            codes = self.quantise(column, numbers, symmetric)
+            return codes, self.dequantise(codes, numbers, symmetric)
+
+        moments = importance.detach().to("cpu", torch.float64)
+        return self.pack(compensated_codes(values, ((moments + moments.T) / 2).numpy(), rounded))
+
     def _shared(self, payload: Payload, params: Params, cols: int, start: int, stop: int) -> Shared:
         group = _group_size(params)
         found: list[Floats] = []
@@ -216,15 +233,16 @@ class LevelCodec(Codec):
 
 
 def column_weights(importance: Tensor, cols: int) -> Floats:
-    """Importance as ``[cols]`` float32 with mean 1; columns that count nothing count a millionth of the mean.
+    """Importance (of a matrix: its diagonal) as ``[cols]`` float32 with mean 1, at least a millionth of it.
 
     Raises:
         CodecError: For a wrong length, and for values that are negative or not finite.
     """
     flat = importance.detach().to("cpu", torch.float32)
-    if tuple(flat.shape) != (cols,):
-        raise CodecError(f"importance has shape {list(importance.shape)}, not [{cols}]")
+    if tuple(flat.shape) not in ((cols,), (cols, cols)):
+        raise CodecError(f"importance has shape {list(importance.shape)}, not [{cols}] or [{cols}, {cols}]")
     check_finite(flat, "importance")
+    flat = flat.diagonal() if flat.dim() == 2 else flat
     if bool((flat < 0).any()):
         raise CodecError(f"importance is negative: {float(flat.min())}")
     numbers = flat.numpy().astype(np.float64)

@@ -91,6 +91,37 @@ def test_calibration_lowers_the_error_of_layers_outputs(tuned: Tuned, codec: str
     assert real[1] < real[0]
 
 
+@pytest.mark.parametrize("codec", ["int2", "int4", "ternary"])
+def test_codes_that_make_up_for_each_other_lower_the_output_error_much_more(tuned: Tuned, codec: str) -> None:
+    moments = collect_input_moments(tuned.model, [tuned.ids], full=True)
+    real = [0.0, 0.0]
+    for name, delta in tuned.deltas.items():
+        inputs = inputs_of(tuned, name)
+        torch.testing.assert_close(moments[name], inputs.T @ inputs / len(inputs), rtol=1e-3, atol=1e-4)
+        for place, importance in enumerate((None, moments[name])):
+            encoded = get_codec(codec).encode(delta, importance=importance, group_size=64)
+            decoded = get_codec(codec).decode(encoded.payload, tuple(delta.shape), encoded.params)
+            error = float((inputs @ (decoded - delta).T).square().sum())
+            assert error / len(inputs) == pytest.approx(output_error(delta, decoded, moments[name]), rel=1e-2)
+            real[place] += error / float((inputs @ delta.T).square().sum())
+    assert real[1] < 0.8 * real[0]
+
+
+def test_second_moments_that_are_none_are_refused() -> None:
+    with pytest.raises(CodecError, match="not positive semidefinite"):
+        get_codec("int4").encode(torch.ones(2, 2), importance=torch.tensor([[1.0, 3.0], [3.0, 1.0]]))
+
+
+def test_inputs_that_do_not_correlate_change_no_code() -> None:
+    delta = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+    moments = torch.rand(24, generator=torch.Generator().manual_seed(1)) + 0.1
+    for name in ("binary", "int2", "int4", "int8", "ternary"):
+        for params in ({}, {"group_size": 24}, {"group_size": 5, "symmetric": False}):
+            plain = get_codec(name).encode(delta, importance=moments, **params)
+            full = get_codec(name).encode(delta, importance=moments.diag(), **params)
+            assert all(torch.equal(plain.payload[key], full.payload[key]) for key in plain.payload)
+
+
 def test_the_output_error_counts_each_columns_error_by_its_moment() -> None:
     delta, decoded = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [2.0, 4.0]])
     assert output_error(delta, decoded) == 5.0

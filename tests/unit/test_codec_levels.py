@@ -284,7 +284,7 @@ def test_importance_moves_the_error_to_columns_that_do_not_count(name: str) -> N
 @pytest.mark.parametrize(
     ("importance", "message"),
     [
-        (torch.ones(7), r"shape \[7\], not \[8\]"),
+        (torch.ones(7), r"shape \[7\], not \[8\] or \[8, 8\]"),
         (-torch.ones(8), "importance is negative"),
         (torch.full((8,), float("nan")), "importance is not finite"),
     ],

@@ -1,0 +1,66 @@
+"""Codes that make up for each other: each column's rounding error is spread over the columns not yet rounded.
+
+Frantar et al. 2022, "GPTQ", eq. 2-4 with the Cholesky form of sec. 3.3: for inputs with second moments ``M`` the error
+of a layer's output is ``tr(E M E')``; after column ``j`` was rounded, the best change of the later columns is
+``-e_j U_jk / U_jj`` with ``U'U`` the inverse of ``M``. Columns are taken in their order, and ``M`` gets a tenth of its
+mean diagonal on top: with GPTQ's hundredth the output error is the same here and less of a fine-tune's gain is kept.
+
+The factorisation is LAPACK's, so that a code on the edge between two levels may differ between machines. Decoding
+never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from gym_quant.bitstream import Bytes, Floats
+from gym_quant.codec import CodecError
+
+_DAMPING = 0.1
+_BLOCK = 128
+
+Rounded = Callable[[Floats, int], tuple[Bytes, Floats]]
+"""Values ``[rows, 1]`` float32 of a column, and its number, to codes and what they decode to."""
+
+
+def compensated_codes(values: Floats, moments: Floats, rounded: Rounded) -> Bytes:
+    """Codes ``[rows, cols]`` of ``values`` so that the layer's output error is small.
+
+    Args:
+        values: ``[rows, cols]`` float32.
+        moments: ``[cols, cols]`` float64, symmetric; second moments of the layer's inputs.
+        rounded: Rounds one column.
+
+    Raises:
+        CodecError: When the moments are no second moments (not positive semidefinite).
+    """
+    upper = _factor(moments)
+    rows, cols = values.shape
+    left = values.astype(np.float64)
+    codes = np.empty((rows, cols), dtype=np.uint8)
+    for start in range(0, cols, _BLOCK):
+        stop = min(cols, start + _BLOCK)
+        errors = np.empty((rows, stop - start))
+        for j in range(start, stop):
+            column = left[:, j : j + 1]
+            codes[:, j : j + 1], decoded = rounded(column.astype(np.float32), j)
+            error = (column - decoded) / upper[j, j]
+            left[:, j:stop] -= error * upper[j, j:stop]
+            errors[:, j - start] = error[:, 0]
+        left[:, stop:] -= errors @ upper[start:stop, stop:]
+    return codes
+
+
+def _factor(moments: Floats) -> Floats:
+    """Upper Cholesky factor of the inverse of the damped moments."""
+    matrix = torch.from_numpy(moments)
+    mean = float(matrix.diagonal().mean())
+    damped = matrix + (_DAMPING * mean if mean > 0.0 else 1.0) * torch.eye(len(matrix), dtype=torch.float64)
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    if int(failed):
+        raise CodecError("importance is no matrix of second moments: it is not positive semidefinite")
+    found: Floats = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True).numpy()
+    return found
