@@ -1,4 +1,8 @@
-"""How large an update will be, before anything is trained: exact for full deltas, up to the scalings for LoRA."""
+"""How large an update will be, before anything is trained: exact but for what depends on the values.
+
+Those are ``group_size: auto`` (the larger choice is told), budgets (the budget is told), and ``factors: auto``, whose
+mixture of grids takes a few header bytes more or less than is told.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,18 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
 
     from gym_fed.delta.budget import file_bytes
     from gym_fed.delta.manifest import TensorRecord
-    from gym_fed.delta.policy import Choice, choose
+    from gym_fed.delta.policy import FACTOR_BITS, Choice, choose
 
     if recipe.finetuning == "lora":
         lora = get_codec("lora")
         choices = []
         for name, shape in _adapted(model.model, recipe.lora):
-            params = lora.normalise(
-                {"rank": recipe.lora.r, "scaling": recipe.lora.lora_alpha / recipe.lora.r}, shape
-            )
-            record = TensorRecord(name, shape, "lora", params)
-            choices.append(Choice(record, lora.payload_bytes(shape, params), "estimate"))
+            wanted = _factor_params(recipe.lora, codec)
+            params = lora.normalise({**wanted, "rank": min(recipe.lora.r, *shape)}, shape)
+            payload_bytes = lora.payload_bytes(shape, params)
+            if codec.factors == "auto":
+                payload_bytes = int((codec.factor_bits or FACTOR_BITS) * recipe.lora.r * sum(shape) / 8)
+            choices.append(Choice(TensorRecord(name, shape, "lora", params), payload_bytes, "estimate"))
     else:
         import torch
 
@@ -39,6 +44,16 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
     if codec.max_bits_per_weight is not None and recipe.finetuning == "full":
         size = min(size, int(model.base.num_parameters * codec.max_bits_per_weight / 8))
     return size
+
+
+def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:
+    """The codec's parameters but for the rank; with ``factors: auto`` a plan stands for the one yet to be found."""
+    if not codec.quantises_factors:
+        return {"scaling": recipe.lora_alpha / recipe.r}
+    return {
+        "factors": "int4" if codec.factors == "auto" else codec.factors,
+        "factor_group_size": codec.factor_group_size,
+    }
 
 
 def _adapted(model: Any, recipe: LoraRecipe) -> list[tuple[str, tuple[int, int]]]:

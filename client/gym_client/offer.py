@@ -62,7 +62,11 @@ class Offer:
         ratio = self.bf16_bytes / max(1, self.update_bytes)
         recipe, codec = self.recipe, self.codec
         batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
-        written = "LoRA factors in bf16" if recipe["finetuning"] == "lora" else f"codec {codec['codec']}"
+        written = (
+            f"LoRA factors in {codec['factors']}"
+            if recipe["finetuning"] == "lora"
+            else f"codec {codec['codec']}"
+        )
         key = self.fingerprint or "none: plain text, on this machine only"
         return [
             (

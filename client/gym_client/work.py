@@ -183,16 +183,18 @@ def _encode(
     from gym_fed.delta import encode_delta, lora_delta
     from gym_fed.training import lora_factors
 
-    version = model.version_spec(spec)
-    if spec.recipe.finetuning == "lora":
-        report = lora_delta(lora_factors(result.model), folder.delta_path, version)
+    version, codec, lora = model.version_spec(spec), spec.codec, spec.recipe.finetuning == "lora"
+    loses = codec.error_feedback and (codec.quantises_factors or not lora)
+    feedback = residuals.load(spec.base_digest) if loses else None
+    if lora:
+        factors = lora_factors(result.model)
+        report = lora_delta(factors, folder.delta_path, version, policy=codec, residual=feedback)
     else:
-        feedback = residuals.load(spec.base_digest) if spec.codec.error_feedback else None
         report = encode_delta(
-            result.model, model.tensors, spec.codec, folder.delta_path, version, residual=feedback
+            result.model, model.tensors, codec, folder.delta_path, version, residual=feedback
         )
-        if feedback is not None:
-            feedback.stage(folder.residual_path)
+    if feedback is not None:
+        feedback.stage(folder.residual_path)
     return Trained(report.sha256, report.size_bytes, result.num_examples, _metrics(result, report.norm))
 
 

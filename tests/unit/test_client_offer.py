@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
 from gym_client.offer import Offer, announced
@@ -30,6 +31,8 @@ def model(tiny_base: Path) -> GlobalModel:
         CodecPolicy(error_feedback=False),
         CodecPolicy(error_feedback=False, group_size=8, small_tensors="bitdelta"),
         CodecPolicy(error_feedback=False, codec="dense"),
+        CodecPolicy(error_feedback=False, codec="int4", embeddings="int8"),
+        CodecPolicy(error_feedback=False, codec="ternary", scale_dtype="bfloat16"),
     ],
 )
 def test_the_size_of_a_full_update_is_exact(model: GlobalModel, codec: CodecPolicy, tmp_path: Path) -> None:
@@ -47,6 +50,22 @@ def test_the_size_of_a_lora_update_is_exact(
     told = update_bytes(model, recipe, CodecPolicy())
     adapted = add_lora(model.model, LoraSettings(**recipe.lora.model_dump()), seed=0)
     assert lora_delta(lora_factors(adapted), tmp_path / "delta", model.base).size_bytes == told
+
+
+@pytest.mark.parametrize("factors", ["int8", "int4", "binary", "auto"])
+def test_the_size_of_quantised_factors_is_told(tiny_base: Path, factors: str, tmp_path: Path) -> None:
+    model = GlobalModel(str(tiny_base))
+    recipe = TrainingRecipe(finetuning="lora", lora=LoraRecipe(r=2))
+    codec = CodecPolicy(factors=factors, error_feedback=False)
+    told = update_bytes(model, recipe, codec)
+    adapted = add_lora(model.model, LoraSettings(**recipe.lora.model_dump()), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    found = {
+        name: (torch.randn(a.shape, generator=generator), torch.randn(b.shape, generator=generator), scaling)
+        for name, (a, b, scaling) in lora_factors(adapted).items()
+    }
+    size = lora_delta(found, tmp_path / "delta", model.base, policy=codec).size_bytes
+    assert size == told if factors != "auto" else size < 1.2 * told  # tiny tensors may not be worth their bytes
 
 
 def test_a_budget_caps_the_size(model: GlobalModel) -> None:
