@@ -61,7 +61,8 @@ def signed_matmul_cuda(
         if variant >= 0:
             rows_of.setdefault(variant, []).append(row)
     for variant, rows in rows_of.items():
-        _launch(dense, variants[variant], torch.tensor(rows, dtype=torch.int64, device=x.device), y)
+        with torch.cuda.device(x.device):
+            _launch(dense, variants[variant], torch.tensor(rows, dtype=torch.int64, device=x.device), y)
     return y
 
 
