@@ -29,7 +29,7 @@ help: ## Print this list.
 install: $(STAMP) ## Make .venv and install the project into it, editable, with the pinned versions.
 	@:
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard setup.py)
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard quant/csrc/*)
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the PATH; name one: make install PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	# torch by its exact release first: an open requirement could pick a newer one with gigabytes of CUDA libraries.

@@ -110,12 +110,12 @@ def to_matrix(tensor: Tensor) -> Tensor:
 
 
 def check_finite(tensor: Tensor, what: str) -> None:
-    """Raise ``CodecError`` at the first NaN or infinity; one pass, a chunk at a time."""
+    """Raise ``CodecError`` at the first NaN or infinity; one pass, a chunk at a time, on this thread alone."""
     flat = tensor.reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):
-        chunk = flat[start : start + _CHUNK]
-        if not math.isfinite(float(chunk.abs().max())):
-            at = start + int((~torch.isfinite(chunk)).nonzero()[0, 0])
+        found = np.isfinite(flat[start : start + _CHUNK].detach().to("cpu", torch.float32).numpy())
+        if not found.all():
+            at = start + int(found.argmin())
             raise CodecError(f"{what} is not finite: {float(flat[at])} at flat index {at}")
 
 
