@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,22 +188,31 @@ def test_plans_and_groups_out_of_range_are_refused(params: dict[str, object], me
         LORA.encode(torch.ones(64, 172), rank=4, **params)
 
 
+def random_payload(spec: dict[str, tuple[torch.dtype, tuple[int, ...]]], seed: int, tame: bool) -> Any:
+    """Bytes as they fall; tame ones have no sign bit, few infinities, and bytes of five trits."""
+    generator = np.random.default_rng(seed)
+    payload = {}
+    for field, (dtype, size) in spec.items():
+        raw = generator.integers(0, 256, math.prod(size) * dtype.itemsize, dtype=np.uint8)
+        if tame:
+            raw %= np.uint8(243 if dtype == torch.uint8 else 128 if seed % 2 else 64)
+        payload[field] = torch.from_numpy(raw).view(dtype).reshape(size)
+    return payload
+
+
 @given(
-    data=st.data(),
     plan=st.sampled_from(PLANS),
     group=st.sampled_from([3, 128]),
     shape=st.tuples(st.integers(4, 20), st.integers(4, 20)),
+    seed=st.integers(0, 2**32),
+    tame=st.booleans(),
 )
 @settings(deadline=None, max_examples=100)
 def test_any_payload_of_quantised_factors_decodes_to_finite_values_or_is_refused(
-    data: st.DataObject, plan: str, group: int, shape: tuple[int, int]
+    plan: str, group: int, shape: tuple[int, int], seed: int, tame: bool
 ) -> None:
     params = LORA.normalise({"rank": 4, "factors": plan, "factor_group_size": group}, shape)
-    payload = {}
-    for field, (dtype, size) in LORA.payload_spec(shape, params).items():
-        count = math.prod(size) * dtype.itemsize
-        raw = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8).copy()
-        payload[field] = torch.from_numpy(raw).view(dtype).reshape(size)
+    payload = random_payload(LORA.payload_spec(shape, params), seed, tame)
     try:
         LORA.check(payload, shape, params)
     except CodecError:

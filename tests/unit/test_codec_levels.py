@@ -132,20 +132,32 @@ def test_zero_stays_zero_where_levels_are_symmetric(name: str, array: object, gr
     assert not bool(codec.decode(encoded.payload, tuple(delta.shape), encoded.params)[holes].any())
 
 
+def random_payload(spec: dict[str, tuple[torch.dtype, tuple[int, ...]]], seed: int, tame: bool) -> Any:
+    """Bytes as they fall; tame ones have no sign bit, few infinities, and bytes of five trits."""
+    generator = np.random.default_rng(seed)
+    payload = {}
+    for field, (dtype, size) in spec.items():
+        raw = generator.integers(0, 256, math.prod(size) * dtype.itemsize, dtype=np.uint8)
+        if tame:
+            raw %= np.uint8(243 if dtype == torch.uint8 else 128 if seed % 2 else 64)
+        payload[field] = torch.from_numpy(raw).view(dtype).reshape(size)
+    return payload
+
+
 @pytest.mark.parametrize("name", NAMES)
-@given(data=st.data(), params=settings_of)
+@given(
+    shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=12),
+    params=settings_of,
+    seed=st.integers(0, 2**32),
+    tame=st.booleans(),
+)
 @settings(deadline=None, max_examples=80)
 def test_any_payload_decodes_to_finite_values_or_is_refused(
-    name: str, data: st.DataObject, params: dict[str, Any]
+    name: str, shape: tuple[int, ...], params: dict[str, Any], seed: int, tame: bool
 ) -> None:
     codec = get_codec(name)
-    shape = data.draw(shapes)
     kept = codec.normalise(params, shape)
-    payload = {}
-    for field, (dtype, size) in codec.payload_spec(shape, kept).items():
-        count = math.prod(size) * dtype.itemsize
-        raw = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8).copy()
-        payload[field] = torch.from_numpy(raw).view(dtype).reshape(size)
+    payload = random_payload(codec.payload_spec(shape, kept), seed, tame)
     try:
         codec.check(payload, shape, kept)
     except CodecError:
