@@ -11,7 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _LINES_PER_PHASE = 10
-_LABELS = {"fetch": "fetching", "train": "training", "encode": "encoding", "upload": "uploading"}
+_LABELS = {
+    "fetch": "fetching",
+    "train": "training",
+    "distill": "distilling",
+    "encode": "encoding",
+    "upload": "uploading",
+}
 
 
 class Display:

@@ -42,7 +42,8 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
         choices = [choose(name, torch.empty(shape, device="meta"), largest) for name, shape in shapes]
     size = file_bytes(choices, model.base, {})
     if codec.max_bits_per_weight is not None and recipe.finetuning == "full":
-        size = min(size, int(model.base.num_parameters * codec.max_bits_per_weight / 8))
+        budget = int(model.base.num_parameters * codec.max_bits_per_weight / 8)
+        size = budget if codec.codec == "auto" else min(size, budget)
     return size
 
 

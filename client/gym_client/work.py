@@ -23,6 +23,7 @@ from gym_fed.failpoints import failpoint
 
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig
+    from gym_fed.delta import Refine
     from gym_fed.training import TrainResult
 
 _CHECKPOINTS_PER_ROUND = 10
@@ -100,7 +101,7 @@ def perform(
     result = _train(spec, model, data, folder, policy, setup)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)
-    trained = _encode(spec, model, result, folder, Residuals(home, spec.server))
+    trained = _encode(spec, model, result, data, folder, Residuals(home, spec.server))
     if spec.recipe.finetuning == "lora":
         result.model.unload()
     model.restore()
@@ -177,7 +178,12 @@ def _told(error: GymError, hooks: Hooks, policy: Policy, until: float) -> GymErr
 
 
 def _encode(
-    spec: TaskSpec, model: GlobalModel, result: TrainResult, folder: TaskFolder, residuals: Residuals
+    spec: TaskSpec,
+    model: GlobalModel,
+    result: TrainResult,
+    data: Data,
+    folder: TaskFolder,
+    residuals: Residuals,
 ) -> Trained:
     """Write the delta against the global version, and stage what its encoding lost."""
     from gym_fed.delta import encode_delta, lora_delta
@@ -190,12 +196,42 @@ def _encode(
         factors = lora_factors(result.model)
         report = lora_delta(factors, folder.delta_path, version, policy=codec, residual=feedback)
     else:
+        refine = _distiller(spec, model, result, data) if codec.distill_steps else None
         report = encode_delta(
-            result.model, model.tensors, codec, folder.delta_path, version, residual=feedback
+            result.model, model.tensors, codec, folder.delta_path, version, residual=feedback, refine=refine
         )
     if feedback is not None:
         feedback.stage(folder.residual_path)
     return Trained(report.sha256, report.size_bytes, result.num_examples, _metrics(result, report.norm))
+
+
+def _distiller(spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Data) -> Refine:
+    """Distillation on this machine's data, with its progress shown; stops when asked to."""
+    from gym_fed.delta import model_tensors
+    from gym_fed.quantization import distiller
+
+    hooks = current_hooks()
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        hooks.progress("distill", step, total, loss)
+        if hooks.should_stop():
+            raise GymError(
+                ErrorCode.INTERRUPTED,
+                "stopped while distilling",
+                "run the same command again to go on from there",
+            )
+
+    return distiller(
+        spec.codec,
+        model.model,
+        model.tensors,
+        {name: tensor.clone() for name, tensor in model_tensors(result.model).items()},
+        data.rows,
+        model.tokenizer,
+        max_length=spec.recipe.max_length,
+        seed=spec.recipe.seed + spec.server_round,
+        on_step=on_step,
+    )
 
 
 def _metrics(result: Any, norm: float) -> dict[str, float]:

@@ -69,6 +69,13 @@ class CodecPolicy(StrictModel):
     """Budget for the whole file, header included: weights of the base times this many bits. Tensors that do
     not fit stay in the error-feedback residual, so this needs ``error_feedback``."""
 
+    distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Full deltas: steps in which the scales learn, on the contributor's own data, to make the decoded model speak like
+    the tuned one (BitDelta's scale distillation); 0 for none."""
+
+    distill_bits: bool = False
+    """Let the sign bits of bitdelta learn beside the scales; needs ``distill_steps``."""
+
     error_feedback: bool = True
     """Add what one round's encoding lost to the next round's delta."""
 
@@ -105,6 +112,10 @@ class CodecPolicy(StrictModel):
             raise ValueError("lora_rank is required for codec 'lora' and belongs to no other")
         if self.factor_bits is not None and self.factors != "auto":
             raise ValueError(f"factor_bits belongs to factors 'auto', not to {self.factors!r}")
+        if self.distill_steps and not used & {"bitdelta", "auto", *_LEVELS}:
+            raise ValueError(f"distill_steps trains scales, of which codec {self.codec!r} has none")
+        if self.distill_bits and not self.distill_steps:
+            raise ValueError("distill_bits does nothing without distill_steps; set distill_steps above 0")
         if self.factor_group_size is not None and not self.quantises_factors:
             raise ValueError("factor_group_size belongs to quantised factors, not to bfloat16")
         return self

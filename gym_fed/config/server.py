@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.config.task import TrainingRecipe
+from gym_fed.config.task import TrainingRecipe, check_distillation
 from gym_fed.errors import GymError
 
 
@@ -111,6 +111,11 @@ class ServerConfig(StrictModel):
     def _parts_fit(self) -> ServerConfig:
         if self.rewards.split == "improvement" and not (self.gate.heldout and self.gate.screen_updates):
             raise ValueError("rewards.split 'improvement' needs gate.heldout and gate.screen_updates")
+        check_distillation(self.recipe, self.codec)
+        if self.soup.codec.distill_steps:
+            raise ValueError(
+                "soup.codec.distill_steps: a hub has no contributor's text to distil on; set it to 0"
+            )
         try:
             self.soup.check_feasible(self.rounds.min_contributors)
         except GymError as error:

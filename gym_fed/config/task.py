@@ -43,6 +43,12 @@ class TrainingRecipe(StrictModel):
     """The round's number is added to it, so that rounds see different batches."""
 
 
+def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
+    """Raises ``ValueError`` where the codec's distillation has nothing to work on."""
+    if codec.distill_steps and recipe.finetuning == "lora":
+        raise ValueError("codec.distill_steps is for full deltas; with recipe.finetuning lora set it to 0")
+
+
 class SoupReference(StrictModel):
     """One committed soup: the object to fetch, and the version that it leads to."""
 
@@ -69,6 +75,11 @@ class TaskSpec(StrictModel):
     max_update_bytes: int = Field(ge=1)
     deadline_seconds: float = Field(gt=0)
     """Unix time after which the round no longer waits."""
+
+    @model_validator(mode="after")
+    def _distills_full_deltas_only(self) -> TaskSpec:
+        check_distillation(self.recipe, self.codec)
+        return self
 
     @model_validator(mode="after")
     def _chain_ends_at_version(self) -> TaskSpec:

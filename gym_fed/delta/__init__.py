@@ -9,7 +9,14 @@ from gym_fed.lazy import lazy
 if TYPE_CHECKING:
     from gym_fed.delta.apply import apply_delta
     from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
-    from gym_fed.delta.encode import EncodeReport, TensorReport, encode_delta, encode_source, lora_delta
+    from gym_fed.delta.encode import (
+        EncodeReport,
+        Refine,
+        TensorReport,
+        encode_delta,
+        encode_source,
+        lora_delta,
+    )
     from gym_fed.delta.factors import lora_factors
     from gym_fed.delta.feedback import ErrorFeedback
     from gym_fed.delta.file import DeltaFile, DeltaLimits
@@ -23,6 +30,7 @@ __all__ = [
     "DeltaLimits",
     "EncodeReport",
     "ErrorFeedback",
+    "Refine",
     "TensorReport",
     "apply_delta",
     "encode_delta",
@@ -43,6 +51,7 @@ __getattr__ = lazy(
     DeltaLimits="gym_fed.delta.file",
     EncodeReport="gym_fed.delta.encode",
     ErrorFeedback="gym_fed.delta.feedback",
+    Refine="gym_fed.delta.encode",
     TensorReport="gym_fed.delta.encode",
     apply_delta="gym_fed.delta.apply",
     encode_delta="gym_fed.delta.encode",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from gym_quant import CodecError, Payload, get_codec
+from gym_quant import CodecError, Encoded, Payload, get_codec
 from gym_quant.codec import check_finite, sum_of_squares
 from gym_quant.codecs.lora import Lora
 from gym_quant.levels import LevelCodec
@@ -27,6 +27,12 @@ from gym_fed.errors import ErrorCode, GymError
 
 DeltaSource = Callable[[str], Tensor]
 """Name of a tensor to its true delta; called twice for each, must return the same values."""
+
+Coded = Mapping[str, tuple[str, tuple[int, ...], Encoded]]
+"""Name of a tensor to its codec's name, its shape, and its encoded delta."""
+
+Refine = Callable[[Coded], Mapping[str, Encoded]]
+"""Encoded tensors to better ones of the same layout: scales distilled, for one."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,15 @@ def encode_delta(
     residual: ErrorFeedback | None = None,
     extra: Mapping[str, str] | None = None,
     importance: Mapping[str, Tensor] | None = None,
+    refine: Refine | None = None,
 ) -> EncodeReport:
     """Write ``tuned - base`` (float32) as a ``.gymdelta`` of ``spec``.
 
     The new residual is recorded in ``residual``, and counts when the caller commits it. ``importance`` holds second
     moments of layers' inputs by name of their weight (``gym_quant.calibration.collect_input_moments``): the grids
     of int8 to binary, and the choices of codec ``auto`` under a budget, then minimise the error of those layers'
-    outputs instead of that of their weights.
+    outputs instead of that of their weights. ``refine`` sees all tensors encoded at once and may better their scales
+    (``gym_fed.quantization.distiller``); what it changes is in the residual too.
 
     Raises:
         GymError: ``BASE_MISMATCH`` when tensors differ from the base's, ``DELTA_INVALID`` for values that are
@@ -107,7 +115,7 @@ def encode_delta(
     def difference(name: str) -> Tensor:
         return new[name].to("cpu", torch.float32) - old[name].to("cpu", torch.float32)
 
-    return encode_source(difference, policy, out_path, spec, residual, extra, importance)
+    return encode_source(difference, policy, out_path, spec, residual, extra, importance, refine)
 
 
 def encode_source(
@@ -118,6 +126,7 @@ def encode_source(
     residual: ErrorFeedback | None = None,
     extra: Mapping[str, str] | None = None,
     importance: Mapping[str, Tensor] | None = None,
+    refine: Refine | None = None,
 ) -> EncodeReport:
     """``encode_delta`` for deltas that come from anywhere; holds one tensor at a time."""
     if policy.error_feedback != (residual is not None):
@@ -153,7 +162,8 @@ def encode_source(
         choices.update((choice.record.name, choice) for choice in kept)
 
     squares: list[float] = []
-    entries = [_entry(choice, corrected, residual, squares, importance or {}) for choice in kept]
+    refined = refine(_coded(kept, corrected, importance or {})) if refine is not None else {}
+    entries = [_entry(choice, corrected, residual, squares, importance or {}, refined) for choice in kept]
     info = write_delta(out_path, entries, spec, extra)
     kept_names = {choice.record.name for choice in kept}
     if residual is not None:
@@ -243,23 +253,41 @@ def _energy(name: str, delta: Tensor) -> float:
     return sum_of_squares(delta)
 
 
+def _coded(kept: Sequence[Choice], corrected: DeltaSource, importance: Mapping[str, Tensor]) -> Coded:
+    """All tensors at once, encoded: what ``Refine`` works on."""
+    return {
+        c.record.name: (
+            c.record.codec,
+            c.record.shape,
+            _encode(c, corrected(c.record.name), importance),
+        )
+        for c in kept
+    }
+
+
+def _encode(choice: Choice, delta: Tensor, importance: Mapping[str, Tensor]) -> Encoded:
+    record, codec = choice.record, get_codec(choice.record.codec)
+    weighed = {"importance": importance.get(record.name)} if isinstance(codec, LevelCodec) else {}
+    try:
+        return codec.encode(delta, **weighed, **record.params)
+    except CodecError as error:
+        raise GymError(ErrorCode.DELTA_INVALID, f"tensor {record.name!r}: {error}") from error
+
+
 def _entry(
     choice: Choice,
     corrected: DeltaSource,
     residual: ErrorFeedback | None,
     squares: list[float],
     importance: Mapping[str, Tensor],
+    refined: Mapping[str, Encoded],
 ) -> DeltaEntry:
-    """Encodes when the writer asks for it, and notes norm and loss on the way."""
+    """Encodes when the writer asks for it, unless that is done, and notes norm and loss on the way."""
     record, codec = choice.record, get_codec(choice.record.codec)
-    weighed = {"importance": importance.get(record.name)} if isinstance(codec, LevelCodec) else {}
 
     def payload() -> Payload:
         delta = corrected(record.name)
-        try:
-            encoded = codec.encode(delta, **weighed, **record.params)
-        except CodecError as error:
-            raise GymError(ErrorCode.DELTA_INVALID, f"tensor {record.name!r}: {error}") from error
+        encoded = refined.get(record.name) or _encode(choice, delta, importance)
         squares.append(codec.norm(encoded.payload, record.shape, encoded.params) ** 2)
         if residual is not None:
             residual.record(record.name, delta - codec.decode(encoded.payload, record.shape, encoded.params))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gym_fed.quantization.bitdelta import BitDeltaQuantizer
     from gym_fed.quantization.config import BitDeltaConfig, DeltaQuantConfig, QuantMethod
     from gym_fed.quantization.deltaquant import DeltaQuantizer
+    from gym_fed.quantization.refining import distiller
     from gym_fed.quantization.report import DistillReport, LayerSafety, QuantizedTensor, QuantReport
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "QuantMethod",
     "QuantReport",
     "QuantizedTensor",
+    "distiller",
 ]
 
 __getattr__ = lazy(
@@ -41,4 +43,5 @@ __getattr__ = lazy(
     QuantMethod="gym_fed.quantization.config",
     QuantReport="gym_fed.quantization.report",
     QuantizedTensor="gym_fed.quantization.report",
+    distiller="gym_fed.quantization.refining",
 )

@@ -15,7 +15,9 @@ CASES: dict[str, dict[str, Any]] = {
         "recipe": {**CONFIG["recipe"], "finetuning": "lora", "lora": {"r": 4}},
         "codec": {"factors": "int4"},
     },
-    "grids": {"codec": {"codec": "ternary", "embeddings": "int4", "scale_dtype": "bfloat16"}},
+    "grids": {
+        "codec": {"codec": "ternary", "embeddings": "int4", "scale_dtype": "bfloat16", "distill_steps": 4}
+    },
 }
 WANTED = {"factors": {"lora"}, "grids": {"ternary", "int4", "dense"}}
 
@@ -29,6 +31,7 @@ def test_two_rounds_with_another_codec(tmp_path: Path, tiny_base: Path, case: st
             federation.join(name)
         federation.finish()
         assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})
+        assert ("distilling 4/4" in federation.log("ann")) == (case == "grids")
         residuals = list(tmp_path.glob("ann/**/residual.safetensors"))
         assert len(residuals) == 1  # what two rounds lost was kept
         seen = set()

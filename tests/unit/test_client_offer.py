@@ -65,7 +65,9 @@ def test_the_size_of_quantised_factors_is_told(tiny_base: Path, factors: str, tm
         for name, (a, b, scaling) in lora_factors(adapted).items()
     }
     size = lora_delta(found, tmp_path / "delta", model.base, policy=codec).size_bytes
-    assert size == told if factors != "auto" else size < 1.2 * told  # tiny tensors may not be worth their bytes
+    assert (
+        size == told if factors != "auto" else size < 1.2 * told
+    )  # tiny tensors may not be worth their bytes
 
 
 def test_a_budget_caps_the_size(model: GlobalModel) -> None:

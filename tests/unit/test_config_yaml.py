@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -388,3 +388,19 @@ def test_the_learning_rate_falls_with_every_committed_round() -> None:
     assert [config.recipe_at(height).learning_rate for height in range(4)] == [8e-3, 4e-3, 2e-3, 1e-3]
     assert config.recipe_at(3).max_steps == 7
     assert ServerConfig().recipe_at(9) == ServerConfig().recipe
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"recipe": {"finetuning": "lora"}, "codec": {"distill_steps": 5}}, "full deltas"),
+        ({"soup": {"codec": {"distill_steps": 5}}}, "no contributor's text"),
+        ({"codec": {"distill_bits": True}}, "distill_steps"),
+        ({"codec": {"codec": "dense", "distill_steps": 5}}, "has none"),
+    ],
+)
+def test_distillation_that_could_do_nothing_is_refused(values: dict[str, Any], told: str) -> None:
+    from gym_fed.config.server import ServerConfig
+
+    with pytest.raises(ValueError, match=told):
+        ServerConfig.model_validate(values)
