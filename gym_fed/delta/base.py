@@ -22,6 +22,25 @@ def model_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in sorted(named)}
 
 
+def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> dict[str, Tensor]:
+    """The parameters of ``model``, which must be those of ``spec``.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` naming the first tensor that is not, and ``what`` has it.
+    """
+    tensors = model_tensors(model)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != spec.shapes:
+        name = min(n for n in shapes.keys() | spec.shapes.keys() if shapes.get(n) != spec.shapes.get(n))
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"tensor {name!r} has shape {shapes.get(name)} in the {what} model, but "
+            f"{spec.shapes.get(name)} in the description of {spec.model_name!r}",
+            "give models of the same architecture and vocabulary",
+        )
+    return tensors
+
+
 def tensors_digest(model: nn.Module | Tensors) -> str:
     """``sha256:<hex>`` over a model's parameters.
 

@@ -16,7 +16,7 @@ from gym_quant.levels import LevelCodec
 from torch import Tensor, nn
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
+from gym_fed.delta.base import BaseSpec, Tensors, checked_tensors
 from gym_fed.delta.budget import fit_budget, require_budget
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.low_rank import Factors, plain_factors, quantise_factors
@@ -100,17 +100,7 @@ def encode_delta(
         GymError: ``BASE_MISMATCH`` when tensors differ from the base's, ``DELTA_INVALID`` for values that are
             not finite, ``CONFIG_INVALID`` when policy and ``residual`` do not fit or the budget is too small.
     """
-    new, old = model_tensors(tuned), model_tensors(base)
-    for what, tensors in (("tuned", new), ("base", old)):
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if shapes != spec.shapes:
-            name = min(n for n in shapes.keys() | spec.shapes.keys() if shapes.get(n) != spec.shapes.get(n))
-            raise GymError(
-                ErrorCode.BASE_MISMATCH,
-                f"tensor {name!r} has shape {shapes.get(name)} in the {what} model, but "
-                f"{spec.shapes.get(name)} in the description of {spec.model_name!r}",
-                "a delta needs two models of the same architecture and vocabulary",
-            )
+    new, old = checked_tensors(tuned, spec, "tuned"), checked_tensors(base, spec, "base")
 
     def difference(name: str) -> Tensor:
         return new[name].to("cpu", torch.float32) - old[name].to("cpu", torch.float32)

@@ -18,8 +18,9 @@ from gym_quant.calibration import output_error
 from gym_quant.distill import Batch, divergence
 from torch import Tensor
 
-from gym_fed.delta.layout import Layout, header_bytes
-from gym_fed.delta.manifest import Manifest, TensorRecord
+from gym_fed.delta.budget import file_bytes
+from gym_fed.delta.manifest import TensorRecord
+from gym_fed.delta.policy import Choice
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization.quantizer import Plan, Work, about_tensor
 
@@ -99,7 +100,8 @@ def _payload(work: Work, name: str, plan: Plan) -> int:
 
 
 def _file_bytes(work: Work, plans: Mapping[str, Plan]) -> int:
-    records = [TensorRecord(n, tuple(work.deltas[n].shape), p.codec, p.params) for n, p in plans.items()]
-    manifest = Manifest.of(work.spec.model_name, work.spec.digest, records, None)
-    layout = Layout.of(manifest.tensors)
-    return len(header_bytes(manifest, layout)) + layout.data_bytes
+    choices = (
+        Choice(TensorRecord(n, tuple(work.deltas[n].shape), p.codec, p.params), _payload(work, n, p), p.why)
+        for n, p in plans.items()
+    )
+    return file_bytes(list(choices), work.spec, {})

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 
-from gym_fed.delta.base import BaseSpec, model_tensors
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, model_name
 
 Model: TypeAlias = "nn.Module | str"
@@ -40,25 +38,6 @@ def resolve_model(model: Model) -> Given:
         return Given(found, loaded.tokenizer, model_name(model))
     path = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
     return Given(model, None, model_name(path) if path else type(model).__name__)
-
-
-def same_tensors(model: Any, spec: BaseSpec, what: str) -> dict[str, Tensor]:
-    """The parameters of ``model``, which must be those of ``spec``.
-
-    Raises:
-        GymError: ``BASE_MISMATCH`` naming the first tensor that is not.
-    """
-    tensors = model_tensors(model)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if shapes != spec.shapes:
-        name = min(n for n in shapes.keys() | spec.shapes.keys() if shapes.get(n) != spec.shapes.get(n))
-        raise GymError(
-            ErrorCode.BASE_MISMATCH,
-            f"tensor {name!r} has shape {shapes.get(name)} in the {what} model, but {spec.shapes.get(name)} in "
-            f"the base {spec.model_name!r}",
-            "give models of the same architecture and vocabulary",
-        )
-    return tensors
 
 
 def kinds_of(model: Any) -> dict[str, Kind]:

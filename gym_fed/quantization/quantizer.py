@@ -19,13 +19,13 @@ from gym_quant.safety import project_delta
 from torch import Tensor
 
 from gym_fed.delta.apply import apply_delta
-from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.base import BaseSpec, checked_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization.calibration import Calibration, calibration_batches, plain_sequences
 from gym_fed.quantization.config import QuantizerConfig
-from gym_fed.quantization.models import Kind, Model, kinds_of, linear_aliases, resolve_model, same_tensors
+from gym_fed.quantization.models import Kind, Model, kinds_of, linear_aliases, resolve_model
 from gym_fed.quantization.report import DistillReport, LayerSafety, QuantizedTensor, QuantReport
 
 ConfigT = TypeVar("ConfigT", bound=QuantizerConfig)
@@ -117,9 +117,9 @@ class Quantizer(ABC, Generic[ConfigT]):
         self._require(calibration, aligned, unaligned)
         given = resolve_model(base)
         spec = BaseSpec.of(given.model, given.name)
-        old = same_tensors(given.model, spec, "base")
+        old = checked_tensors(given.model, spec, "base")
         teacher = resolve_model(tuned).model
-        new = same_tensors(teacher, spec, "tuned")
+        new = checked_tensors(teacher, spec, "tuned")
         deltas = {name: new[name].cpu().float() - old[name].cpu().float() for name in old}
         _check_finite(deltas)
         batches: list[Batch] = []
@@ -201,8 +201,8 @@ class Quantizer(ABC, Generic[ConfigT]):
             return "not applicable: no pair of an aligned and an unaligned model was given", ()
         if threshold is None:
             return "not applicable: safety_threshold is not set", ()
-        safe = same_tensors(resolve_model(aligned).model, spec, "aligned")
-        unsafe = same_tensors(resolve_model(unaligned).model, spec, "unaligned")
+        safe = checked_tensors(resolve_model(aligned).model, spec, "aligned")
+        unsafe = checked_tensors(resolve_model(unaligned).model, spec, "unaligned")
         layers: list[LayerSafety] = []
         for name, kind in sorted(kinds.items()):
             if kind == "matrix" and deltas[name].ndim == 2:
