@@ -50,6 +50,7 @@ def generate_file(
         SplitName, typer.Option("--split", help="The two never share a prompt.")
     ] = SplitName.train,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Write rows of one or more tasks as JSONL, in the messages format."""
     from gym_fed.data.tasks import generate_with_rehearsal
@@ -59,7 +60,10 @@ def generate_file(
     rows = generate_with_rehearsal(task, num, rehearse, seed=seed, split=split.value)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    err.print(f"{len(rows)} rows in {file}", markup=False)
+    if as_json:
+        print_json({"file": str(file), "num_rows": len(rows)})
+    else:
+        err.print(f"{len(rows)} rows in {file}", markup=False)
 
 
 @app.command("score")

@@ -91,6 +91,7 @@ def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta made from this base.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model; must not exist.")],
     scale: Annotated[float, typer.Option(help="Multiply the delta by this.")] = 1.0,
+    json_: _Json = False,
 ) -> None:
     """Write BASE plus the delta as a model folder that transformers loads."""
     import os
@@ -104,7 +105,8 @@ def apply(
     if output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")
     loaded = load_model(base)
-    with DeltaFile.open(file, BaseSpec.of(loaded.model, model_name(base))) as delta:
+    spec = BaseSpec.of(loaded.model, model_name(base))
+    with DeltaFile.open(file, spec) as delta:
         apply_delta(loaded.model, delta, scale)
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -117,7 +119,10 @@ def apply(
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    console.out.print(f"wrote {output}", markup=False)
+    if json_:
+        console.print_json({"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale})
+    else:
+        console.out.print(f"wrote {output}", markup=False)
 
 
 def _write(

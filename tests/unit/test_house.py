@@ -12,7 +12,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -218,3 +220,13 @@ def test_every_lazy_name_is_what_it_says(package: str) -> None:
         assert not inspect.ismodule(getattr(module, name)), name
     with pytest.raises(AttributeError, match=package):
         module.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("command", ["gym_fed.cli.main", "gym_server.cli", "gym_client.cli"])
+def test_every_command_answers_in_json(command: str) -> None:
+    def without(found: click.Command, path: str) -> list[str]:
+        if isinstance(found, click.Group):
+            return [name for key, sub in found.commands.items() for name in without(sub, f"{path} {key}")]
+        return [] if any("--json" in option.opts for option in found.params) else [path]
+
+    assert without(typer.main.get_command(importlib.import_module(command).app), "") == []
