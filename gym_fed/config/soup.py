@@ -13,7 +13,9 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.errors import ErrorCode, GymError
 
-_AGGREGATORS = Path(__file__).resolve().parents[1] / "soup" / "aggregators"
+_RULES = Path(__file__).resolve().parents[1] / "soup"
+
+Option = bool | int | float | str
 
 
 class SoupRecipe(StrictModel):
@@ -22,8 +24,14 @@ class SoupRecipe(StrictModel):
     aggregator: str = "mean"
     """A file of ``gym_fed/soup/aggregators``."""
 
-    aggregator_options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    aggregator_options: dict[str, Option] = Field(default_factory=dict)
     """Further keys of the aggregator's own ``Config``."""
+
+    pre_aggregators: list[str] = Field(default_factory=list)
+    """Files of ``gym_fed/soup/pre_aggregators``, in the order in which they work before the aggregator."""
+
+    pre_aggregator_options: dict[str, dict[str, Option]] = Field(default_factory=dict)
+    """Further keys of a pre-aggregator's own ``Config``, by its name."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
     """How many liars the merge must withstand, f. A round needs at least 2f + 1 updates."""
@@ -46,10 +54,17 @@ class SoupRecipe(StrictModel):
     @field_validator("aggregator")
     @classmethod
     def _known(cls, name: str) -> str:
-        known = sorted(info.name for info in iter_modules([str(_AGGREGATORS)]))
-        if name not in known:
-            raise ValueError(f"unknown aggregator (known: {', '.join(known)})")
+        _require_known(name, "aggregator")
         return name
+
+    @field_validator("pre_aggregators")
+    @classmethod
+    def _known_and_once(cls, names: list[str]) -> list[str]:
+        for name in names:
+            _require_known(name, "pre_aggregator")
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} is listed twice")
+        return names
 
     @model_validator(mode="after")
     def _consistent(self) -> SoupRecipe:
@@ -57,10 +72,17 @@ class SoupRecipe(StrictModel):
             raise ValueError(
                 "num_examples_cap is required for weighting: num_examples and belongs to no other"
             )
+        for name in self.pre_aggregator_options:
+            if name not in self.pre_aggregators:
+                raise ValueError(
+                    f"pre_aggregator_options are for {name!r}, which pre_aggregators does not list"
+                )
         return self
 
     def check_feasible(self, contributors: int) -> None:
-        """Whether ``contributors`` updates are enough to outvote ``num_malicious_nodes``.
+        """Whether ``contributors`` updates are enough to outvote ``num_malicious_nodes``, by any rule.
+
+        What a rule needs beyond that is asked of the rule itself (``gym_fed.soup.Pipeline.check``).
 
         Raises:
             GymError: ``CONFIG_INVALID`` with the number that is needed.
@@ -79,3 +101,9 @@ class SoupRecipe(StrictModel):
         if self.num_examples_cap is None:
             return [1.0] * len(num_examples)
         return [float(max(1, min(count, self.num_examples_cap))) for count in num_examples]
+
+
+def _require_known(name: str, kind: str) -> None:
+    known = sorted(info.name for info in iter_modules([str(_RULES / f"{kind}s")]))
+    if name not in known:
+        raise ValueError(f"unknown {kind.replace('_', '-')} {name!r} (known: {', '.join(known)})")

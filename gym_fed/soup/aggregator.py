@@ -1,53 +1,56 @@
-"""What every aggregation rule promises, and the registry that finds the files of ``aggregators``."""
+"""What every aggregation rule promises: rules on coordinates, and rules that weigh whole updates."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import pkgutil
-from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar
+from abc import abstractmethod
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-import gym_fed.soup.aggregators
-from gym_fed.config.base import StrictModel
-from gym_fed.config.soup import SoupRecipe
-from gym_fed.config.yaml_file import validate
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.rule import Rule
+from gym_fed.soup.rule import RuleConfig as AggregatorConfig
+
+__all__ = ["Aggregator", "AggregatorConfig", "CoordinateRule", "WeightRule"]
 
 
-class AggregatorConfig(StrictModel):
-    """What every rule knows; a rule with settings of its own derives from this."""
+class Aggregator(Rule):
+    """One rule, in two steps: ``mix`` sees the updates' inner products, ``combine`` their coordinates, block by block.
 
-    num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
-    """Liars to withstand, f."""
-
-
-class Aggregator(ABC):
-    """One rule. Works on a block of coordinates at a time, so it must treat each coordinate alone.
-
-    To add one, put a file with a subclass into ``gym_fed/soup/aggregators``, named like the rule.
+    Derive from ``WeightRule`` or ``CoordinateRule``. To add a rule, put a file with a subclass into
+    ``gym_fed/soup/aggregators``, named like the rule.
     """
 
-    name: ClassVar[str]
     robust: ClassVar[bool]
-    """Whether f liars among 2f + 1 cannot move a coordinate beyond what honest contributors sent."""
+    """Whether f liars among the honest leave the result near what the honest sent."""
 
-    Config: ClassVar[type[AggregatorConfig]] = AggregatorConfig
+    weighted: ClassVar[bool] = False
+    """Whether the rule is defined for updates of unequal weight."""
 
-    def __init__(self, config: AggregatorConfig) -> None:
-        self.config = config
+    def minimum(self, malicious: int) -> int:
+        """Updates that the rule needs to withstand ``malicious`` liars, by its paper."""
+        return 2 * malicious + 1
 
-    def aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Merge.
+    def mix(self, geometry: Geometry) -> Mixture:
+        """The combinations of the updates that ``combine`` works on; all of them, as they are, by default."""
+        return Mixture.identity(geometry.weights)
+
+    @abstractmethod
+    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """A block of the mixture's vectors made one: ``[m, block]`` float32, ``[m]`` float64 to ``[block]`` float32.
+
+        May not change its input, nor depend on the number of torch threads.
+        """
+
+    def aggregate(self, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> Tensor:
+        """Merge updates in memory.
 
         Args:
             updates: ``[n, d]`` float32, a row for each contributor.
             weights: ``[n]`` float32, positive; only their ratios matter.
+            root: ``[d]`` float32, the coordinator's own update, for rules that need one.
 
         Returns:
             ``[d]`` float32.
@@ -61,11 +64,24 @@ class Aggregator(ABC):
                 ErrorCode.USAGE, f"updates {list(updates.shape)} and weights {list(weights.shape)} do not fit"
             )
         self.check(weights)
+        if (root is not None) != (self.needs is Needs.ROOT):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"aggregator {self.name!r} {'needs' if root is None else 'takes no'} root update",
+            )
         finite = torch.isfinite(updates).all(dim=1)
         if not bool(finite.all()):
             culprit = int((~finite).nonzero()[0, 0])
             raise GymError(ErrorCode.UPDATE_REFUSED, f"update {culprit} holds values that are not finite")
-        return self._aggregate(updates.to(torch.float32), weights.to(torch.float32))
+        exact = weights.to(torch.float64)
+        if self.needs is Needs.NOTHING:
+            mixture = self.mix(Geometry(torch.zeros(len(exact), len(exact), dtype=torch.float64), exact))
+        else:
+            mixture = self.mix(Geometry.of(updates, exact, root))
+        rows = updates.to(torch.float32)
+        if not _is_identity(mixture, len(updates)):
+            rows = torch.from_numpy(mixture.matrix.numpy() @ updates.double().numpy()).to(torch.float32)
+        return self.combine(rows, mixture.weights)
 
     def check(self, weights: Tensor) -> None:
         """Refuse a round in which the rule could not keep its promise.
@@ -80,58 +96,59 @@ class Aggregator(ABC):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"aggregator {self.name!r} withstands no liar, but num_malicious_nodes is {malicious}",
-                "choose a robust aggregator such as trimmed_mean",
+                "choose a robust aggregator such as byzantine_robust",
             )
-        if count < 2 * malicious + 1:
+        if not self.weighted and bool((weights != weights[0]).any()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{count} updates cannot outvote num_malicious_nodes: {malicious}, "
-                f"which takes {2 * malicious + 1}",
-                "wait for more contributors",
+                f"aggregator {self.name!r} gives every update one vote, but the weights differ",
+                "use weighting: uniform, or a rule for weighted updates such as weighted_mean or trimmed_mean",
             )
+        if count < self.minimum(malicious):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{count} updates are too few for aggregator {self.name!r} to withstand "
+                f"num_malicious_nodes: {malicious}, which takes {self.minimum(malicious)}",
+                "wait for more contributors, or lower num_malicious_nodes",
+            )
+
+
+class CoordinateRule(Aggregator):
+    """A rule that treats every coordinate alone: give ``_aggregate``."""
+
+    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
+        return self._aggregate(rows, weights)
 
     @abstractmethod
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The rule itself, on checked input; may not change it, nor depend on the number of torch threads."""
+        """``[m, block]`` float32 and ``[m]`` float64 weights to ``[block]`` float32, on checked input."""
+
+    def drops(self, weights: Tensor) -> int | None:
+        """How many values are dropped on either side before the plain mean of the rest, where that is all the rule does
+        to vectors of these ``[m]`` weights (then packed sign bits need no decoding); None otherwise."""
+        return None
 
 
-def aggregator_names() -> tuple[str, ...]:
-    """Names of all rules, sorted."""
-    return tuple(sorted(_aggregators()))
+class WeightRule(Aggregator):
+    """A rule whose result is a linear combination of the updates: give ``weigh``.
 
-
-def get_aggregator(name: str) -> type[Aggregator]:
-    """The class of a rule.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` when there is none of that name.
+    It works on sign bits and LoRA factors as it does on floats, since it never sees a coordinate.
     """
-    try:
-        return _aggregators()[name]
-    except KeyError:
-        known = ", ".join(aggregator_names())
-        raise GymError(ErrorCode.CONFIG_INVALID, f"unknown aggregator {name!r} (known: {known})") from None
+
+    needs = Needs.PRODUCTS
+
+    def mix(self, geometry: Geometry) -> Mixture:
+        return Mixture.combination(self.weigh(geometry))
+
+    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
+        return rows[0].clone()
+
+    @abstractmethod
+    def weigh(self, geometry: Geometry) -> Tensor:
+        """``[n]`` float64 coefficients of the updates, on a checked round."""
 
 
-def build_aggregator(recipe: SoupRecipe) -> Aggregator:
-    """The rule a recipe asks for, with its settings.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` for settings the rule does not have.
-    """
-    rule = get_aggregator(recipe.aggregator)
-    values = {"num_malicious_nodes": recipe.num_malicious_nodes, **recipe.aggregator_options}
-    return rule(validate(values, rule.Config, f"aggregator_options of {recipe.aggregator!r}"))
-
-
-@functools.cache
-def _aggregators() -> dict[str, type[Aggregator]]:
-    found: dict[str, type[Aggregator]] = {}
-    for info in pkgutil.iter_modules(gym_fed.soup.aggregators.__path__):
-        module = importlib.import_module(f"gym_fed.soup.aggregators.{info.name}")
-        for _, member in inspect.getmembers(module, inspect.isclass):
-            if issubclass(member, Aggregator) and member.__module__ == module.__name__:
-                if member.name != info.name:
-                    raise TypeError(f"{module.__file__}: the rule is called {member.name!r}, unlike its file")
-                found[member.name] = member
-    return found
+def _is_identity(mixture: Mixture, count: int) -> bool:
+    return mixture.matrix.shape == (count, count) and torch.equal(
+        mixture.matrix, torch.eye(count, dtype=torch.float64)
+    )

@@ -20,7 +20,8 @@ from torch import Tensor
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaFile, EncodeReport, ErrorFeedback, encode_source
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.aggregator import Aggregator, build_aggregator
+from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.registry import build_aggregator
 
 BLOCK_ELEMENTS = 1 << 20
 """Decoded numbers held at a time, of all contributors together (but at least one row of each)."""

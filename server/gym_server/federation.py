@@ -75,16 +75,16 @@ class Federation:
         return cls(folder, config, _base_spec(database, config), database)
 
     def check_soup(self) -> None:
-        """Whether the smallest round that may be merged is enough for the aggregator.
+        """Whether the smallest round that may be merged is enough for the rules.
 
         Raises:
             GymError: ``CONFIG_INVALID`` with the number that it needs.
         """
         import torch
 
-        from gym_fed.soup import build_aggregator
+        from gym_fed.soup import Pipeline
 
-        build_aggregator(self.config.soup).check(torch.ones(self.config.rounds.min_contributors))
+        Pipeline.of(self.config.soup).check(torch.ones(self.config.rounds.min_contributors))
 
     @property
     def public_base_name(self) -> str:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.aggregator import CoordinateRule
 
 
-class Median(Aggregator):
+class Median(CoordinateRule):
     name = "median"
     robust = True
+    weighted = True
 
     def check(self, weights: Tensor) -> None:
         """Also refuses weights with which the f heaviest contributors would hold half of the vote."""
@@ -38,3 +39,6 @@ class Median(Aggregator):
         upto = (reached <= half).sum(dim=1, keepdim=True)
         middle = values.gather(1, torch.cat([below, upto], dim=1)).to(torch.float64)
         return ((middle[:, 0] + middle[:, 1]) / 2).to(torch.float32)
+
+    def drops(self, weights: Tensor) -> int | None:
+        return (len(weights) - 1) // 2 if bool((weights == weights[0]).all()) else None

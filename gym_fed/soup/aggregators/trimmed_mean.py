@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.aggregator import Aggregator, AggregatorConfig
+from gym_fed.soup.aggregator import AggregatorConfig, CoordinateRule
 
 
 class TrimmedMeanConfig(AggregatorConfig):
@@ -29,9 +29,10 @@ class TrimmedMeanConfig(AggregatorConfig):
         return self
 
 
-class TrimmedMean(Aggregator):
+class TrimmedMean(CoordinateRule):
     name = "trimmed_mean"
     robust = True
+    weighted = True
     Config = TrimmedMeanConfig
     config: TrimmedMeanConfig
 
@@ -60,3 +61,6 @@ class TrimmedMean(Aggregator):
             weight += share
             total += share.mul_(values[rank])
         return (total / weight).to(torch.float32)
+
+    def drops(self, weights: Tensor) -> int | None:
+        return self.trim if bool((weights == weights[0]).all()) else None

@@ -1,0 +1,24 @@
+"""Weighted mean: federated averaging.
+
+McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", alg. 1:
+``sum_k (n_k / n) * w_k``, here on deltas. One liar moves it anywhere, and further the more examples it claims.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from gym_fed.soup.aggregator import WeightRule
+from gym_fed.soup.geometry import Geometry, Needs
+
+
+class WeightedMean(WeightRule):
+    name = "weighted_mean"
+    robust = False
+    weighted = True
+    needs = Needs.NOTHING
+
+    def weigh(self, geometry: Geometry) -> Tensor:
+        return geometry.weights / math.fsum(geometry.weights.tolist())

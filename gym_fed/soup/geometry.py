@@ -1,0 +1,115 @@
+"""What a rule may know of a round's updates without seeing them: their inner products and weights.
+
+Most robust rules look at updates only through distances, norms and angles, and answer with a linear combination of
+them. Written over the matrix of inner products they need no update in memory: the same few lines serve float deltas,
+packed sign bits (whose products are popcounts) and LoRA factors (whose products need no full matrix).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Needs(IntEnum):
+    """What a rule looks at; a round computes no more than its rules ask for."""
+
+    NOTHING = 0
+    NORMS = 1
+    """The diagonal of ``products``; all else may be zero."""
+    PRODUCTS = 2
+    ROOT = 3
+    """Products, and those with the coordinator's own update too."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A round of n updates.
+
+    Attributes:
+        products: ``[n, n]`` float64, inner products of the updates; symmetric, the diagonal holds squared norms.
+        weights: ``[n]`` float64, positive; only their ratios matter.
+        root: ``[n + 1]`` float64, inner products of the coordinator's own update with each of the n and, last, with
+            itself; None where the coordinator has none.
+    """
+
+    products: Tensor
+    weights: Tensor
+    root: Tensor | None = None
+
+    @classmethod
+    def of(cls, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> Geometry:
+        """Of updates ``[n, d]`` in memory, in float64; ``root`` is ``[d]``."""
+        rows = updates if root is None else torch.cat([updates, root[None]])
+        products = _products(rows.to(torch.float64).numpy())
+        n = len(updates)
+        own = None if root is None else torch.cat([products[n, :n], products[n, n:]])
+        return cls(products[:n, :n], weights.to(torch.float64), own)
+
+    @property
+    def count(self) -> int:
+        return len(self.weights)
+
+    def norms(self) -> Tensor:
+        """``[n]`` float64 L2 norms."""
+        return self.products.diagonal().clamp_min(0.0).sqrt()
+
+    def squared_distances(self) -> Tensor:
+        """``[n, n]`` float64, symmetric, the diagonal exactly zero."""
+        squares = self.products.diagonal()
+        found = (squares[:, None] + squares[None] - 2.0 * self.products).clamp_min(0.0)
+        return found.fill_diagonal_(0.0)
+
+    def mixed(self, mixture: Mixture) -> Geometry:
+        """The geometry of the vectors that a mixture makes of the updates."""
+        matrix = mixture.matrix
+        products = _combined(matrix, _combined(matrix, self.products).T.contiguous())
+        root = None
+        if self.root is not None:
+            root = torch.cat([_combined(matrix, self.root[:-1, None])[:, 0], self.root[-1:]])
+        return Geometry((products + products.T) / 2, mixture.weights, root)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """n updates made into m vectors, each a linear combination of them.
+
+    Attributes:
+        matrix: ``[m, n]`` float64; vector k is ``sum_i matrix[k, i] * update_i``.
+        weights: ``[m]`` float64, positive, of the m vectors.
+    """
+
+    matrix: Tensor
+    weights: Tensor
+
+    @classmethod
+    def identity(cls, weights: Tensor) -> Mixture:
+        """The updates themselves."""
+        return cls(torch.eye(len(weights), dtype=torch.float64), weights)
+
+    @classmethod
+    def scaled(cls, factors: Tensor, weights: Tensor) -> Mixture:
+        """Every update times a factor of its own, ``[n]`` float64."""
+        return cls(torch.diag(factors.to(torch.float64)), weights)
+
+    @classmethod
+    def combination(cls, coefficients: Tensor) -> Mixture:
+        """One vector, ``[n]`` float64 coefficients of the updates."""
+        return cls(coefficients.to(torch.float64)[None], torch.ones(1, dtype=torch.float64))
+
+    def after(self, earlier: Mixture) -> Mixture:
+        """This mixture of the vectors that ``earlier`` makes, as one mixture of the updates."""
+        return Mixture(_combined(self.matrix, earlier.matrix), self.weights)
+
+
+def _combined(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right`` without a BLAS, whose last bits depend on the number of threads."""
+    return torch.from_numpy(np.einsum("ij,jk->ik", left.numpy(), right.numpy(), optimize=False))
+
+
+def _products(rows: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.einsum("id,jd->ij", rows, rows, optimize=False))

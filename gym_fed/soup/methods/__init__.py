@@ -1,0 +1,1 @@
+"""One file is one merge method; a file dropped in here is a member of the registry."""

@@ -1,0 +1,107 @@
+"""A recipe's rules in their order: pre-aggregators, then one aggregator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.pre_aggregator import PreAggregator
+from gym_fed.soup.registry import build_aggregator, build_pre_aggregators
+
+
+class Pipeline:
+    """What happens to a round's updates, from their inner products to their coordinates.
+
+    Args:
+        pre_aggregators: Steps before the aggregator, in their order.
+        aggregator: The last word.
+    """
+
+    def __init__(self, pre_aggregators: Sequence[PreAggregator], aggregator: Aggregator) -> None:
+        self.pre_aggregators = tuple(pre_aggregators)
+        self.aggregator = aggregator
+
+    @classmethod
+    def of(cls, recipe: SoupRecipe) -> Pipeline:
+        """The rules a recipe asks for.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` for settings a rule does not have, and for weights it would not look at.
+        """
+        pipeline = cls(build_pre_aggregators(recipe), build_aggregator(recipe))
+        if recipe.weighting != "uniform" and not pipeline.aggregator.weighted:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"weighting: {recipe.weighting} has no effect on aggregator {recipe.aggregator!r}, for which every "
+                "update has one vote",
+                "use weighting: uniform, or a rule for weighted updates such as weighted_mean or trimmed_mean",
+            )
+        return pipeline
+
+    @property
+    def needs(self) -> Needs:
+        """The most that any of the rules looks at."""
+        return max((rule.needs for rule in (*self.pre_aggregators, self.aggregator)), default=Needs.NOTHING)
+
+    def check(self, weights: Tensor) -> None:
+        """Refuse a round in which the rules could not keep their promise.
+
+        Args:
+            weights: ``[n]``, of the round's updates.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` with the number of updates that the rule needs; ``USAGE`` for weights that
+                are not positive.
+        """
+        rows = weights.numel()
+        for step in self.pre_aggregators:
+            rows = step.rows(rows)
+        merged_rows_differ = rows != weights.numel()
+        self.aggregator.check(torch.ones(rows) if merged_rows_differ else weights)
+
+    def plan(self, geometry: Geometry) -> Mixture:
+        """The combinations of the updates on which the aggregator's ``combine`` works."""
+        total = Mixture.identity(geometry.weights)
+        for step in self.pre_aggregators:
+            mixture = step.mix(geometry)
+            total = mixture.after(total)
+            geometry = geometry.mixed(mixture)
+        return self.aggregator.mix(geometry).after(total)
+
+    def aggregate(self, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> Tensor:
+        """Merge updates in memory, ``[n, d]`` float32 to ``[d]`` float32; see ``Aggregator.aggregate``.
+
+        Raises:
+            GymError: As ``Aggregator.aggregate``.
+        """
+        if not self.pre_aggregators:
+            return self.aggregator.aggregate(updates, weights, root)
+        self.check(weights)
+        return _Composed(self).aggregate(updates, weights, root)
+
+
+class _Composed(Aggregator):
+    """A pipeline as one aggregator, so that both check their input in one place."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline.aggregator.config)
+        self._pipeline = pipeline
+        self.name = pipeline.aggregator.name  # type: ignore[misc]
+        self.needs = pipeline.needs  # type: ignore[misc]
+        self.robust = pipeline.aggregator.robust  # type: ignore[misc]
+        self.weighted = pipeline.aggregator.weighted  # type: ignore[misc]
+
+    def minimum(self, malicious: int) -> int:
+        return 0  # the pipeline has checked what each of its rules needs
+
+    def mix(self, geometry: Geometry) -> Mixture:
+        return self._pipeline.plan(geometry)
+
+    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
+        return self._pipeline.aggregator.combine(rows, weights)

@@ -1,0 +1,46 @@
+"""What every pre-aggregator promises: n updates become m combinations of them, before any aggregator sees them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor
+
+from gym_fed.soup.geometry import Geometry, Mixture
+from gym_fed.soup.rule import Rule
+
+
+class PreAggregator(Rule):
+    """One step before aggregation, composable with every aggregator and with further steps.
+
+    To add one, put a file with a subclass into ``gym_fed/soup/pre_aggregators``, named like the step.
+    """
+
+    @abstractmethod
+    def mix(self, geometry: Geometry) -> Mixture:
+        """The combinations that go on, from the updates' inner products alone.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` for a round that is too small for the step.
+        """
+
+    def rows(self, count: int) -> int:
+        """How many vectors go on of ``count``; each liar spoils at most one of them, unless a step says otherwise.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` when ``count`` updates are too few for the step.
+        """
+        return count
+
+    def apply(self, updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The step on updates in memory.
+
+        Args:
+            updates: ``[n, d]`` float32 or float64.
+            weights: ``[n]``, positive.
+
+        Returns:
+            ``[m, d]`` float64 vectors and their ``[m]`` float64 weights.
+        """
+        mixture = self.mix(Geometry.of(updates, weights))
+        return mixture.matrix @ updates.double(), mixture.weights

@@ -1,0 +1,33 @@
+"""What aggregators, pre-aggregators and merge methods have in common: a name, settings, and what they look at."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from gym_fed.config.base import StrictModel
+from gym_fed.soup.geometry import Needs
+
+
+class RuleConfig(StrictModel):
+    """What every robust rule knows; a rule with settings of its own derives from this."""
+
+    num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
+    """Liars to withstand, f."""
+
+
+class Rule(ABC):
+    """A member of the registry. One file is one rule, named like it."""
+
+    name: ClassVar[str]
+    needs: ClassVar[Needs] = Needs.NOTHING
+    Config: ClassVar[type[RuleConfig]] = RuleConfig
+
+    def __init__(self, config: RuleConfig) -> None:
+        self.config = config
+
+    @property
+    def num_malicious_nodes(self) -> int:
+        return self.config.num_malicious_nodes
