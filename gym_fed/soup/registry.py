@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Mapping
 from typing import TypeVar
 
 from gym_fed.config.soup import SoupRecipe
@@ -78,13 +79,13 @@ def build_pre_aggregators(recipe: SoupRecipe) -> tuple[PreAggregator, ...]:
     )
 
 
-def build(rule: type[R], values: dict[str, object], where: str) -> R:
+def build(rule: type[R], values: Mapping[str, object], where: str) -> R:
     """A rule from plain values.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming the key.
     """
-    return rule(validate(values, rule.Config, f"{where} of {rule.name!r}"))
+    return rule(validate(dict(values), rule.Config, f"{where} of {rule.name!r}"))
 
 
 def _get(folder: str, name: str, kind: type[R]) -> type[R]:
