@@ -48,6 +48,10 @@ void parallel_for(int threads, int64_t items, F& body) {
     parallel(threads, items, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &body);
 }
 
+// Pairwise Hamming distances [n, n] of n packed rows of `bytes` bytes each, wherever they lie (counts.cpp).
+void distances(int path, int threads, int features, const uint8_t* const* rows, int64_t n, int64_t bytes,
+               int64_t* out);
+
 // Rows of a matrix in one piece of work: about 64 Ki elements.
 inline int64_t rows_a_piece(int64_t cols) {
     const int64_t wanted = (int64_t{1} << 16) / (cols > 0 ? cols : 1);

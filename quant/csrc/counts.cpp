@@ -12,6 +12,8 @@ namespace {
 
 // --- distances ------------------------------------------------------------------------------------------------
 
+constexpr int64_t TILE = 64;  // rows against as many others in one piece of work
+
 inline uint64_t ones(uint64_t v) {
 #if defined(__GNUC__) || defined(__clang__)
     return static_cast<uint64_t>(__builtin_popcountll(v));
@@ -111,18 +113,56 @@ GQ_AVX512 uint64_t differ_avx512(const uint8_t* a, const uint8_t* b, int64_t n) 
     return tail_avx512(a, b, i, n, sum);
 }
 
-GQ_POPCNT512 uint64_t differ_popcnt512(const uint8_t* a, const uint8_t* b, int64_t n) {
-    __m512i sum = _mm512_setzero_si512();
-    int64_t i = 0;
-    for (; i + 64 <= n; i += 64) {
-        const __m512i v = _mm512_xor_si512(_mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i));
-        sum = _mm512_add_epi64(sum, _mm512_popcnt_epi64(v));
+// Four rows of `a` against four of `b` at a time: every word that is loaded is used four times.
+GQ_POPCNT512 GQ_INLINE void four_popcnt512(const uint8_t* const* a, const uint8_t* const* b, int64_t bytes,
+                                           uint64_t* found) {
+    __m512i sums[16];
+    for (int k = 0; k < 16; ++k) sums[k] = _mm512_setzero_si512();
+    for (int64_t i = 0; i < bytes; i += 64) {
+        const int64_t left = bytes - i;
+        const __mmask64 there = left < 64 ? (uint64_t{1} << left) - 1 : ~uint64_t{0};
+        __m512i vb[4];
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) vb[k] = _mm512_maskz_loadu_epi8(there, b[k] + i);
+#pragma GCC unroll 4
+        for (int h = 0; h < 4; ++h) {
+            const __m512i va = _mm512_maskz_loadu_epi8(there, a[h] + i);
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; ++k)
+                sums[4 * h + k] =
+                    _mm512_add_epi64(sums[4 * h + k], _mm512_popcnt_epi64(_mm512_xor_si512(va, vb[k])));
+        }
     }
-    uint64_t total = static_cast<uint64_t>(_mm512_reduce_add_epi64(sum));
-    for (; i < n; ++i) total += ones(static_cast<uint64_t>(a[i] ^ b[i]));
-    return total;
+    for (int k = 0; k < 16; ++k) found[k] = static_cast<uint64_t>(_mm512_reduce_add_epi64(sums[k]));
+}
+
+GQ_POPCNT512 void tile_popcnt512(const uint8_t* const* a, int64_t na, const uint8_t* const* b, int64_t nb, bool same,
+                                 int64_t at, int64_t bytes, int64_t* sums) {
+    for (int64_t i = 0; i < na; i += 4)
+        for (int64_t j = same ? i : 0; j < nb; j += 4) {
+            const uint8_t *ra[4], *rb[4];
+            for (int64_t k = 0; k < 4; ++k) {  // where there are fewer, the last row again, and not counted
+                ra[k] = a[std::min(i + k, na - 1)] + at;
+                rb[k] = b[std::min(j + k, nb - 1)] + at;
+            }
+            uint64_t found[16];
+            four_popcnt512(ra, rb, bytes, found);
+            for (int64_t h = 0; h < 4 && i + h < na; ++h)
+                for (int64_t k = 0; k < 4 && j + k < nb; ++k)
+                    sums[(i + h) * TILE + j + k] += static_cast<int64_t>(found[4 * h + k]);
+        }
 }
 #endif
+
+// Adds the distances of the rows `a` to the rows `b` in `bytes` bytes from `at` to sums [TILE, TILE]. Where both are
+// the `same` rows, those above the diagonal at least.
+template <uint64_t (*DIFFER)(const uint8_t*, const uint8_t*, int64_t)>
+void tile_pairs(const uint8_t* const* a, int64_t na, const uint8_t* const* b, int64_t nb, bool same, int64_t at,
+                int64_t bytes, int64_t* sums) {
+    for (int64_t i = 0; i < na; ++i)
+        for (int64_t j = same ? i + 1 : 0; j < nb; ++j)
+            sums[i * TILE + j] += static_cast<int64_t>(DIFFER(a[i] + at, b[j] + at, bytes));
+}
 
 // --- votes ----------------------------------------------------------------------------------------------------
 
@@ -315,43 +355,54 @@ GQ_AVX512 void weigh_avx512(const uint8_t* rows, const int32_t* weights, int64_t
 }
 #endif
 
-constexpr int64_t BLOCK = 4096;        // bytes of a row compared at once: 32 rows fit the L2 cache
+constexpr int64_t BLOCK_BYTES = 1 << 18;  // of all rows compared at once: they stay in the L2 cache
 constexpr int64_t VOTE_BYTES = WORDS * 8;
 constexpr int64_t VOTE_PIECE = 16;     // blocks in one piece of work
 
 }  // namespace
+
+void distances(int path, int threads, int features, const uint8_t* const* rows, int64_t n, int64_t bytes,
+               int64_t* out) {
+    auto tile = tile_pairs<differ_scalar>;
+#if GQ_X86
+    if (path == AVX2) tile = tile_pairs<differ_avx2>;
+    if (path == AVX512) tile = features & 4 ? tile_popcnt512 : tile_pairs<differ_avx512>;
+#endif
+    std::memset(out, 0, static_cast<size_t>(n * n) * 8);
+    const int64_t tiles = (n + TILE - 1) / TILE, pairs = tiles * (tiles + 1) / 2;
+    const int64_t held = std::min(n, 2 * TILE), block = std::max<int64_t>(1024, BLOCK_BYTES / held / 1024 * 1024);
+    const int64_t blocks = (bytes + block - 1) / block;
+    const int64_t pieces = std::max<int64_t>(1, std::min(blocks, (8 * threads + pairs - 1) / pairs));
+    std::mutex guard;
+    auto body = [&](int64_t item) {
+        int64_t pair = item / pieces, I = 0;
+        const int64_t p = item % pieces;
+        while (pair >= tiles - I) pair -= tiles - I++;
+        const int64_t i0 = I * TILE, j0 = (I + pair) * TILE;
+        const int64_t ni = std::min(TILE, n - i0), nj = std::min(TILE, n - j0);
+        std::vector<int64_t> sums(TILE * TILE);
+        for (int64_t b = p * blocks / pieces; b < (p + 1) * blocks / pieces; ++b)
+            tile(rows + i0, ni, rows + j0, nj, i0 == j0, b * block, std::min(block, bytes - b * block), sums.data());
+        std::lock_guard<std::mutex> lock(guard);
+        for (int64_t i = i0; i < i0 + ni; ++i)
+            for (int64_t j = std::max(i + 1, j0); j < j0 + nj; ++j) out[i * n + j] += sums[(i - i0) * TILE + j - j0];
+    };
+    parallel_for(threads, pairs * pieces, body);
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < i; ++j) out[i * n + j] = out[j * n + i];
+}
+
 }  // namespace gq
 
 using namespace gq;
 
 // packed [n, bytes] to distances [n, n] int64. features: what gq_features told.
 GQ_API int gq_hamming(int path, int threads, int features, const uint8_t* packed, int64_t n, int64_t bytes,
-                      int64_t* distances) {
+                      int64_t* found) {
     return guarded([&] {
-        uint64_t (*differ)(const uint8_t*, const uint8_t*, int64_t) = differ_scalar;
-#if GQ_X86
-        if (path == AVX2) differ = differ_avx2;
-        if (path == AVX512) differ = features & 4 ? differ_popcnt512 : differ_avx512;
-#endif
-        std::memset(distances, 0, static_cast<size_t>(n * n) * 8);
-        std::mutex guard;
-        const int64_t blocks = (bytes + BLOCK - 1) / BLOCK;
-        const int64_t pieces = std::min<int64_t>(blocks, 4 * threads);
-        auto body = [&](int64_t p) {
-            std::vector<int64_t> sums(static_cast<size_t>(n * n));
-            for (int64_t block = p * blocks / pieces; block < (p + 1) * blocks / pieces; ++block) {
-                const int64_t at = block * BLOCK, size = std::min(BLOCK, bytes - at);
-                for (int64_t i = 0; i < n; ++i)
-                    for (int64_t j = i + 1; j < n; ++j)
-                        sums[i * n + j] += static_cast<int64_t>(
-                            differ(packed + i * bytes + at, packed + j * bytes + at, size));
-            }
-            std::lock_guard<std::mutex> lock(guard);
-            for (int64_t k = 0; k < n * n; ++k) distances[k] += sums[k];
-        };
-        parallel_for(threads, pieces, body);
-        for (int64_t i = 0; i < n; ++i)
-            for (int64_t j = 0; j < i; ++j) distances[i * n + j] = distances[j * n + i];
+        std::vector<const uint8_t*> rows(static_cast<size_t>(n));
+        for (int64_t i = 0; i < n; ++i) rows[i] = packed + i * bytes;
+        distances(path, threads, features, rows.data(), n, bytes, found);
         return static_cast<int>(OK);
     });
 }
