@@ -50,7 +50,7 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
 def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:
     """The codec's parameters but for the rank; with ``factors: auto`` a plan stands for the one yet to be found."""
     if not codec.quantises_factors:
-        return {"scaling": recipe.lora_alpha / recipe.r}
+        return {"scaling": recipe.lora_alpha / recipe.r, "factors": codec.factors}
     return {
         "factors": "int4" if codec.factors == "auto" else codec.factors,
         "factor_group_size": codec.factor_group_size,

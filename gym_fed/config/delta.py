@@ -12,7 +12,7 @@ LevelName = Literal["int8", "int4", "int2", "ternary", "binary"]
 PartCodec = Literal["same", "bitdelta", "bitdelta-row", "int8", "int4", "int2", "ternary", "binary", "dense"]
 
 _LEVELS = ("int8", "int4", "int2", "ternary", "binary")
-_PLAIN_FACTORS = "bfloat16"
+_PLAIN_FACTORS = ("bfloat16", "float32")
 
 
 class CodecPolicy(StrictModel):
@@ -54,9 +54,10 @@ class CodecPolicy(StrictModel):
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """lora: rank of the factors; required there."""
 
-    factors: Literal[LevelName, "auto", "bfloat16"] = "bfloat16"
-    """How factors are written, of codec ``lora`` and of LoRA fine-tunes: as they are, in one of the grids, or ``auto``:
-    for every singular component of the product the grid that keeps the most within ``factor_bits``."""
+    factors: Literal[LevelName, "auto", "bfloat16", "float32"] = "bfloat16"
+    """How factors are written, of codec ``lora`` and of LoRA fine-tunes: as they are (``float32`` for a product that is
+    right to 1e-6), in one of the grids, or ``auto``: for every singular component of the product the grid that keeps
+    the most within ``factor_bits``."""
 
     factor_bits: Annotated[float, Field(gt=0)] | None = None
     """factors auto: bits for each element of the trained factors, scales included but not the header; absent means
@@ -82,7 +83,7 @@ class CodecPolicy(StrictModel):
     @property
     def quantises_factors(self) -> bool:
         """Whether LoRA factors lose enough for error feedback to matter."""
-        return self.factors != _PLAIN_FACTORS
+        return self.factors not in _PLAIN_FACTORS
 
     def _codecs(self) -> set[str]:
         """Everything a full delta may be written with."""
@@ -117,5 +118,5 @@ class CodecPolicy(StrictModel):
         if self.distill_bits and not self.distill_steps:
             raise ValueError("distill_bits does nothing without distill_steps; set distill_steps above 0")
         if self.factor_group_size is not None and not self.quantises_factors:
-            raise ValueError("factor_group_size belongs to quantised factors, not to bfloat16")
+            raise ValueError(f"factor_group_size belongs to quantised factors, not to {self.factors}")
         return self

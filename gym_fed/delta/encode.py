@@ -175,11 +175,11 @@ def lora_delta(
 ) -> EncodeReport:
     """Write trained LoRA factors: name to (A ``[r, in]``, B ``[out, r]``, scaling).
 
-    Without a policy, or with ``factors: bfloat16``, they are written as they are. Otherwise they are quantised as the
-    policy's ``factors``, ``factor_bits`` and ``factor_group_size`` say (its other codecs are for full deltas). Error
-    feedback works on the product: factors of two rounds span different spaces, so that only products add up. What is
-    written is then the best of rank r for this round's product plus the residual, and the residual is what the
-    decoded product lacks of that.
+    Without a policy they are written as they are, in bfloat16; with ``factors: bfloat16`` or ``float32`` too, in that
+    format. Otherwise they are quantised as the policy's ``factors``, ``factor_bits`` and ``factor_group_size`` say (its
+    other codecs are for full deltas). Error feedback works on the product: factors of two rounds span different
+    spaces, so that only products add up. What is written is then the best of rank r for this round's product plus the
+    residual, and the residual is what the decoded product lacks of that.
 
     Raises:
         GymError: ``DELTA_INVALID`` naming the tensor whose factors do not fit the base or are not finite;
@@ -198,7 +198,7 @@ def lora_delta(
     if residual is not None:
         residual.begin()
     written = (
-        plain_factors(factors)
+        plain_factors(factors, "bfloat16" if policy is None else policy.factors)
         if quantising is None
         else quantise_factors(factors, quantising, spec, residual)
     )

@@ -36,12 +36,12 @@ class Written:
     payload: Payload
 
 
-def plain_factors(factors: Mapping[str, Factors]) -> dict[str, Written]:
-    """Factors as trained, in bfloat16."""
+def plain_factors(factors: Mapping[str, Factors], number_format: str) -> dict[str, Written]:
+    """Factors as trained, in ``bfloat16`` or ``float32``."""
     written: dict[str, Written] = {}
     for name, (a, b, scaling) in factors.items():
         with _about(name):
-            encoded = _LORA.encode_factors(a, b, scaling)
+            encoded = _LORA.encode_factors(a, b, scaling, factors=number_format)
         written[name] = _written(name, (b.shape[0], a.shape[1]), encoded, "factors as trained")
     return written
 

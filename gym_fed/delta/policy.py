@@ -100,7 +100,7 @@ def _low_rank(name: str, delta: Tensor, policy: CodecPolicy, rank: int) -> Choic
     rows, cols = as_matrix(shape)
     if rank * (rows + cols) >= rows * cols:
         return choice_of(name, delta, "dense", policy, f"factors of rank {rank} would be no smaller")
-    wanted: dict[str, object] = {"rank": rank}
+    wanted: dict[str, object] = {"rank": rank, "factors": policy.factors}
     group = policy.factor_group_size or GROUP
     if policy.factors == "auto" and not delta.is_meta:
         budget = int((policy.factor_bits or FACTOR_BITS) * rank * (rows + cols) / 8)

@@ -89,7 +89,7 @@ def parse_plan(plan: str, rank: int) -> tuple[tuple[str, int], ...]:
         match = _SEGMENT.fullmatch(text)
         if match is None or match[1] not in FACTOR_CODECS or (match[2] is None and len(texts) > 1):
             raise CodecError(
-                f"factors is {plan!r}, neither bfloat16 nor parts like int8*2,int4*5 of "
+                f"factors is {plan!r}, neither bfloat16, float32 nor parts like int8*2,int4*5 of "
                 f"{', '.join(FACTOR_CODECS)}"
             )
         parts.append((match[1], int(match[2]) if match[2] else rank))

@@ -22,6 +22,7 @@ PARAMS: dict[str, list[dict[str, Any]]] = {
     "lora": [
         {"rank": 3},
         {"rank": 3, "scaling": 0.5},
+        {"rank": 3, "scaling": 0.3, "factors": "float32"},
         {"rank": 3, "factors": "int4"},
         {"rank": 3, "factors": "int8*1,int2*2"},
     ],

@@ -27,20 +27,24 @@ from gym_quant.codec import (
     to_matrix,
     whole_number,
 )
+from gym_quant.exact import RightFactor, gram
 from gym_quant.factors import Components, components_of_matrix, components_of_product, parse_plan
 from gym_quant.sides import GROUP, check_side, decode_side, encode_sides, side_spec
 
-_PLAIN = "bfloat16"
+_DEFAULT = "bfloat16"
+_PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _MAX_GROUP = 1 << 31
 
 
 class Lora(Codec):
-    """Payload: ``a`` (``[r, cols]`` bfloat16) and ``b`` (``[rows, r]`` bfloat16), or the fields of ``gym_quant.sides``.
+    """Payload: ``a`` (``[r, cols]``) and ``b`` (``[rows, r]``) in bfloat16 or float32, or the fields of
+    ``gym_quant.sides``.
 
     Parameters:
         rank: ``r``, at least 1 and at most the smaller side of the matrix.
         scaling: Factor of the product, finite; absent means 1.0. Quantised factors absorb it: they have none.
-        factors: ``bfloat16`` (default), or a plan like ``int4`` or ``int8*2,int4*5`` (``gym_quant.factors``).
+        factors: ``bfloat16`` (default), ``float32``, or a plan like ``int4`` or ``int8*2,int4*5``
+            (``gym_quant.factors``).
         factor_group_size: Values of a quantised component that share a scale; absent means 128.
     """
 
@@ -54,14 +58,16 @@ class Lora(Codec):
         scaling = params.get("scaling", 1.0)
         if isinstance(scaling, bool) or not isinstance(scaling, int | float) or not math.isfinite(scaling):
             raise CodecError(f"scaling is {scaling!r}, not a finite number")
-        factors, group = params.get("factors", _PLAIN), params.get("factor_group_size")
+        factors, group = params.get("factors", _DEFAULT), params.get("factor_group_size")
         if not isinstance(factors, str):
             raise CodecError(f"factors is {factors!r}, not a text")
-        if factors == _PLAIN:
+        if factors in _PLAIN:
             if group is not None:
                 raise CodecError("factor_group_size belongs to quantised factors, which these are not")
             if scaling != 1.0:
                 kept["scaling"] = float(scaling)
+            if factors != _DEFAULT:
+                kept["factors"] = factors
             return kept
         parse_plan(factors, int(kept["rank"]))
         if scaling != 1.0:
@@ -75,7 +81,8 @@ class Lora(Codec):
         rows, cols = as_matrix(shape)
         rank = int(params["rank"])
         if not is_quantised(params):
-            return {"a": (torch.bfloat16, (rank, cols)), "b": (torch.bfloat16, (rows, rank))}
+            dtype = _dtype(params)
+            return {"a": (dtype, (rank, cols)), "b": (dtype, (rows, rank))}
         parts, group = _plan(params)
         return {**side_spec(parts, cols, group, "a"), **side_spec(parts, rows, group, "b")}
 
@@ -90,9 +97,9 @@ class Lora(Codec):
             return self.encode_components(components_of_matrix(matrix, rank), tuple(tensor.shape), kept)
         u, s, v = torch.linalg.svd(matrix / abs(scaling), full_matrices=False)
         root = s[:rank].sqrt()
-        return self.encode_factors(
-            v[:rank] * root[:, None], math.copysign(1.0, scaling) * u[:, :rank] * root, scaling
-        )
+        left = math.copysign(1.0, scaling) * u[:, :rank] * root
+        plain = str(kept.get("factors", _DEFAULT))
+        return self.encode_factors(v[:rank] * root[:, None], left, scaling, factors=plain)
 
     def encode_factors(
         self, a: Tensor, b: Tensor, scaling: float = 1.0, rank: int | None = None, **params: Any
@@ -108,14 +115,15 @@ class Lora(Codec):
         if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
             raise CodecError(f"factors A {list(a.shape)} and B {list(b.shape)} do not fit each other")
         shape = (b.shape[0], a.shape[1])
-        if params.get("factors", _PLAIN) != _PLAIN:
+        if params.get("factors", _DEFAULT) not in _PLAIN:
             for factor, name in ((a, "A"), (b, "B")):
                 check_finite(factor.detach().to("cpu", torch.float32), f"factor {name}")
             kept = self.normalise({"rank": rank or a.shape[0], **params}, shape)
             product = components_of_product(scaling * b.detach().cpu().double(), a.detach().cpu())
             return self.encode_components(product, shape, kept)
         kept = self.normalise({"rank": a.shape[0], "scaling": scaling, **params}, shape)
-        payload = {k: f.detach().to("cpu", torch.bfloat16).contiguous() for k, f in (("a", a), ("b", b))}
+        dtype = _dtype(kept)
+        payload = {k: f.detach().to("cpu", dtype).contiguous() for k, f in (("a", a), ("b", b))}
         self.check(payload, shape, kept)
         return Encoded(kept, payload)
 
@@ -128,7 +136,8 @@ class Lora(Codec):
         return Encoded(params, payload)
 
     def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor]:
-        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` in bfloat16, whatever they are stored as; without scaling."""
+        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]``, without scaling: float32 where they are stored so, or else in
+        bfloat16."""
         if not is_quantised(params):
             return payload["a"], payload["b"]
         (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
@@ -136,9 +145,13 @@ class Lora(Codec):
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         """Multiplied in float64, where products of bfloat16 numbers add up exactly unless their exponents lie
-        more than 2**30 apart: the result does not depend on the order in which a BLAS adds them.
+        more than 2**30 apart: the result does not depend on the order in which a BLAS adds them. Float32 numbers are
+        sliced for that (``gym_quant.exact``).
         """
         a, b = self.factors(payload, shape, params)
+        if a.dtype == torch.float32:
+            product = RightFactor.of(a).after(b[start:stop])
+            return product.mul_(float(params.get("scaling", 1.0))).to(torch.float32)
         product = b[start:stop].to(torch.float64) @ a.to(torch.float64)
         return product.mul_(float(params.get("scaling", 1.0))).to(torch.float32)
 
@@ -156,14 +169,22 @@ class Lora(Codec):
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
         """``|BA|_F = sqrt(sum((B'B) * (AA')))`` in float64, from two ``r x r`` Gram matrices."""
-        a, b = (factor.to(torch.float64).numpy() for factor in self.factors(payload, shape, params))
-        gram = np.einsum("rk,sk->rs", a, a) * np.einsum("kr,ks->rs", b, b)
-        return abs(float(params.get("scaling", 1.0))) * math.sqrt(max(0.0, float(gram.sum())))
+        factors = self.factors(payload, shape, params)
+        if factors[0].dtype == torch.float32:
+            grams = (gram(factors[0]) * gram(factors[1].T)).numpy()
+        else:
+            a, b = (factor.to(torch.float64).numpy() for factor in factors)
+            grams = np.einsum("rk,sk->rs", a, a) * np.einsum("kr,ks->rs", b, b)
+        return abs(float(params.get("scaling", 1.0))) * math.sqrt(max(0.0, float(grams.sum())))
 
 
 def is_quantised(params: Params) -> bool:
     """Whether a tensor's parameters say that its factors are quantised."""
-    return "factors" in params
+    return params.get("factors", _DEFAULT) not in _PLAIN
+
+
+def _dtype(params: Params) -> torch.dtype:
+    return _PLAIN[str(params.get("factors", _DEFAULT))]
 
 
 def _plan(params: Params) -> tuple[tuple[tuple[str, int], ...], int]:
