@@ -1,0 +1,138 @@
+"""LoRA updates of one weight, merged without ever forming their products.
+
+An update is ``scaling * B @ A`` with ``A`` ``[r, cols]`` and ``B`` ``[rows, r]``, whose rank may differ from
+contributor to contributor. Averaging the A and the B apart is not averaging the updates. Inner products of updates come
+from Gram matrices of the factors, and any linear combination of updates is the product of their stacked factors
+(Wang et al. 2024, "FLoRA", eq. 6): every rule that weighs whole updates is exact, whatever the ranks. No result depends
+on the number of threads (``gym_quant.exact``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from gym_quant import Params, Payload
+from gym_quant.codec import Shape
+from gym_quant.codecs.lora import Lora
+from gym_quant.exact import RightFactor, gram
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+
+_LORA = Lora()
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A matrix ``b @ a``.
+
+    Attributes:
+        a: ``[r, cols]`` float64.
+        b: ``[rows, r]`` float64, the scaling folded in. ``r`` may be 0, a matrix of zeros, and may exceed both sides.
+    """
+
+    a: Tensor
+    b: Tensor
+
+    @classmethod
+    def of(cls, payload: Payload, shape: Shape, params: Params) -> LowRank:
+        """What a checked payload of codec ``lora`` stands for, whatever its factors are stored as."""
+        a, b = (factor.to(torch.float64) for factor in _LORA.factors(payload, shape, params))
+        scaling = float(params.get("scaling", 1.0))
+        if not bool(a.any()) or not bool(
+            b.any()
+        ):  # beside zeros the codec allows scalings that overflow the other
+            scaling = 0.0
+        return cls(a, b * scaling)
+
+    @property
+    def rank(self) -> int:
+        """Components, not necessarily independent ones."""
+        return len(self.a)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the product."""
+        return self.b.shape[0], self.a.shape[1]
+
+    @cached_property
+    def _right(self) -> RightFactor:
+        return RightFactor.of(self.a)
+
+
+def products(factors: Sequence[LowRank | None]) -> Tensor:
+    """Inner products of the updates of one weight: ``<B1 A1, B2 A2> = sum((B1' B2) * (A1 A2'))``.
+
+    Args:
+        factors: n updates, None for one that leaves the weight out and counts as zero.
+
+    Returns:
+        ``[n, n]`` float64, symmetric, from two Gram matrices of the size of all ranks together.
+    """
+    found = torch.zeros(len(factors), len(factors), dtype=torch.float64)
+    places = [i for i, factor in enumerate(factors) if factor is not None and factor.rank]
+    present = [factor for factor in factors if factor is not None and factor.rank]
+    if not present:
+        return found
+    common_shape(present)
+    core = gram(torch.cat([f.b for f in present], dim=1).T) * gram(torch.cat([f.a for f in present]))
+    starts = np.cumsum([0, *(f.rank for f in present[:-1])])
+    sums = np.add.reduceat(np.add.reduceat(core.numpy(), starts, axis=0), starts, axis=1)
+    found[np.ix_(places, places)] = torch.from_numpy((sums + sums.T) / 2)
+    return found
+
+
+def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
+    """Stacked factors whose product is ``sum_i coefficients[i] * B_i @ A_i``, of the ranks' sum.
+
+    Args:
+        factors: n updates, None for zero; at least one is there.
+        coefficients: ``[n]`` float64; updates whose coefficient is zero add nothing to the rank.
+
+    Raises:
+        GymError: ``USAGE`` when the updates do not fit each other, or all are None.
+    """
+    if coefficients.shape != (len(factors),):
+        raise GymError(ErrorCode.USAGE, f"{len(factors)} updates but coefficients {list(coefficients.shape)}")
+    rows, cols = common_shape([factor for factor in factors if factor is not None])
+    parts = [
+        (factor.a, factor.b * coefficient)
+        for factor, coefficient in zip(factors, coefficients.tolist(), strict=True)
+        if factor is not None and coefficient != 0.0
+    ]
+    if not parts:
+        return LowRank(torch.zeros(0, cols, dtype=torch.float64), torch.zeros(rows, 0, dtype=torch.float64))
+    return LowRank(torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts], dim=1))
+
+
+def rows_of(low_rank: LowRank, start: int, stop: int) -> Tensor:
+    """Rows ``start`` to ``stop`` of the product, ``[stop - start, cols]`` float32; the same bits in any block."""
+    return low_rank._right.after(low_rank.b[start:stop]).to(torch.float32)
+
+
+def frozen_a(factors: Sequence[LowRank | None]) -> Tensor | None:
+    """The A ``[r, cols]`` that all updates share bit for bit, or None where two differ (or no update is there).
+
+    With one A every rule on the coordinates of the B (scaling folded in) has a result of rank r: that on the B, times A
+    (Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning").
+    """
+    present = [factor.a for factor in factors if factor is not None]
+    if not present or not all(torch.equal(present[0], a) for a in present[1:]):
+        return None
+    return present[0]
+
+
+def common_shape(factors: Sequence[LowRank]) -> tuple[int, int]:
+    """Rows and columns that all updates have.
+
+    Raises:
+        GymError: ``USAGE`` when two differ, or there is none.
+    """
+    shapes = sorted({factor.shape for factor in factors})
+    if len(shapes) != 1:
+        raise GymError(ErrorCode.USAGE, f"LoRA updates of one weight have the shapes {shapes}, not one")
+    return shapes[0]
