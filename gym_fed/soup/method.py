@@ -6,16 +6,23 @@ Aggregators distrust the updates they get; merge methods trust them, and ask how
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.rule import Rule, RuleConfig
+
+Score: TypeAlias = Callable[[Tensor], float]
+"""``[n]`` float64 coefficients of the deltas to how good that soup is on held-out data; higher is better."""
+
+Gate: TypeAlias = Callable[[Tensor], str | None]
+"""``[n]`` float64 coefficients to why that soup may not be, or None where it may."""
 
 
 class MethodConfig(RuleConfig):
@@ -23,6 +30,13 @@ class MethodConfig(RuleConfig):
 
     scale: float = Field(1.0)
     """The merged delta is multiplied by it (lambda of task arithmetic)."""
+
+    @field_validator("num_malicious_nodes")
+    @classmethod
+    def _trusting(cls, malicious: int) -> int:
+        if malicious:
+            raise ValueError("merge methods trust every model and withstand no liar; use an aggregator")
+        return malicious
 
 
 @dataclass(frozen=True)
@@ -62,8 +76,17 @@ class MergeMethod(Rule):
     uses_base: ClassVar[bool] = False
     """Whether ``merge_tensor`` reads the base's weights."""
 
+    weighted: ClassVar[bool] = True
+    """Whether the method is defined for models of unequal weight."""
+
+    minimum: ClassVar[int] = 1
+    """Models that the method needs."""
+
     statistics: ClassVar[str | None] = None
     """What each fine-tune must bring beside its delta, in words (``fisher diagonals``); None for nothing."""
+
+    statistics_optional: ClassVar[bool] = False
+    """Whether a tensor of which no fine-tune has statistics is merged all the same, in a way the method says."""
 
     uses_score: ClassVar[bool] = False
     """Whether the method asks how good a candidate is on held-out data."""
@@ -75,7 +98,9 @@ class MergeMethod(Rule):
             ``[rows, cols]`` float32, multiplied by ``scale``.
 
         Raises:
-            GymError: ``USAGE`` for weights or shapes that do not fit, ``UPDATE_REFUSED`` for values not finite.
+            GymError: ``USAGE`` for weights or shapes that do not fit and for missing statistics, ``CONFIG_INVALID``
+                for too few models or weights the method would not look at, ``UPDATE_REFUSED`` for values that are
+                not finite, given or made.
         """
         if task.deltas.dim() != 3 or task.weights.shape != task.deltas.shape[:1] or not len(task.deltas):
             raise GymError(
@@ -83,10 +108,7 @@ class MergeMethod(Rule):
                 f"tensor {task.name!r}: deltas {list(task.deltas.shape)} and weights "
                 f"{list(task.weights.shape)} do not fit",
             )
-        if not bool((torch.isfinite(task.weights) & (task.weights > 0)).all()):
-            raise GymError(
-                ErrorCode.USAGE, f"weights {task.weights.tolist()} are not all positive and finite"
-            )
+        self.check(task.weights)
         for index, delta in enumerate(task.deltas):
             if not bool(torch.isfinite(delta).all()):
                 raise GymError(
@@ -95,18 +117,57 @@ class MergeMethod(Rule):
                 )
         if self.uses_base and task.base is None:
             raise GymError(ErrorCode.USAGE, f"merge method {self.name!r} needs the base's weights")
-        if self.statistics is not None and len(task.statistics) != len(task.deltas):
+        excused = self.statistics_optional and not task.statistics
+        if self.statistics is not None and not excused and len(task.statistics) != len(task.deltas):
             raise GymError(
                 ErrorCode.USAGE,
                 f"tensor {task.name!r}: merge method {self.name!r} needs {self.statistics} of "
                 f"{len(task.deltas)} fine-tunes, not of {len(task.statistics)}",
             )
-        return self._merge(task).to(torch.float32).mul_(self.config.scale)
+        with np.errstate(over="ignore"):  # told below, with the tensor's name
+            merged = self._merge(task).to(torch.float32).mul_(self.config.scale)
+        if not bool(torch.isfinite(merged).all()):
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"tensor {task.name!r}: the merge overflows float32")
+        return merged
+
+    def check(self, weights: Tensor) -> None:
+        """Refuse models that the method cannot merge, told by their ``[n]`` weights.
+
+        Raises:
+            GymError: ``USAGE`` for weights that are not positive, ``CONFIG_INVALID`` for too few models and for
+                weights the method would not look at.
+        """
+        if not bool((torch.isfinite(weights) & (weights > 0)).all()):
+            raise GymError(ErrorCode.USAGE, f"weights {weights.tolist()} are not all positive and finite")
+        if len(weights) < self.minimum:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"merge method {self.name!r} needs at least {self.minimum} models, not {len(weights)}",
+            )
+        if not self.weighted and bool((weights != weights[0]).any()):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"merge method {self.name!r} treats every model alike, but the weights differ",
+                "leave the weights out, or use a method that knows them, such as linear or ties",
+            )
+
+    def choose(self, weights: Tensor, score: Score, gate: Gate | None = None) -> Tensor:
+        """Look at whole models before their tensors are merged; called once for a merge, where ``uses_score``.
+
+        Args:
+            weights: ``[n]`` float64, positive.
+            score: How good a combination of the deltas is.
+            gate: What may forbid one; None forbids nothing.
+
+        Returns:
+            ``[n]`` float64, the coefficients that ``merge_tensor`` uses from now on.
+        """
+        raise NotImplementedError(f"merge method {self.name!r} chooses nothing")
 
     @abstractmethod
     def _merge(self, task: TensorTask) -> Tensor:
         """The method itself, on checked input, before ``scale``; may not change its input."""
 
     def report(self) -> Mapping[str, Any]:
-        """What the last merge is worth telling of (which models were chosen, for one); plain values."""
+        """What was found so far that is worth telling (which models were chosen, for one); plain values."""
         return {}

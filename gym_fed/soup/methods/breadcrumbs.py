@@ -1,0 +1,48 @@
+"""Neither the smallest changes nor the outliers (Davari & Belilovsky 2023, "Model Breadcrumbs", sec. 3)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.sparsify import largest, whole_share
+from gym_fed.soup.task_vectors import combination
+
+
+class BreadcrumbsConfig(MethodConfig):
+    smallest: Annotated[float, Field(ge=0, lt=1)] = 0.85
+    """Share of every tensor that is dropped from below, the paper's beta; rounded down to whole elements."""
+
+    largest: Annotated[float, Field(ge=0, lt=1)] = 0.007
+    """Share that is dropped from above, 1 - gamma of the paper; rounded down."""
+
+    @model_validator(mode="after")
+    def _something_left(self) -> BreadcrumbsConfig:
+        if self.smallest + self.largest >= 1:
+            raise ValueError(f"smallest {self.smallest} and largest {self.largest} leave nothing")
+        return self
+
+
+class Breadcrumbs(MergeMethod):
+    """``scale * sum_i w_i m_i delta_i``, where the mask ``m_i`` keeps the middle of a tensor's magnitudes.
+
+    ``scale`` is the paper's alpha, 0.3 in its experiments. Weights count as they are, as in ``task_arithmetic``.
+    mergekit asks for a density instead of the lower share and drops fewer outliers where both do not fit.
+    """
+
+    name = "breadcrumbs"
+    Config = BreadcrumbsConfig
+    config: BreadcrumbsConfig
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        return combination([self._middle(delta) for delta in task.deltas], task.weights)
+
+    def _middle(self, delta: Tensor) -> Tensor:
+        size = delta.numel()
+        outliers = largest(delta, whole_share(self.config.largest, size))
+        above = largest(delta, size - whole_share(self.config.smallest, size))
+        return torch.where(above & ~outliers, delta, 0.0)

@@ -1,0 +1,41 @@
+"""Drop and rescale, then the weighted mean (Yu et al. 2024, "Language Models are Super Mario", sec. 3: DARE)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.sparsify import draws, dropped_at_random
+from gym_fed.soup.task_vectors import combination
+
+
+class DareConfig(MethodConfig):
+    density: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Probability 1 - p that an element stays; the paper's p is 0.9 and above."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    """What the draws follow from, together with the tensor's name and the place of the model in the list."""
+
+
+class DareLinear(MergeMethod):
+    """Every element is dropped with probability ``1 - density`` and else divided by ``density``, then averaged.
+
+    The draws belong to places: the same models in another order give another soup, of the same expectation. PEFT and
+    mergekit add up where this takes the mean; give ``scale`` the sum of the weights for theirs. They draw from the
+    process's own random numbers, this from the seed alone.
+    """
+
+    name = "dare_linear"
+    Config = DareConfig
+    config: DareConfig
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        density, seed = self.config.density, self.config.seed
+        kept = [
+            dropped_at_random(delta, density, draws(seed, task.name, index, delta.shape))
+            for index, delta in enumerate(task.deltas)
+        ]
+        return combination(kept, task.shares)

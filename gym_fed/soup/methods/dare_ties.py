@@ -1,0 +1,40 @@
+"""Drop and rescale, then elect signs (Yu et al. 2024, "Language Models are Super Mario": DARE with TIES-Merging)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.sparsify import draws, dropped_at_random
+from gym_fed.soup.task_vectors import sign_consensus
+
+
+class DareTiesConfig(MethodConfig):
+    density: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Probability 1 - p that an element stays."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    """What the draws follow from, together with the tensor's name and the place of the model in the list."""
+
+
+class DareTies(MergeMethod):
+    """TIES with random drops in the place of its trim, as in mergekit and PEFT.
+
+    The paper's experiments drop first and trim then. Where one model alone kept an element, the mean over those that
+    agree leaves it rescaled by ``1 / density``: unlike ``dare_linear`` the result is larger than the deltas' mean.
+    """
+
+    name = "dare_ties"
+    Config = DareTiesConfig
+    config: DareTiesConfig
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        density, seed = self.config.density, self.config.seed
+        kept = [
+            dropped_at_random(delta, density, draws(seed, task.name, index, delta.shape))
+            for index, delta in enumerate(task.deltas)
+        ]
+        return sign_consensus(kept, task.weights, votes=task.weights)

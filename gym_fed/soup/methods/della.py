@@ -1,0 +1,68 @@
+"""Drop small changes more often than large ones, then elect signs (Deep et al. 2024, "DELLA-Merging")."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.sparsify import draws
+from gym_fed.soup.task_vectors import combination, sign_consensus
+
+
+class DellaConfig(MethodConfig):
+    density: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Probability 1 - p that an element of middling magnitude stays."""
+
+    epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """How far apart the drop probabilities of a row's largest and smallest elements are."""
+
+    elect_signs: bool = True
+    """Merge only what agrees in sign, as TIES does; else take the weighted mean (mergekit's ``della_linear``)."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    """What the draws follow from, together with the tensor's name and the place of the model in the list."""
+
+    @model_validator(mode="after")
+    def _probabilities(self) -> DellaConfig:
+        if self.density - self.epsilon / 2 <= 0 or self.density + self.epsilon / 2 > 1:
+            raise ValueError(
+                f"density {self.density} -+ half of epsilon {self.epsilon} must lie above 0 and not above 1"
+            )
+        return self
+
+
+class Della(MergeMethod):
+    """MAGPRUNE, elect, fuse (sec. 3 of the paper).
+
+    The n elements of a row (the weights into one neuron) are ranked by magnitude, the largest first: rank r is dropped
+    with probability ``p_r = p - epsilon/2 + epsilon * r / n`` and else divided by ``1 - p_r``. mergekit's epsilon is
+    half of the paper's, its ranks run to 1 exactly, and it rescales to keep a norm instead. Ties go to the lower index.
+    """
+
+    name = "della"
+    Config = DellaConfig
+    config: DellaConfig
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        kept = [
+            self._pruned(delta, draws(self.config.seed, task.name, index, delta.shape))
+            for index, delta in enumerate(task.deltas)
+        ]
+        if self.config.elect_signs:
+            return sign_consensus(kept, task.weights, votes=task.weights)
+        return combination(kept, task.shares)
+
+    def _pruned(self, delta: Tensor, uniform: Tensor) -> Tensor:
+        cols = delta.shape[1]
+        by_rank = self.config.density + self.config.epsilon * (0.5 - np.arange(cols) / cols)
+        result = torch.zeros_like(delta)
+        for row, drawn, into in zip(delta.numpy(), uniform.numpy(), result.numpy(), strict=True):
+            keep = np.empty(cols)
+            keep[np.argsort(-np.abs(row), kind="stable")] = by_rank
+            np.divide(row, keep, out=into, where=drawn < keep, casting="same_kind")
+        return result

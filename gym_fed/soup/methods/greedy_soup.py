@@ -1,0 +1,79 @@
+"""Models join one by one, best first, if the soup does not get worse (Wortsman et al. 2022, "Model soups", alg. 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.method import Gate, MergeMethod, MethodConfig, Score, TensorTask
+from gym_fed.soup.task_vectors import combination
+
+
+class GreedySoup(MergeMethod):
+    """The uniform mean of those models that help on held-out data.
+
+    In order of their own scores (ties: in the order given) each model joins if the mean with it scores at least as well
+    as the soup so far. Beyond the paper a gate may forbid a soup whatever its score, and scores that are NaN count as
+    worse than any other. mergekit has no such method, since it asks for no data.
+    """
+
+    name = "greedy_soup"
+    uses_score = True
+    weighted = False
+
+    def __init__(self, config: MethodConfig) -> None:
+        super().__init__(config)
+        self._coefficients: Tensor | None = None
+        self._steps: list[dict[str, Any]] = []
+
+    def choose(self, weights: Tensor, score: Score, gate: Gate | None = None) -> Tensor:
+        self.check(weights)
+        count = len(weights)
+        alone = [_number(score(_mean([model], count))) for model in range(count)]
+        soup: list[int] = []
+        best = -math.inf
+        self._steps = []
+        for model in sorted(range(count), key=lambda index: (-alone[index], index)):
+            candidate = _mean(sorted([*soup, model]), count)
+            found = _number(score(candidate)) if soup else alone[model]
+            veto = gate(candidate) if gate is not None and found >= best else None
+            if found == -math.inf:
+                why = "has no finite score"
+            elif found < best:
+                why = f"the soup would score {found:.6g}, not {best:.6g}"
+            else:
+                why = veto or ""
+            self._steps.append({"model": model, "alone": alone[model], "score": found, "refused": why})
+            if not why:
+                soup, best = [*soup, model], found
+        if not soup:
+            reasons = "; ".join(f"{step['model']}: {step['refused']}" for step in self._steps)
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"no model may join the soup ({reasons})")
+        self._coefficients = _mean(sorted(soup), count)
+        return self._coefficients
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        if self._coefficients is None or len(self._coefficients) != len(task.deltas):
+            raise GymError(
+                ErrorCode.USAGE, f"merge method {self.name!r} has not chosen among {len(task.deltas)} models"
+            )
+        return combination(task.deltas, self._coefficients)
+
+    def report(self) -> Mapping[str, Any]:
+        """``steps``: the models in the order tried, their scores, that of the soup with them, why one was refused."""
+        return {"steps": [dict(step) for step in self._steps]}
+
+
+def _mean(models: list[int], count: int) -> Tensor:
+    coefficients = torch.zeros(count, dtype=torch.float64)
+    coefficients[models] = 1.0 / len(models)
+    return coefficients
+
+
+def _number(score: float) -> float:
+    return -math.inf if math.isnan(score) else score

@@ -1,0 +1,17 @@
+"""The weighted mean of the fine-tunes: model soups (Wortsman et al. 2022, "Model soups", sec. 2, uniform soup)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gym_fed.soup.method import MergeMethod, TensorTask
+from gym_fed.soup.task_vectors import combination
+
+
+class Linear(MergeMethod):
+    """``sum_i w_i delta_i / sum_i w_i``: the mean of deltas is the delta of the mean, the base being one."""
+
+    name = "linear"
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        return combination(task.deltas, task.shares)

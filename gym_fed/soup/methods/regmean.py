@@ -1,0 +1,108 @@
+"""Linear layers that answer like each model on its own inputs (RegMean: Jin et al. 2023, "Dataless Knowledge Fusion").
+
+Needs a pass over data for every model: `gym soup statistics --kind moments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.task_vectors import combination
+
+
+class RegmeanConfig(MethodConfig):
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """What the second moments' elements off the diagonal are multiplied by."""
+
+    floor: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    """Added to every diagonal, as a share of the mean of all diagonals: what no text reached is merged by the mean."""
+
+
+class Regmean(MergeMethod):
+    """The merged layer minimises ``sum_i w_i |X_i W - X_i W_i|**2`` over the models' inputs ``X_i`` (eq. 1 and 2).
+
+    With weights as ``[out, in]`` and ``G_i = X_i^T X_i`` that is ``W = (sum_i w_i W_i G_i) (sum_i w_i G_i)^-1``. Every
+    ``W_i`` being the same base plus ``delta_i``, the base comes out whole, and the formula holds for deltas as it
+    stands: no weights of the base are needed. ``G_i`` are means over tokens (`gym soup statistics --kind moments`);
+    numbers of tokens as weights give the paper's sums, equal weights count every model's inputs alike. ``alpha`` is
+    the paper's (sec. 4.3). Tensors without moments (embeddings, norms, biases) get the weighted mean, as in the
+    paper, and are named in the report.
+
+    Solved on one thread, since the last bits of a factorisation depend on their number.
+    """
+
+    name = "regmean"
+    statistics = "input second moments [cols, cols]"
+    statistics_optional = True
+    Config = RegmeanConfig
+    config: RegmeanConfig
+
+    def __init__(self, config: RegmeanConfig) -> None:
+        super().__init__(config)
+        self._averaged: list[str] = []
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        if not task.statistics:
+            self._averaged.append(task.name)
+            return combination(task.deltas, task.shares)
+        cols = task.deltas.shape[2]
+        moments = [self._checked(task, index) for index in range(len(task.deltas))]
+        level = sum(
+            float(m.diagonal().mean()) * s for m, s in zip(moments, task.shares.tolist(), strict=True)
+        )
+        if not level:
+            return combination(task.deltas, task.shares)
+        total = torch.zeros(cols, cols, dtype=torch.float64)
+        answers = torch.zeros(task.deltas.shape[1:], dtype=torch.float64)
+        with _one_thread():
+            for delta, moment, share in zip(task.deltas, moments, task.shares.tolist(), strict=True):
+                moment.diagonal().add_(self.config.floor * level)
+                total += moment * share
+                answers += delta.double() @ moment * share
+            factor, failed = torch.linalg.cholesky_ex(total)
+            if int(failed):
+                raise GymError(
+                    ErrorCode.DATA_INVALID, f"tensor {task.name!r}: moments add up to no covariance"
+                )
+            return torch.cholesky_solve(answers.T, factor).T
+
+    def _checked(self, task: TensorTask, index: int) -> Tensor:
+        """The moments with what is off the diagonal shrunk, a copy, float64."""
+        given, cols = task.statistics[index], task.deltas.shape[2]
+        if given.shape != (cols, cols):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"tensor {task.name!r}: moments {index} have shape {list(given.shape)}, not {[cols, cols]}",
+            )
+        moment = given.to(torch.float64)
+        symmetric = float((moment - moment.T).abs().max()) <= 1e-5 * float(moment.abs().max())
+        if not (symmetric and bool((moment.diagonal() >= 0).all()) and bool(torch.isfinite(moment).all())):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"tensor {task.name!r}: moments {index} are not the second moments of anything: symmetric, finite, "
+                "squares at least 0",
+            )
+        shrunk = moment * self.config.alpha
+        shrunk.diagonal().copy_(moment.diagonal())
+        return (shrunk + shrunk.T) / 2
+
+    def report(self) -> Mapping[str, Any]:
+        return {"merged_by_mean": list(self._averaged)}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,68 @@
+"""Select, calculate, erase (Wan et al. 2024, "FuseChat: Knowledge Fusion of Chat Models", SCE merging)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.sparsify import largest, whole_share
+from gym_fed.soup.task_vectors import blocks, sign_consensus
+
+
+class SceConfig(MethodConfig):
+    select: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share tau of every tensor that is merged: where the models differ most; rounded up to whole elements."""
+
+
+class Sce(MergeMethod):
+    """Three steps for every tensor.
+
+    1. Select the elements in which the deltas' variance over the models is largest; where it is zero none is selected,
+       unless ``select`` is 1, which takes all.
+    2. Calculate a coefficient for every model: the sum of its squared selected elements, as a share of all models'.
+    3. Erase what has not the sign of the sum of the deltas, and divide by the coefficients of what is left.
+
+    That is the authors' own code in mergekit, but for sums of exactly zero (it elects plus; here they erase all) and
+    for ``select``, which there is a share of the elements whose variance is not zero. The coefficients come from the
+    deltas alone, so that models have no weights of their own.
+    """
+
+    name = "sce"
+    Config = SceConfig
+    config: SceConfig
+    weighted = False
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        selected = self._selected(task.deltas)
+        squares = torch.tensor(
+            [float(np.square(delta[selected].double().numpy()).sum()) for delta in task.deltas],
+            dtype=torch.float64,
+        )
+        if not bool(squares.any()):
+            return torch.zeros(task.deltas.shape[1:])
+        kept = [torch.where(selected, delta, 0.0) for delta in task.deltas]
+        return sign_consensus(kept, squares / squares.max(), votes=torch.ones_like(squares))
+
+    def _selected(self, deltas: Tensor) -> Tensor:
+        """``[rows, cols]`` bool."""
+        if self.config.select == 1.0:
+            return torch.ones(deltas.shape[1:], dtype=torch.bool)
+        variance = _variance(deltas)
+        size = variance.numel()
+        wanted = size - whole_share(1.0 - self.config.select, size)
+        return largest(variance, wanted) & (variance > 0)
+
+
+def _variance(deltas: Tensor) -> Tensor:
+    """``[rows, cols]`` float64 over the models; exactly zero where all are equal."""
+    result = torch.empty(deltas.shape[1:], dtype=torch.float64)
+    for into, values in blocks(result, deltas):
+        mean = sum(values) / len(values)
+        equal = np.logical_and.reduce([value == values[0] for value in values])
+        into[:] = np.where(equal, 0.0, sum(np.square(value - mean) for value in values) / len(values))
+    return result

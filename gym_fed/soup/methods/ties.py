@@ -1,0 +1,34 @@
+"""Trim, elect sign, merge (Yadav et al. 2023, "TIES-Merging: Resolving Interference When Merging Models", alg. 1)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.sparsify import trimmed
+from gym_fed.soup.task_vectors import sign_consensus
+
+
+class TiesConfig(MethodConfig):
+    density: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of every tensor that is kept, the largest magnitudes; rounded up to whole elements."""
+
+
+class Ties(MergeMethod):
+    """Small changes are noise, and opposite ones cancel: the first go, and of the second the heavier side stays.
+
+    The paper takes the top 20% of the whole task vector; here, as in mergekit and PEFT, of every tensor, so that one
+    tensor is held at a time. Weights, all 1 in the paper, multiply the mass of a sign and weigh the mean. Ties in
+    magnitude go to the lower index; the paper's code keeps all of them.
+    """
+
+    name = "ties"
+    Config = TiesConfig
+    config: TiesConfig
+
+    def _merge(self, task: TensorTask) -> Tensor:
+        kept = [trimmed(delta, self.config.density) for delta in task.deltas]
+        return sign_consensus(kept, task.weights, votes=task.weights)
