@@ -1,0 +1,271 @@
+// Sums over the rows of a [n, d] matrix: linear combinations of rows, and inner products of all pairs of rows.
+//
+// Products: float32 in blocks of 256 coordinates. Lane l of 16 takes the coordinates that are l modulo 16, two
+// products at a time are added to its sum, lanes are added pairwise (8, 4, 2, 1), and the block's sum is added to the
+// pair's in float64. At most 13 roundings of float32 touch a product, so the error is below 13 * 2^-24 < 8e-7 of the
+// sum of |x_k y_k|, which |x||y| bounds. Which tile of pairs or which thread took a block changes nothing.
+#include <algorithm>
+#include <memory>
+
+#include "common.h"
+
+namespace gq {
+namespace {
+
+GQ_INLINE void prefetch(const float* p) {
+#if defined(__GNUC__) || defined(__clang__)
+    __builtin_prefetch(p);
+#else
+    (void)p;
+#endif
+}
+
+// --- linear combinations --------------------------------------------------------------------------------------
+
+constexpr int64_t STRIP = 1024;  // coordinates whose sums stay in the L1 cache
+
+GQ_INLINE void add_rows(const float* x, const double* weights, int64_t rows, int64_t d, int64_t size, double* sums) {
+    if (rows == 4) {  // four streams at a time, added in order
+        const float *x0 = x, *x1 = x + d, *x2 = x + 2 * d, *x3 = x + 3 * d;
+        const double w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
+        GQ_INDEPENDENT
+        for (int64_t i = 0; i < size; ++i)
+            sums[i] = (((sums[i] + w0 * static_cast<double>(x0[i])) + w1 * static_cast<double>(x1[i])) +
+                       w2 * static_cast<double>(x2[i])) +
+                      w3 * static_cast<double>(x3[i]);
+        return;
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+        const float* row = x + r * d;
+        const double weight = weights[r];
+        GQ_INDEPENDENT
+        for (int64_t i = 0; i < size; ++i) sums[i] += weight * static_cast<double>(row[i]);
+    }
+}
+
+GQ_INLINE void combine_body(const float* x, const double* weights, int64_t n, int64_t d, int64_t size, float* out) {
+    alignas(64) double sums[STRIP];
+    for (int64_t i = 0; i < size; ++i) sums[i] = 0.0;
+    for (int64_t r = 0; r < n; r += 4)
+        if (r + 4 <= n) add_rows(x + r * d, weights + r, 4, d, size, sums);
+        else add_rows(x + r * d, weights + r, n - r, d, size, sums);
+    for (int64_t i = 0; i < size; ++i) out[i] = static_cast<float>(sums[i]);
+}
+
+void combine_scalar(const float* x, const double* w, int64_t n, int64_t d, int64_t size, float* out) {
+    combine_body(x, w, n, d, size, out);
+}
+#if GQ_X86
+GQ_AVX2 void combine_avx2(const float* x, const double* w, int64_t n, int64_t d, int64_t size, float* out) {
+    combine_body(x, w, n, d, size, out);
+}
+GQ_AVX512 void combine_avx512(const float* x, const double* w, int64_t n, int64_t d, int64_t size, float* out) {
+    combine_body(x, w, n, d, size, out);
+}
+#endif
+
+// --- products -------------------------------------------------------------------------------------------------
+
+constexpr int SIDE = 4;             // a tile is SIDE x SIDE pairs
+constexpr int PAIRS = SIDE * SIDE;
+constexpr int64_t BLOCK = 256;      // coordinates
+constexpr int STEPS = BLOCK / 16;
+constexpr int64_t PACKED = SIDE * BLOCK;  // a block of a tile's rows: [steps][rows][16]
+constexpr int64_t PANEL = 4;        // tiles of rows that stay in the L1 cache together
+
+// Adds the block's products of 4 rows with 4 rows to sums [4, 4].
+using Tile = void (*)(const float* a, const float* b, double* sums);
+
+GQ_INLINE void fold(float (*lanes)[16], double* sums) {
+    for (int p = 0; p < PAIRS; ++p) {
+        for (int step = 8; step; step >>= 1)
+            for (int l = 0; l < step; ++l) lanes[p][l] += lanes[p][l + step];
+        sums[p] += static_cast<double>(lanes[p][0]);
+    }
+}
+
+void tile_scalar(const float* a, const float* b, double* sums) {
+    alignas(64) float lanes[PAIRS][16] = {};
+    for (int p = 0; p < PAIRS; ++p) {
+        const float *x = a + p / SIDE * 16, *y = b + p % SIDE * 16;
+        for (int s = 0; s < STEPS; s += 2) {
+            const int first = s * SIDE * 16, second = first + SIDE * 16;
+            for (int l = 0; l < 16; ++l)
+                lanes[p][l] += x[first + l] * y[first + l] + x[second + l] * y[second + l];
+        }
+    }
+    fold(lanes, sums);
+}
+
+#if GQ_X86
+// Half of the lanes and two columns of pairs at a time: eight sums in registers.
+GQ_AVX2 void tile_avx2(const float* a, const float* b, double* sums) {
+    alignas(64) float lanes[PAIRS][16];
+    for (int half = 0; half < 16; half += 8)
+        for (int j = 0; j < SIDE; j += 2) {
+            __m256 sum[SIDE][2];
+            for (int i = 0; i < SIDE; ++i) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+            for (int s = 0; s < STEPS; s += 2) {
+                const float *x = a + s * SIDE * 16 + half, *y = b + (s * SIDE + j) * 16 + half;
+                const __m256 y0 = _mm256_load_ps(y), y1 = _mm256_load_ps(y + 16);
+                const __m256 z0 = _mm256_load_ps(y + SIDE * 16), z1 = _mm256_load_ps(y + SIDE * 16 + 16);
+                for (int i = 0; i < SIDE; ++i) {
+                    const __m256 first = _mm256_load_ps(x + 16 * i), second = _mm256_load_ps(x + 16 * (SIDE + i));
+                    sum[i][0] = _mm256_add_ps(
+                        sum[i][0], _mm256_add_ps(_mm256_mul_ps(first, y0), _mm256_mul_ps(second, z0)));
+                    sum[i][1] = _mm256_add_ps(
+                        sum[i][1], _mm256_add_ps(_mm256_mul_ps(first, y1), _mm256_mul_ps(second, z1)));
+                }
+            }
+            for (int i = 0; i < SIDE; ++i)
+                for (int k = 0; k < 2; ++k) _mm256_store_ps(lanes[SIDE * i + j + k] + half, sum[i][k]);
+        }
+    fold(lanes, sums);
+}
+
+// Lanes l and l + 8 of both, then of both and l + 4: fold() for several pairs in one register.
+GQ_AVX512 GQ_INLINE __m512 fold8(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+}
+GQ_AVX512 GQ_INLINE __m512 fold4(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+}
+GQ_AVX512 GQ_INLINE __m512 fold2(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE));
+}
+GQ_AVX512 GQ_INLINE __m512 fold1(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
+}
+// One row of the result: quarter i of the register is for row i of a, and this is column j of every row.
+GQ_AVX512 GQ_INLINE __m512 fold_column(const __m512 (&sum)[SIDE][SIDE], int j) {
+    return fold4(fold8(sum[0][j], sum[1][j]), fold8(sum[2][j], sum[3][j]));
+}
+
+GQ_AVX512 void tile_avx512(const float* a, const float* b, double* sums) {
+    __m512 sum[SIDE][SIDE];
+    for (int i = 0; i < SIDE; ++i)
+        for (int j = 0; j < SIDE; ++j) sum[i][j] = _mm512_setzero_ps();
+    for (int s = 0; s < STEPS; s += 2) {
+        const float *x = a + s * SIDE * 16, *y = b + s * SIDE * 16;
+        __m512 first[SIDE], second[SIDE];
+        for (int i = 0; i < SIDE; ++i) {
+            first[i] = _mm512_load_ps(x + 16 * i);
+            second[i] = _mm512_load_ps(x + 16 * (SIDE + i));
+        }
+        for (int j = 0; j < SIDE; ++j) {
+            const __m512 y0 = _mm512_load_ps(y + 16 * j), y1 = _mm512_load_ps(y + 16 * (SIDE + j));
+            for (int i = 0; i < SIDE; ++i)
+                sum[i][j] = _mm512_add_ps(
+                    sum[i][j], _mm512_add_ps(_mm512_mul_ps(first[i], y0), _mm512_mul_ps(second[i], y1)));
+        }
+    }
+    const __m512 low = fold2(fold_column(sum, 0), fold_column(sum, 1));
+    const __m512 high = fold2(fold_column(sum, 2), fold_column(sum, 3));
+    const __m512 all = fold1(low, high);
+    const __m512d rows01 = _mm512_cvtps_pd(_mm512_castps512_ps256(all));
+    const __m512d rows23 = _mm512_cvtps_pd(_mm512_extractf32x8_ps(all, 1));
+    _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_loadu_pd(sums), rows01));
+    _mm512_storeu_pd(sums + 8, _mm512_add_pd(_mm512_loadu_pd(sums + 8), rows23));
+}
+#endif
+
+// A block of rows [row, row + 4), zeros where the matrix ends.
+GQ_INLINE void pack_rows(const float* x, int64_t n, int64_t d, int64_t row, int64_t at, float* out) {
+    for (int64_t i = 0; i < SIDE; ++i) {
+        const int64_t size = row + i < n ? std::min(BLOCK, d - at) : 0;
+        const float* from = x + (row + i) * d + at;
+        for (int64_t s = 0; s < STEPS; ++s) {
+            float* to = out + (s * SIDE + i) * 16;
+            const int64_t left = std::min<int64_t>(16, size - 16 * s);
+            if (left == 16) {
+                prefetch(from + 16 * s + BLOCK);
+                std::memcpy(to, from + 16 * s, 64);
+            } else {
+                std::memset(to, 0, 64);
+                if (left > 0) std::memcpy(to, from + 16 * s, static_cast<size_t>(left) * sizeof(float));
+            }
+        }
+    }
+}
+
+// Tiles of the upper triangle, row by row: where that of tile rows i <= j stands among `tiles` rows.
+GQ_INLINE int64_t place(int64_t i, int64_t j, int64_t tiles) { return i * tiles - i * (i - 1) / 2 + (j - i); }
+
+struct Gram {
+    const float* x;
+    int64_t n, d, tiles, shares;
+    Tile tile;
+};
+
+// Coordinates [from, to) of every `shares`-th panel of tile rows; sums are [tiles of the triangle, 16], zero before.
+void products_piece(const Gram& g, int64_t from, int64_t to, int64_t share, double* sums) {
+    const int64_t lowest = share * PANEL;
+    std::unique_ptr<unsigned char[]> memory(new unsigned char[static_cast<size_t>((g.tiles - lowest) * PACKED) * 4 + 63]);
+    float* packed = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t{63});
+    packed -= lowest * PACKED;
+    for (int64_t at = from; at < to; at += BLOCK) {
+        for (int64_t i = lowest; i < g.tiles; ++i) pack_rows(g.x, g.n, g.d, i * SIDE, at, packed + i * PACKED);
+        for (int64_t panel = lowest; panel < g.tiles; panel += g.shares * PANEL)
+            for (int64_t j = panel; j < g.tiles; ++j)
+                for (int64_t i = panel; i < std::min(panel + PANEL, j + 1); ++i)
+                    g.tile(packed + i * PACKED, packed + j * PACKED, sums + place(i, j, g.tiles) * PAIRS);
+    }
+}
+
+}  // namespace
+}  // namespace gq
+
+using namespace gq;
+
+// out [d] float32 = sum of weights [n] float64 times the rows of x [n, d] float32.
+GQ_API int gq_combine(int path, int threads, const float* x, const double* weights, int64_t n, int64_t d, float* out) {
+    return guarded([&] {
+        auto combine = combine_scalar;
+#if GQ_X86
+        if (path == AVX2) combine = combine_avx2;
+        if (path == AVX512) combine = combine_avx512;
+#endif
+        const int64_t strips = (d + STRIP - 1) / STRIP, each = std::max<int64_t>(1, 64 / n);
+        auto body = [&](int64_t p) {
+            for (int64_t s = p * each; s < std::min(strips, (p + 1) * each); ++s)
+                combine(x + s * STRIP, weights, n, d, std::min(STRIP, d - s * STRIP), out + s * STRIP);
+        };
+        parallel_for(threads, (strips + each - 1) / each, body);
+        return static_cast<int>(OK);
+    });
+}
+
+// Adds the inner products of the rows of x [n, d] float32 to out [n, n] float64.
+GQ_API int gq_products(int path, int threads, const float* x, int64_t n, int64_t d, double* out) {
+    return guarded([&] {
+        Tile tile = tile_scalar;
+#if GQ_X86
+        if (path == AVX2) tile = tile_avx2;
+        if (path == AVX512) tile = tile_avx512;
+#endif
+        // Chunks of coordinates are added in order; their size follows from n and d alone, within 16 MiB of sums.
+        const int64_t tiles = (n + SIDE - 1) / SIDE, triangle = tiles * (tiles + 1) / 2 * PAIRS;
+        const int64_t most = std::max<int64_t>(1, (int64_t{1} << 21) / triangle);
+        const int64_t blocks = (d + BLOCK - 1) / BLOCK;
+        const int64_t each = std::max<int64_t>(32, (blocks + most - 1) / most);
+        const int64_t chunks = (blocks + each - 1) / each;
+        const int64_t panels = (tiles + PANEL - 1) / PANEL;
+        const int64_t shares = std::min(panels, std::max<int64_t>(1, (threads > 1 ? 4 * threads : 1) / chunks));
+        const Gram gram{x, n, d, tiles, shares, tile};
+        std::vector<double> sums(static_cast<size_t>(chunks * triangle));
+        auto body = [&](int64_t p) {
+            const int64_t chunk = p / shares, from = chunk * each * BLOCK;
+            products_piece(gram, from, std::min(d, from + each * BLOCK), p % shares, sums.data() + chunk * triangle);
+        };
+        parallel_for(threads, chunks * shares, body);
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = i; j < n; ++j) {
+                const int64_t at = place(i / SIDE, j / SIDE, tiles) * PAIRS + i % SIDE * SIDE + j % SIDE;
+                double sum = 0.0;
+                for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += sums[static_cast<size_t>(chunk * triangle + at)];
+                out[i * n + j] += sum;
+                if (j != i) out[j * n + i] += sum;
+            }
+        return static_cast<int>(OK);
+    });
+}

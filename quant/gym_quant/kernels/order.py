@@ -1,0 +1,224 @@
+"""Merging kernels over contributors' float updates: trimmed means, medians, combinations and inner products.
+
+Updates are ``[n, d]`` float32 on the CPU, a contributor a row. What a result is does not depend on the path or the
+number of threads, to the last bit; sums in order of value depend neither on the order of contributors. Blocks of
+coordinates can be given one after another, each with its slice of ``out``; rows that lie a large power of two of
+bytes apart meet in the same lines of the cache, so give a block some odd width.
+
+Finite values are the caller's to see to: with NaN or infinities a result is undefined (and may depend on the path),
+but every function returns. -0.0 counts as 0.0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gym_quant.codec import CodecError
+from gym_quant.kernels import dispatch, native
+from gym_quant.kernels import order_reference as reference
+
+
+def trimmed_mean(updates: Tensor, trim: int, out: Tensor | None = None) -> Tensor:
+    """Mean at each coordinate without its ``trim`` smallest and ``trim`` largest values (Yin et al. 2018).
+
+    What is kept is added in float64 in ascending order, divided by its number, and rounded once.
+
+    Args:
+        updates: ``[n, d]`` float32.
+        trim: From 0 to ``(n - 1) // 2``.
+        out: ``[d]`` float32 to write into.
+
+    Returns:
+        ``[d]`` float32.
+
+    Raises:
+        CodecError: For other shapes, dtypes or numbers.
+    """
+    rows, out = _checked(updates, out)
+    _check_trim(trim, len(rows))
+    chosen = dispatch.path()
+    if chosen == "torch":
+        reference.trimmed_mean(rows, trim, out)
+    else:
+        native.order(chosen, native.TRIMMED, rows, None, trim, out)
+    return out
+
+
+def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tensor | None = None) -> Tensor:
+    """Weighted mean at each coordinate without its ``trim`` smallest and ``trim`` largest values.
+
+    Equal values rank by row. ``sum w x / sum w`` over the kept ranks, both sums in float64 in ascending order.
+
+    Args:
+        updates: ``[n, d]`` float32.
+        weights: ``[n]`` float64; where those kept sum to zero the result is not finite.
+        trim: From 0 to ``(n - 1) // 2``; counts values, not weight.
+        out: ``[d]`` float32 to write into.
+
+    Returns:
+        ``[d]`` float32.
+
+    Raises:
+        CodecError: For other shapes, dtypes or numbers.
+    """
+    rows, out = _checked(updates, out)
+    heavy = _checked_weights(weights, len(rows))
+    _check_trim(trim, len(rows))
+    chosen = dispatch.path()
+    if chosen == "torch":
+        reference.weighted_trimmed_mean(rows, heavy, trim, out)
+    else:
+        native.order(chosen, native.WEIGHTED, rows, heavy, trim, out)
+    return out
+
+
+def median(updates: Tensor, out: Tensor | None = None) -> Tensor:
+    """Median at each coordinate: the middle value, or the mean in float64 of the two middle ones.
+
+    Args:
+        updates: ``[n, d]`` float32.
+        out: ``[d]`` float32 to write into.
+
+    Returns:
+        ``[d]`` float32.
+
+    Raises:
+        CodecError: For other shapes or dtypes.
+    """
+    rows, out = _checked(updates, out)
+    chosen = dispatch.path()
+    if chosen == "torch":
+        reference.median(rows, out)
+    else:
+        native.order(chosen, native.MEDIAN, rows, None, 0, out)
+    return out
+
+
+def mean_around_median(updates: Tensor, keep: int, out: Tensor | None = None) -> Tensor:
+    """Mean at each coordinate of the ``keep`` values nearest to the median (Xie et al. 2018; Bulyan's last step).
+
+    In sorted order the nearest values stand together: the window of ``keep`` that starts at the smallest value moves
+    right while the value that would come in is strictly nearer to the median than the one that would go out, so a
+    tie in distance goes to the smaller value. Median and distances are float64. The window is added in float64 in
+    ascending order, divided by ``keep``, and rounded once.
+
+    Args:
+        updates: ``[n, d]`` float32.
+        keep: From 1 to ``n``.
+        out: ``[d]`` float32 to write into.
+
+    Returns:
+        ``[d]`` float32.
+
+    Raises:
+        CodecError: For other shapes, dtypes or numbers.
+    """
+    rows, out = _checked(updates, out)
+    if not 1 <= keep <= len(rows):
+        raise CodecError(f"keep is {keep}, not from 1 to the {len(rows)} updates")
+    chosen = dispatch.path()
+    if chosen == "torch":
+        reference.mean_around_median(rows, keep, out)
+    else:
+        native.order(chosen, native.AROUND, rows, None, keep, out)
+    return out
+
+
+def linear_combination(updates: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
+    """``sum_i weights[i] * updates[i]``, added in float64 in the order of the rows and rounded once.
+
+    Args:
+        updates: ``[n, d]`` float32.
+        weights: ``[n]`` float64.
+        out: ``[d]`` float32 to write into.
+
+    Returns:
+        ``[d]`` float32.
+
+    Raises:
+        CodecError: For other shapes or dtypes.
+    """
+    rows, out = _checked(updates, out)
+    heavy = _checked_weights(weights, len(rows))
+    chosen = dispatch.path()
+    if chosen == "torch":
+        reference.linear_combination(rows, heavy, out)
+    else:
+        native.combine(chosen, rows, heavy, out)
+    return out
+
+
+def products(updates: Tensor, out: Tensor | None = None) -> Tensor:
+    """Inner products of all pairs of rows, to within ``8e-7 * |x_i| |x_j|``.
+
+    Native paths multiply in float32, add 256 coordinates in float32 and such blocks in float64, in an order that
+    follows from ``n`` and ``d``: they agree to the last bit on every path and number of threads. The torch reference
+    computes in float64, so it differs within that bound.
+
+    Args:
+        updates: ``[n, d]`` float32.
+        out: ``[n, n]`` float64 to add to, for callers who go block by block.
+
+    Returns:
+        ``[n, n]`` float64, symmetric (where ``out`` was); ``out`` itself where it is given.
+
+    Raises:
+        CodecError: For other shapes or dtypes.
+    """
+    rows = _checked_updates(updates)
+    n = len(rows)
+    if out is None:
+        out = torch.zeros(n, n, dtype=torch.float64)
+    _check_out(out, (n, n), torch.float64)
+    chosen = dispatch.path()
+    if chosen == "torch":
+        reference.products(rows, out)
+    else:
+        native.products(chosen, rows, out)
+    return out
+
+
+def _checked(updates: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    rows = _checked_updates(updates)
+    width = rows.shape[1]
+    if out is None:
+        return rows, torch.empty(width)
+    _check_out(out, (width,), torch.float32)
+    return rows, out
+
+
+def _checked_updates(updates: Tensor) -> Tensor:
+    if (
+        updates.ndim != 2
+        or updates.dtype != torch.float32
+        or updates.device.type != "cpu"
+        or not len(updates)
+        or not updates.is_contiguous()
+    ):
+        raise CodecError(
+            f"updates are {list(updates.shape)} {updates.dtype} on {updates.device}"
+            f"{'' if updates.is_contiguous() else ', not contiguous'}; "
+            "wanted contiguous [n, d] float32 of at least one row on the CPU"
+        )
+    return updates.detach()
+
+
+def _check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if out.shape != shape or out.dtype != dtype or out.device.type != "cpu" or not out.is_contiguous():
+        raise CodecError(
+            f"out is {list(out.shape)} {out.dtype} on {out.device}, not contiguous {list(shape)} {dtype} on the CPU"
+        )
+
+
+def _checked_weights(weights: Tensor, n: int) -> Tensor:
+    if weights.shape != (n,) or weights.dtype != torch.float64 or weights.device.type != "cpu":
+        raise CodecError(
+            f"weights are {list(weights.shape)} {weights.dtype} on {weights.device}, not [{n}] float64 on the CPU"
+        )
+    return weights.detach().contiguous()
+
+
+def _check_trim(trim: int, n: int) -> None:
+    if not 0 <= 2 * trim < n:
+        raise CodecError(f"trim is {trim} at either end: of {n} updates at most {(n - 1) // 2} can go")
