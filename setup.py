@@ -11,14 +11,14 @@ from setuptools import Extension, setup
 # Sums must not depend on the instruction set, so no -march, no -ffast-math and no fused multiply-add.
 GCC = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 MSVC = ["/std:c++17", "/O2", "/fp:precise", "/EHsc"]
-SOURCES = ["module", "pool", "signs", "counts", "matmul"]
+SOURCES = ["module", "pool", "signs", "counts", "matmul", "mixing", "order", "sums"]
 
 setup(
     ext_modules=[
         Extension(
             "gym_quant.kernels._native",
             sources=[f"quant/csrc/{name}.cpp" for name in SOURCES],
-            depends=["quant/csrc/common.h"],
+            depends=["quant/csrc/common.h", "quant/csrc/mixing_body.h", "quant/csrc/order_body.h"],
             extra_compile_args=MSVC if os.name == "nt" else GCC,
             extra_link_args=[] if os.name == "nt" else ["-pthread"],
             language="c++",

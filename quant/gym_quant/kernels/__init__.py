@@ -10,6 +10,7 @@ themselves, while its exact torch reference adds in another order (see there).
 from gym_quant.kernels.counting import hamming, majority, votes
 from gym_quant.kernels.dispatch import available, describe, path, using
 from gym_quant.kernels.matmul import SignMatrix, signed_matmul
+from gym_quant.kernels.mixing import sign_products, signed_combination, signed_trimmed, signed_votes
 from gym_quant.kernels.signs import decode_signs, encode_signs, pack_signs, unpack_signs
 
 __all__ = [
@@ -22,7 +23,11 @@ __all__ = [
     "majority",
     "pack_signs",
     "path",
+    "sign_products",
+    "signed_combination",
     "signed_matmul",
+    "signed_trimmed",
+    "signed_votes",
     "unpack_signs",
     "using",
     "votes",

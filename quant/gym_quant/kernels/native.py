@@ -9,7 +9,7 @@ import ctypes
 import functools
 import importlib
 from collections.abc import Sequence
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_double, c_int, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "gq_hamming": [c_int, c_int, c_int, c_void_p, c_int64, c_int64, c_void_p],
     "gq_votes": [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "gq_majority": [c_int, c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "gq_sign_products": [c_int] * 3 + [c_void_p] * 2 + [c_int64] * 4 + [c_void_p],
+    "gq_signed_votes": [c_int] * 2 + [c_void_p] * 2 + [c_int64] * 3 + [c_double] + [c_void_p] * 2,
+    "gq_signed_trimmed": [c_int] * 2 + [c_void_p] * 2 + [c_int64] * 5 + [c_double, c_void_p],
     "gq_tile": [c_int, c_void_p, c_int64, c_int64, c_void_p],
     "gq_matmul": [c_int] * 3
     + [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
@@ -119,6 +122,35 @@ def majority(path: str, packed: Tensor) -> Tensor:
     return out
 
 
+def sign_products(
+    path: str, bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, group: int | None
+) -> Tensor:
+    """``[n, n]`` float64 of ``n`` packed matrices and their float32 scales."""
+    n = len(bits)
+    out = torch.empty(n, n, dtype=torch.float64)
+    rows, factors = _pointers(bits), _pointers(scales)
+    sizes = (n, bits[0].shape[0], cols, group or 0)
+    _call("gq_sign_products", path, features(), rows.ctypes.data, factors.ctypes.data, *sizes, out.data_ptr())
+    return out
+
+
+def signed_votes(path: str, bits: Sequence[Tensor], weights: Tensor, out: Tensor, unit: float) -> None:
+    """Write the sums into ``out`` ``[rows, cols]`` int32 or, times ``unit``, float32."""
+    packed = _pointers(bits)
+    targets = (out.data_ptr(), None) if out.dtype == torch.int32 else (None, out.data_ptr())
+    inputs = (packed.ctypes.data, weights.data_ptr())
+    _call("gq_signed_votes", path, *inputs, len(bits), *out.shape, unit, *targets)
+
+
+def signed_trimmed(
+    path: str, bits: Sequence[Tensor], mixing: Tensor, trim: int, unit: float, out: Tensor
+) -> None:
+    """Write ``unit`` times the trimmed sums of the mixed rows into ``out`` ``[rows, cols]`` float32."""
+    packed = _pointers(bits)
+    inputs = (packed.ctypes.data, mixing.data_ptr(), *mixing.shape)
+    _call("gq_signed_trimmed", path, *inputs, *out.shape, trim, unit, out.data_ptr())
+
+
 def tile(bits: Tensor) -> Tensor:
     """``[rows, bytes]`` to ``[ceil(rows / 64), bytes, 64]``."""
     rows, width = bits.shape
@@ -167,7 +199,11 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _call(name: str, path: str, *arguments: int | None) -> int:
+def _pointers(tensors: Sequence[Tensor]) -> np.ndarray[Any, Any]:
+    return np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64)
+
+
+def _call(name: str, path: str, *arguments: int | float | None) -> int:
     library = _load()[0]
     assert library is not None
     status = int(getattr(library, name)(_CODES[path], torch.get_num_threads(), *arguments))

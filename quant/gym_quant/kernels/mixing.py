@@ -1,0 +1,206 @@
+"""Robust merging on packed signs, without unpacking them: inner products, weighted sums, trimmed means of mixtures.
+
+The rows of a kernel are whole tensors here, one a contributor, wherever they lie (mapped from as many files, say).
+Native code reads each once, through blocks of all of them that fit the L2 cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gym_quant.codec import CodecError
+from gym_quant.kernels import dispatch, mixing_reference, native
+
+_INT32 = (1 << 31) - 1
+
+
+def sign_products(
+    bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, group_size: int | None
+) -> Tensor:
+    """Inner products of decoded deltas: ``sum s_ig s_jg (len_g - 2 hamming_ijg)`` over rows and their groups.
+
+    Bits are counted exactly; the terms are added in float64, rows ascending and in a row groups ascending, so every
+    path agrees to the last bit. Groups that do not begin at whole bytes are computed by the reference.
+
+    Args:
+        bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8, padding bits zero (``gym_quant.packing``).
+        scales: ``n`` times ``[1]``, or ``[rows, ceil(cols / group_size)]``; float32 or shorter.
+        cols: Columns of the matrix.
+        group_size: Columns that share a scale; ``None`` for one scale a tensor.
+
+    Returns:
+        ``[n, n]`` float64, symmetric.
+
+    Raises:
+        CodecError: For shapes and dtypes that do not fit each other.
+    """
+    packed = _packed(bits, cols)
+    rows = packed[0].shape[0]
+    if group_size is not None and group_size < 1:
+        raise CodecError(f"group_size is {group_size}, not a whole number from 1")
+    group = None if group_size is None else min(group_size, max(cols, 1))
+    expected = [1] if group is None else [rows, -(-cols // group)]
+    if len(scales) != len(packed):
+        raise CodecError(f"scales are of {len(scales)} tensors, bits of {len(packed)}")
+    for number, one in enumerate(scales):
+        if list(one.shape) != expected or not one.dtype.is_floating_point or one.dtype == torch.float64:
+            raise CodecError(
+                f"scales[{number}] are {list(one.shape)} {one.dtype}, not {expected} float32 or bfloat16"
+            )
+    plain = [one.detach().to("cpu", torch.float32).contiguous() for one in scales]
+    chosen = dispatch.path()
+    if chosen == "torch" or (group is not None and group % 8 and group < cols):
+        return mixing_reference.sign_products(packed, plain, cols, group)
+    return native.sign_products(chosen, packed, plain, cols, group)
+
+
+def signed_votes(bits: Sequence[Tensor], weights: Tensor, cols: int, out: Tensor | None = None) -> Tensor:
+    """``sum_i weights[i] * sign_i`` at every place, as whole numbers.
+
+    Args:
+        bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
+        weights: ``[n]`` whole numbers of any sign whose magnitudes sum to less than 2^31. Native code takes one
+            addition of 512 places for every digit of a weight that is not zero, so equal weights are the fastest.
+        cols: Columns of the matrix.
+        out: ``[rows, cols]`` int32, contiguous, to write into; made here when ``None``.
+
+    Returns:
+        ``[rows, cols]`` int32.
+
+    Raises:
+        CodecError: For shapes and dtypes that do not fit, and for sums that could overflow.
+    """
+    packed, whole = _packed(bits, cols), _weights(bits, weights)
+    out = _out(out, packed[0].shape[0], cols, torch.int32)
+    chosen = dispatch.path()
+    compute = mixing_reference.signed_votes if chosen == "torch" else native.signed_votes
+    compute(chosen, packed, whole, out, 1.0)
+    return out
+
+
+def signed_combination(
+    bits: Sequence[Tensor], weights: Tensor, unit: float, cols: int, out: Tensor | None = None
+) -> Tensor:
+    """``unit * sum_i weights[i] * sign_i``: the whole sum of ``signed_votes`` times ``unit``, rounded once.
+
+    Args:
+        bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
+        weights: ``[n]`` whole numbers as for ``signed_votes``.
+        unit: What a weight of one is worth; multiplied in float64.
+        cols: Columns of the matrix.
+        out: ``[rows, cols]`` float32, contiguous, to write into; made here when ``None``.
+
+    Returns:
+        ``[rows, cols]`` float32.
+
+    Raises:
+        CodecError: As ``signed_votes``, and for a unit that is not finite.
+    """
+    packed, whole = _packed(bits, cols), _weights(bits, weights)
+    out = _out(out, packed[0].shape[0], cols, torch.float32)
+    _finite(unit)
+    chosen = dispatch.path()
+    compute = mixing_reference.signed_votes if chosen == "torch" else native.signed_votes
+    compute(chosen, packed, whole, out, unit)
+    return out
+
+
+def signed_trimmed(
+    bits: Sequence[Tensor], mixing: Tensor, cols: int, trim: int, unit: float, out: Tensor | None = None
+) -> Tensor:
+    """Coordinate-wise trimmed sums of mixtures of signs, times ``unit``.
+
+    At every place row k of ``mixing`` makes ``y_k = sum_j mixing[k, j] * sign_j``. The ``trim`` largest and the
+    ``trim`` smallest of them are dropped; the rest are summed as whole numbers, multiplied by ``unit`` in float64 and
+    rounded once. With the nearest neighbours of every contributor in the rows of ``mixing`` this is the trimmed mean
+    after nearest-neighbour mixing (Allouah et al. 2023, "Fixing by Mixing", arXiv 2302.01772); a diagonal gives the
+    plain trimmed mean, and ``trim = (m - 1) // 2`` the median. ``unit`` holds ``1 / (m - 2 trim)`` too.
+
+    Where the magnitudes of every row of ``mixing`` sum to at most 32,767, native code computes in 16 bits, else in
+    32: half as fast. So 26 neighbours may have weights of 10 bits (up to 1,260). A row costs as many additions as it
+    has weights, or as it differs from the usual weights of its columns, whichever are fewer; equal rows cost once.
+    Up to 64 rows are sorted by a network in registers; more are cut by counting, which is much slower.
+
+    Args:
+        bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
+        mixing: ``[m, n]`` whole numbers; the magnitudes of a row sum to less than 2^31.
+        cols: Columns of the matrix.
+        trim: How many values are dropped at either end; ``2 * trim < m``.
+        unit: What a weight of one is worth.
+        out: ``[rows, cols]`` float32, contiguous, to write into; made here when ``None``.
+
+    Returns:
+        ``[rows, cols]`` float32.
+
+    Raises:
+        CodecError: For shapes and dtypes that do not fit, for sums that could overflow, for a ``trim`` that leaves
+            nothing, and for a unit that is not finite.
+    """
+    packed = _packed(bits, cols)
+    if mixing.ndim != 2 or mixing.shape[1] != len(packed) or not len(mixing) or not _is_whole(mixing):
+        raise CodecError(f"mixing is {list(mixing.shape)} {mixing.dtype}, not [m, {len(packed)}] integers")
+    wide = mixing.detach().to("cpu", torch.int64)
+    for k, row in enumerate(wide):
+        _no_overflow(row, f"row {k} of mixing")
+    if not 0 <= 2 * trim < len(mixing):
+        raise CodecError(
+            f"trim is {trim}: of {len(mixing)} rows at most {(len(mixing) - 1) // 2} go at each end"
+        )
+    out = _out(out, packed[0].shape[0], cols, torch.float32)
+    _finite(unit)
+    chosen = dispatch.path()
+    compute = mixing_reference.signed_trimmed if chosen == "torch" else native.signed_trimmed
+    compute(chosen, packed, wide.to(torch.int32).contiguous(), trim, unit, out)
+    return out
+
+
+def _packed(bits: Sequence[Tensor], cols: int) -> list[Tensor]:
+    if not len(bits):
+        raise CodecError("bits are of no contributor: at least one is needed")
+    if cols < 1:
+        raise CodecError(f"cols is {cols}, not a whole number from 1")
+    expected = [bits[0].shape[0] if bits[0].ndim else 0, (cols + 7) // 8]
+    for number, one in enumerate(bits):
+        if list(one.shape) != expected or one.dtype != torch.uint8 or one.device.type != "cpu":
+            raise CodecError(
+                f"bits[{number}] are {list(one.shape)} {one.dtype} on {one.device}, "
+                f"not {expected} uint8 on the CPU ({cols} columns)"
+            )
+    return [one.contiguous() for one in bits]
+
+
+def _weights(bits: Sequence[Tensor], weights: Tensor) -> Tensor:
+    if list(weights.shape) != [len(bits)] or not _is_whole(weights):
+        raise CodecError(f"weights are {list(weights.shape)} {weights.dtype}, not [{len(bits)}] integers")
+    wide = weights.detach().to("cpu", torch.int64)
+    _no_overflow(wide, "weights")
+    return wide.to(torch.int32).contiguous()
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def _no_overflow(wide: Tensor, name: str) -> None:
+    size = sum(abs(int(value)) for value in wide.tolist())
+    if size > _INT32:
+        raise CodecError(f"{name}: magnitudes sum to {size}, more than {_INT32}; use smaller whole numbers")
+
+
+def _finite(unit: float) -> None:
+    if not math.isfinite(unit):
+        raise CodecError(f"unit is {unit}, not finite")
+
+
+def _out(out: Tensor | None, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
+    if out is None:
+        return torch.empty(rows, cols, dtype=dtype)
+    if list(out.shape) != [rows, cols] or out.dtype != dtype or not out.is_contiguous() or out.is_cuda:
+        raise CodecError(
+            f"out is {list(out.shape)} {out.dtype} on {out.device}, not a contiguous {dtype} {[rows, cols]}"
+        )
+    return out
