@@ -23,6 +23,10 @@ class LoraRecipe(StrictModel):
     lora_alpha: int = Field(16, ge=1, le=4096)
     lora_dropout: float = Field(0.0, ge=0.0, lt=1.0)
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    freeze_a: bool = False
+    """A is drawn from the recipe's seed plus the round's number, the same for every contributor of a round and another
+    in the next, and not trained: only B is. Rules that decide coordinate by coordinate are then exact on LoRA too, for
+    their result on the B, times A, has the same rank."""
 
 
 class TrainingRecipe(StrictModel):
@@ -47,6 +51,15 @@ def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raises ``ValueError`` where the codec's distillation has nothing to work on."""
     if codec.distill_steps and recipe.finetuning == "lora":
         raise ValueError("codec.distill_steps is for full deltas; with recipe.finetuning lora set it to 0")
+
+
+def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
+    """Raises ``ValueError`` where the codec would not keep the A that all contributors share."""
+    if recipe.finetuning == "lora" and recipe.lora.freeze_a and codec.quantises_factors:
+        raise ValueError(
+            f"recipe.lora.freeze_a needs factors as they were trained, but codec.factors is {codec.factors!r}, which "
+            "writes other factors of the same product; set codec.factors to bfloat16 or float32"
+        )
 
 
 class SoupReference(StrictModel):
@@ -79,6 +92,11 @@ class TaskSpec(StrictModel):
     @model_validator(mode="after")
     def _distills_full_deltas_only(self) -> TaskSpec:
         check_distillation(self.recipe, self.codec)
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_frozen_factors(self) -> TaskSpec:
+        check_frozen_a(self.recipe, self.codec)
         return self
 
     @model_validator(mode="after")

@@ -59,6 +59,10 @@ class LoraSettings(StrictModel):
     target_modules: list[str] | str = "all-linear"
     """Names of linear layers, or ``all-linear`` for every one but the output head."""
 
+    freeze_a: bool = False
+    """Train B alone; A follows from ``seed`` and the layers' names, on every machine the same. Runs of one seed on
+    different data can then be merged exactly, coordinate by coordinate."""
+
 
 class ModelInit(StrictModel):
     """The architecture of a model that starts from random weights (Qwen3's, decoder only)."""

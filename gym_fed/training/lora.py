@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from gym_fed.config.training import LoraSettings
@@ -20,7 +23,8 @@ def add_lora(model: Any, settings: LoraSettings, *, seed: int) -> Any:
     Args:
         model: A ``transformers`` causal LM.
         settings: Rank, scale and targets.
-        seed: Decides the random A factors (B starts at zero).
+        seed: Decides the random A factors (B starts at zero). With ``settings.freeze_a`` they follow from it and the
+            layer's name alone, whoever trains and on whatever machine, and are not trained.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when ``target_modules`` names no layer of the model.
@@ -37,13 +41,39 @@ def add_lora(model: Any, settings: LoraSettings, *, seed: int) -> Any:
         target_modules=settings.target_modules,
     )
     try:
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
     except ValueError as error:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"lora.target_modules: {settings.target_modules!r} fits no layer of {type(model).__name__}",
             "use all-linear, or names such as q_proj and v_proj",
         ) from error
+    if settings.freeze_a:
+        _freeze_a(adapted, seed)
+    return adapted
+
+
+def frozen_factor(seed: int, name: str, rank: int, width: int) -> torch.Tensor:
+    """The A ``[rank, width]`` float32 that everyone draws for a layer: uniform within ``1 / sqrt(width)``, as PEFT's.
+
+    Its bits are SHAKE-256 of seed and name, so that no library's generator decides whether two contributors agree.
+    Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
+    """
+    stream = hashlib.shake_256(f"frozen A\n{seed}\n{name}".encode()).digest(4 * rank * width)
+    fractions = (np.frombuffer(stream, "<u4") >> 8).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+    return torch.from_numpy(fractions * np.float32(1.0 / math.sqrt(width))).reshape(rank, width)
+
+
+def _freeze_a(model: Any, seed: int) -> None:
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in model.get_base_model().named_modules():
+        if isinstance(layer, LoraLayer):
+            module: Any = layer
+            for factor in module.lora_A.values():
+                with torch.no_grad():
+                    factor.weight.copy_(frozen_factor(seed, name, *factor.weight.shape))
+                factor.weight.requires_grad_(False)
 
 
 def lora_factors(model: Any) -> LoraFactors:
