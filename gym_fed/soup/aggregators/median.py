@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import CoordinateRule
+from gym_fed.soup.votes import refuse_half
 
 
 class Median(CoordinateRule):
@@ -22,23 +22,29 @@ class Median(CoordinateRule):
     def check(self, weights: Tensor) -> None:
         """Also refuses weights with which the f heaviest contributors would hold half of the vote."""
         super().check(weights)
-        exact = weights.to(torch.float64)
-        heaviest = exact.sort(descending=True).values[: self.config.num_malicious_nodes].sum()
-        if bool(2 * heaviest >= exact.sum()):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"the {self.config.num_malicious_nodes} heaviest of {len(weights)} updates hold half of it",
-                "lower num_examples_cap, or use weighting: uniform",
-            )
+        refuse_half(weights, self.num_malicious_nodes)
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
-        values, order = updates.T.contiguous().sort(dim=1, stable=True)
-        reached = weights.to(torch.float64)[order].cumsum(dim=1)
-        half = reached[:, -1:] / 2
-        below = (reached < half).sum(dim=1, keepdim=True)
-        upto = (reached <= half).sum(dim=1, keepdim=True)
-        middle = values.gather(1, torch.cat([below, upto], dim=1)).to(torch.float64)
-        return ((middle[:, 0] + middle[:, 1]) / 2).to(torch.float32)
+        return weighted_median(updates, weights)
 
     def drops(self, weights: Tensor) -> int | None:
         return (len(weights) - 1) // 2 if bool((weights == weights[0]).all()) else None
+
+
+def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
+    """At each coordinate the value at which half the weight lies on either side.
+
+    Args:
+        rows: ``[m, d]`` float32.
+        weights: ``[m]`` float64, positive.
+
+    Returns:
+        ``[d]`` float32.
+    """
+    values, order = rows.T.contiguous().sort(dim=1, stable=True)
+    reached = weights.to(torch.float64)[order].cumsum(dim=1)
+    half = reached[:, -1:] / 2
+    below = (reached < half).sum(dim=1, keepdim=True)
+    upto = (reached <= half).sum(dim=1, keepdim=True)
+    middle = values.gather(1, torch.cat([below, upto], dim=1)).to(torch.float64)
+    return ((middle[:, 0] + middle[:, 1]) / 2).to(torch.float32)

@@ -1,0 +1,64 @@
+"""Bulyan: Krum chooses among the updates again and again, then each coordinate is averaged around its median.
+
+El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", section 4 (Bulyan of Krum):
+n - 2f updates are selected, each by Krum among those that are left; then every coordinate is the mean of the n - 4f
+selected values nearest to their median. It withstands f liars of n >= 4f + 3, also ones that hide a large change of
+few coordinates in an update that is near the others.
+
+The last selections see fewer than f + 3 updates, for which Krum is not defined: they count one neighbour. Flower 1.41
+selects by one round of Multi-Krum in place of n - 2f rounds of Krum, which is another set of updates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.aggregators.mean_around_median import mean_around_median
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+
+
+class Bulyan(Aggregator):
+    name = "bulyan"
+    robust = True
+    needs = Needs.PRODUCTS
+
+    def minimum(self, malicious: int) -> int:
+        """4f + 3; with no liar to withstand any round will do."""
+        return 4 * malicious + 3 if malicious else 1
+
+    def mix(self, geometry: Geometry) -> Mixture:
+        """The selected updates, in the order of contributors."""
+        theta = geometry.count - 2 * self.num_malicious_nodes
+        selected = _repeated_krum(geometry.squared_distances().numpy(), theta, self.num_malicious_nodes)
+        matrix = torch.zeros(theta, geometry.count, dtype=torch.float64)
+        matrix[torch.arange(theta), torch.tensor(selected)] = 1.0
+        return Mixture(matrix, torch.ones(theta, dtype=torch.float64))
+
+    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
+        return mean_around_median(rows, len(rows) - 2 * self.num_malicious_nodes)
+
+
+def _repeated_krum(squared_distances: np.ndarray, theta: int, malicious: int) -> list[int]:
+    """``theta`` indices, ascending. Distances are sorted once; a selected update is struck from every row."""
+    left = np.arange(len(squared_distances))
+    if theta == len(left):
+        return left.tolist()
+    others = squared_distances.copy()
+    np.fill_diagonal(others, np.inf)
+    order = np.argsort(others, axis=1, kind="stable")[:, :-1]
+    nearest = np.take_along_axis(others, order, axis=1)
+    for _ in range(theta):
+        neighbours = max(1, len(left) - malicious - 2)
+        scores = np.zeros(len(left))
+        for column in nearest[:, :neighbours].T:  # nearest first: one order, whoever replays it
+            scores += column
+        winner = int(np.argmin(scores))
+        stays = np.arange(len(left)) != winner
+        keep = order[stays] != left[winner]
+        shape = (len(left) - 1, len(left) - 2)
+        order, nearest = order[stays][keep].reshape(shape), nearest[stays][keep].reshape(shape)
+        left = left[stays]
+    return sorted(set(range(len(squared_distances))) - set(left.tolist()))

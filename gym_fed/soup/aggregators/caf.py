@@ -1,0 +1,63 @@
+"""CAF, the covariance-bound agnostic filter: what stretches the updates most in one direction is weighed down.
+
+Allouah et al. 2025, "Towards Trustworthy Federated Learning with Untrusted Participants" (arXiv 2505.01874), algorithm
+2: with weights c, all 1 at first, take the mean and the covariance of the updates, its largest eigenvalue and that
+direction; multiply each c by ``1 - tau / tau_max``, tau the squared projection on the direction; go on while the c add
+up to more than n - 2f. The mean of the smallest largest eigenvalue is the result. It withstands f liars of n >= 2f + 1,
+whose harm is bounded by the spectral norm of the honest covariance, with no need to know it.
+
+The covariance is never formed: with S the roots of the shares and G the inner products of the centred updates, S G S
+has the same largest eigenvalue. ``tau_max`` is taken over updates that still count. ByzFL 0.0.11 takes it over all, so
+that one far update that counts for nothing any more stops the filter, and finds the direction by a single power step
+from a random start; here the search converges, and a replay finds the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_fed.soup.aggregator import WeightRule
+from gym_fed.soup.geometry import Geometry
+from gym_fed.soup.ordered import Array, dot, symmetric_times
+from gym_fed.soup.spectrum import top_eigenvector
+
+_ROUNDING = 32.0 * float(np.finfo(np.float64).eps)
+"""Updates that differ by less, against their squared norms, are equal."""
+
+
+class CAF(WeightRule):
+    name = "caf"
+    robust = True
+
+    def weigh(self, geometry: Geometry) -> Tensor:
+        products, count = geometry.products.numpy(), geometry.count
+        counts = np.ones(count)
+        best, smallest = counts / count, math.inf
+        while True:
+            shares = counts / math.fsum(counts.tolist())
+            largest, projections = _stretch(products, shares)
+            if largest < smallest:
+                best, smallest = shares, largest
+            if largest <= 0.0 or math.fsum(counts.tolist()) <= count - 2 * self.num_malicious_nodes:
+                return torch.from_numpy(best)
+            counts = counts * (1.0 - projections / projections.max())
+
+
+def _stretch(products: Array, shares: Array) -> tuple[float, Array]:
+    """The largest eigenvalue of the covariance, and each update's squared projection on its direction, up to a factor;
+    0 for updates of no share."""
+    kept = np.nonzero(shares)[0]
+    part, roots = shares[kept], np.sqrt(shares[kept])
+    inner = products[np.ix_(kept, kept)]
+    along = symmetric_times(inner, part)
+    centred = inner - along - along[:, None] + dot(part, along)
+    if np.abs(centred).max() <= _ROUNDING * inner.diagonal().max():
+        return 0.0, np.zeros(len(shares))
+    largest, direction = top_eigenvector(centred * roots * roots[:, None])
+    projections = np.zeros(len(shares))
+    projections[kept] = symmetric_times(centred, roots * direction) ** 2
+    return largest, projections

@@ -1,0 +1,53 @@
+"""FLTrust: the coordinator's own update says whom to trust.
+
+Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", algorithm 2: an update counts
+by the cosine between it and the root update, those that point away (cosine below zero) not at all, and each is scaled
+to the root update's norm. It withstands any number of liars below n as far as the root update, trained on clean data
+of the coordinator's, is right: the result is never longer than the root update.
+
+Where no update points the root's way the paper divides by zero. Here the round is refused: a soup of zeros would look
+like progress. A zero update has no direction and counts as nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.aggregator import WeightRule
+from gym_fed.soup.geometry import Geometry, Needs
+
+
+class FLTrust(WeightRule):
+    name = "fltrust"
+    robust = True
+    needs = Needs.ROOT
+
+    def minimum(self, malicious: int) -> int:
+        """f + 1: one honest update."""
+        return malicious + 1
+
+    def weigh(self, geometry: Geometry) -> Tensor:
+        """Raises ``UPDATE_REFUSED`` where nobody is to be trusted."""
+        assert geometry.root is not None, "the round gives a root update to rules that need one"
+        root_norm = math.sqrt(max(0.0, float(geometry.root[-1])))
+        norms = geometry.norms()
+        if root_norm == 0.0:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                "the root update of aggregator 'fltrust' is zero, and points nowhere",
+                "train the root update on more of the coordinator's data",
+            )
+        lengths = torch.where(norms > 0.0, norms, 1.0)
+        trust = (geometry.root[:-1] / lengths / root_norm).clamp_min(0.0) * (norms > 0.0)
+        total = math.fsum(trust.tolist())
+        if total == 0.0:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"none of {geometry.count} updates points the way of the root update of aggregator 'fltrust'",
+                "look at the coordinator's data: it says the opposite of every contributor's",
+            )
+        return trust / total * (root_norm / lengths)

@@ -1,0 +1,55 @@
+"""Multi-Krum: the mean of the updates with the lowest Krum scores.
+
+Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4. Scores are
+computed once, as in Flower and ByzFL (Bulyan is what computes them anew after each choice); ties go to the first in
+the order of contributors. It withstands f liars of n >= 2f + 3.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
+from gym_fed.soup.aggregators.krum import krum_scores
+from gym_fed.soup.geometry import Geometry
+
+
+class MultiKrumConfig(AggregatorConfig):
+    num_selected: Annotated[int, Field(ge=1)] | None = None
+    """Updates that are averaged; all but ``num_malicious_nodes`` when absent, and never more."""
+
+
+class MultiKrum(WeightRule):
+    name = "multi_krum"
+    robust = True
+    Config = MultiKrumConfig
+    config: MultiKrumConfig
+
+    def minimum(self, malicious: int) -> int:
+        """2f + 3; with no liar to withstand any round will do."""
+        return 2 * malicious + 3 if malicious else 1
+
+    def check(self, weights: Tensor) -> None:
+        """Also refuses to select more updates than are honest."""
+        super().check(weights)
+        honest = len(weights) - self.num_malicious_nodes
+        if (self.config.num_selected or 1) > honest:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"num_selected {self.config.num_selected} is more than the {honest} of {len(weights)} updates that "
+                f"num_malicious_nodes: {self.num_malicious_nodes} leaves honest",
+                "lower num_selected, or wait for more contributors",
+            )
+
+    def weigh(self, geometry: Geometry) -> Tensor:
+        scores = krum_scores(geometry.squared_distances(), self.num_malicious_nodes)
+        selected = self.config.num_selected or geometry.count - self.num_malicious_nodes
+        coefficients = torch.zeros(geometry.count, dtype=torch.float64)
+        coefficients[np.argsort(scores, kind="stable")[:selected].tolist()] = 1.0 / selected
+        return coefficients

@@ -1,0 +1,59 @@
+"""NNM, nearest-neighbour mixing: every update becomes the mean of those nearest to it.
+
+Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", algorithm 2: the n - f
+nearest, the update itself among them; where distances are equal, the first in the order of contributors. It lessens the
+spread of honest updates, from which every robust rule's error comes, and makes rules of order-optimal error out of
+trimmed mean, median, Krum and geometric median. Here the mean is by weight, and each mixture keeps its own update's
+weight; the paper and ByzFL know no weights.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.pre_aggregator import PreAggregator
+from gym_fed.soup.rule import RuleConfig
+
+
+class NNMConfig(RuleConfig):
+    num_neighbours: Annotated[int, Field(ge=1)] | None = None
+    """Updates in each mean, the update itself included; all but ``num_malicious_nodes`` when absent, and never more."""
+
+
+class NNM(PreAggregator):
+    name = "nnm"
+    needs = Needs.PRODUCTS
+    Config = NNMConfig
+    config: NNMConfig
+
+    def rows(self, count: int) -> int:
+        """All; refuses to mix more updates than are honest."""
+        honest = count - self.num_malicious_nodes
+        if (self.config.num_neighbours or 1) > honest:
+            asked = self.config.num_neighbours
+            what = "one update" if asked is None else f"num_neighbours: {asked}"
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"pre-aggregator 'nnm' with {what} and num_malicious_nodes: {self.num_malicious_nodes} needs "
+                f"{(asked or 1) + self.num_malicious_nodes} updates, not {count}",
+                "wait for more contributors, or lower num_neighbours",
+            )
+        return count
+
+    def mix(self, geometry: Geometry) -> Mixture:
+        count = self.rows(geometry.count)
+        neighbours = self.config.num_neighbours or count - self.num_malicious_nodes
+        distances = geometry.squared_distances().fill_diagonal_(-1.0)  # itself before any equal one
+        nearest = distances.sort(dim=1, stable=True).indices[:, :neighbours].sort(dim=1).values
+        weights = geometry.weights[nearest]
+        totals = torch.zeros(count, dtype=torch.float64)
+        for column in weights.T:
+            totals += column
+        matrix = torch.zeros(count, count, dtype=torch.float64)
+        matrix.scatter_(1, nearest, weights / totals[:, None])
+        return Mixture(matrix, geometry.weights)

@@ -1,0 +1,72 @@
+"""Norm cap: an update longer than the cap is scaled down to it.
+
+Clipping to a quantile of the round's own norms (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", for a
+fixed bound; the median as in Karimireddy et al. 2022) takes from liars the use of sheer size, and only that: an
+aggregator must still outvote them. The quantile is a norm that occurs, the lower one where it lies between two, so that
+with f liars of n >= 2f + 1 the median never exceeds an honest norm. For a sign delta the scale is the norm: exact.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.pre_aggregator import PreAggregator
+from gym_fed.soup.rule import RuleConfig
+
+
+class NormCapConfig(RuleConfig):
+    quantile: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The cap is this quantile of the round's norms; 0.5, the median, when ``max_norm`` is absent too."""
+
+    max_norm: Annotated[float, Field(gt=0)] | None = None
+    """The cap itself, in place of a quantile."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> NormCapConfig:
+        if self.quantile is not None and self.max_norm is not None:
+            raise ValueError("quantile and max_norm are two ways to say one thing: give one")
+        return self
+
+
+class NormCap(PreAggregator):
+    name = "norm_cap"
+    needs = Needs.NORMS
+    Config = NormCapConfig
+    config: NormCapConfig
+
+    def rows(self, count: int) -> int:
+        """All; refuses a quantile that liars could set."""
+        malicious = self.num_malicious_nodes
+        if self.config.max_norm is None and self._rank(count) >= count - malicious:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"quantile {self._quantile:g} of {count} norms may be one of num_malicious_nodes: {malicious} liars'",
+                f"lower quantile to {(count - malicious - 1) / max(1, count - 1):.4g} or less, or give max_norm",
+            )
+        return count
+
+    def mix(self, geometry: Geometry) -> Mixture:
+        self.rows(geometry.count)
+        norms = geometry.norms()
+        cap = self.config.max_norm
+        if cap is None:
+            cap = float(norms.sort().values[self._rank(geometry.count)])
+        return Mixture.scaled(capped(norms, cap), geometry.weights)
+
+    @property
+    def _quantile(self) -> float:
+        return 0.5 if self.config.quantile is None else self.config.quantile
+
+    def _rank(self, count: int) -> int:
+        return int(self._quantile * (count - 1))
+
+
+def capped(norms: Tensor, cap: float) -> Tensor:
+    """``[n]`` float64, by what each update is multiplied so that no norm exceeds ``cap``; 1 exactly where none does."""
+    return torch.where(norms > cap, cap / norms.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
