@@ -11,6 +11,14 @@ from gym_quant.kernels.counting import hamming, majority, votes
 from gym_quant.kernels.dispatch import available, describe, path, using
 from gym_quant.kernels.matmul import SignMatrix, signed_matmul
 from gym_quant.kernels.mixing import sign_products, signed_combination, signed_trimmed, signed_votes
+from gym_quant.kernels.order import (
+    linear_combination,
+    mean_around_median,
+    median,
+    products,
+    trimmed_mean,
+    weighted_trimmed_mean,
+)
 from gym_quant.kernels.signs import decode_signs, encode_signs, pack_signs, unpack_signs
 
 __all__ = [
@@ -20,15 +28,21 @@ __all__ = [
     "describe",
     "encode_signs",
     "hamming",
+    "linear_combination",
     "majority",
+    "mean_around_median",
+    "median",
     "pack_signs",
     "path",
+    "products",
     "sign_products",
     "signed_combination",
     "signed_matmul",
     "signed_trimmed",
     "signed_votes",
+    "trimmed_mean",
     "unpack_signs",
     "using",
     "votes",
+    "weighted_trimmed_mean",
 ]

@@ -19,6 +19,8 @@ from torch import Tensor
 VERSION = 1
 HAS_AVX2, HAS_AVX512, HAS_VPOPCNTDQ = 1, 2, 4
 
+TRIMMED, MEDIAN, AROUND, WEIGHTED = range(4)
+
 _CODES = {"scalar": 0, "avx2": 1, "avx512": 2}
 _NO_MEMORY, _NOT_FINITE = 1, 2
 _SIGNATURES: dict[str, list[Any]] = {
@@ -34,6 +36,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "gq_tile": [c_int, c_void_p, c_int64, c_int64, c_void_p],
     "gq_matmul": [c_int] * 3
     + [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
+    "gq_order": [c_int] * 3 + [c_void_p] * 2 + [c_int64] * 3 + [c_void_p],
+    "gq_combine": [c_int] * 2 + [c_void_p] * 2 + [c_int64] * 2 + [c_void_p],
+    "gq_products": [c_int] * 2 + [c_void_p] + [c_int64] * 2 + [c_void_p],
 }
 
 
@@ -193,6 +198,24 @@ def matmul(
         *(array.ctypes.data for array in (tiles, scales, groups, rows_variant)),
     )
     return status != _NOT_FINITE
+
+
+def order(path: str, rule: int, updates: Tensor, weights: Tensor | None, amount: int, out: Tensor) -> None:
+    """``[n, d]`` float32 to ``out`` ``[d]`` by a rule that sorts; ``amount`` is trimmed or kept."""
+    n, d = updates.shape
+    _call("gq_order", path, rule, updates.data_ptr(), _pointer(weights), n, d, amount, out.data_ptr())
+
+
+def combine(path: str, updates: Tensor, weights: Tensor, out: Tensor) -> None:
+    """Weighted sum of the rows ``[n, d]`` float32 into ``out`` ``[d]`` float32."""
+    n, d = updates.shape
+    _call("gq_combine", path, updates.data_ptr(), weights.data_ptr(), n, d, out.data_ptr())
+
+
+def products(path: str, updates: Tensor, out: Tensor) -> None:
+    """Add the inner products of the rows ``[n, d]`` float32 to ``out`` ``[n, n]`` float64."""
+    n, d = updates.shape
+    _call("gq_products", path, updates.data_ptr(), n, d, out.data_ptr())
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

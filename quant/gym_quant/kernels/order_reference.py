@@ -25,7 +25,9 @@ def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tens
         rows, order = torch.sort(updates[:, part], dim=0, stable=True)
         heavy = weights[order]
         kept = range(trim, n - trim)
-        out[part] = _added(heavy[row] * rows[row].double() for row in kept) / _added(heavy[row] for row in kept)
+        out[part] = _added(heavy[row] * rows[row].double() for row in kept) / _added(
+            heavy[row] for row in kept
+        )
 
 
 def median(updates: Tensor, out: Tensor) -> None:
