@@ -22,6 +22,7 @@ constexpr int MOST_SLICES = 32;
 constexpr int64_t PAIRS = 8;              // rows against as many others in one piece of `products`
 constexpr int64_t BLOCK_BYTES = 1 << 18;  // of all rows in one block: it stays in the L2 cache
 constexpr int64_t MOST_LINES = 8;         // of a row in one block
+constexpr int BATCH = 4;                  // registers of places that are mixed at once
 constexpr int64_t PIECE = 64;             // lines of a row, at least, in one piece of work
 
 struct alignas(64) Line {
@@ -90,7 +91,8 @@ struct MixRow {
 
 // How the mixed rows are made. `columns`: rows of signs with their most frequent weight; their sum is the total. A
 // mixed row begins with the total or with nothing, whichever leaves fewer terms: columns it takes away or adds, and
-// terms of its own weights. Equal rows are made once; order[k] is where row k of the mixture stands.
+// terms of its own weights. Equal rows are made once; order[k] is where row k of the mixture stands,
+// in registers, as the terms are where a column stands.
 struct MixPlan {
     std::vector<Weighted> columns, own;
     std::vector<MixRow> rows;
@@ -117,7 +119,7 @@ void plan_row(MixPlan& plan, const int32_t* weights, const std::vector<int32_t>&
     for (const int64_t sign : {-1, 1}) {
         for (int64_t j = 0; j < n; ++j) {
             const int64_t term = int64_t{weights[j]} - (row.from_total ? usual[j] : 0);
-            if (term != 0 && term == sign * usual[j]) plan.terms.push_back(column[j]);
+            if (term != 0 && term == sign * usual[j]) plan.terms.push_back(BATCH * column[j]);
         }
         (sign < 0 ? row.minus : row.plus) = static_cast<int64_t>(plan.terms.size()) - row.first - row.minus;
     }
@@ -164,7 +166,7 @@ MixPlan plan_mix(const int32_t* mixing, int64_t m, int64_t n, int64_t trim) {
             for (int64_t j = 0; j < n; ++j) size += std::llabs(int64_t{weights[j]});
             plan.wide |= size > std::numeric_limits<int16_t>::max();
         }
-        plan.order[sorted[i]] = static_cast<int32_t>(plan.rows.size() - 1);
+        plan.order[sorted[i]] = BATCH * static_cast<int32_t>(plan.rows.size() - 1);
     }
     plan.size = 0;
     plan.below = plan.above = 0;
@@ -175,8 +177,9 @@ MixPlan plan_mix(const int32_t* mixing, int64_t m, int64_t n, int64_t trim) {
     }
     plan.below = (plan.size - m) / 2;
     plan.above = plan.size - m - plan.below;
-    plan.order.insert(plan.order.end(), static_cast<size_t>(plan.below), static_cast<int32_t>(plan.rows.size()));
-    plan.order.insert(plan.order.end(), static_cast<size_t>(plan.above), static_cast<int32_t>(plan.rows.size() + 1));
+    const int32_t pads = BATCH * static_cast<int32_t>(plan.rows.size());
+    plan.order.insert(plan.order.end(), static_cast<size_t>(plan.below), pads);
+    plan.order.insert(plan.order.end(), static_cast<size_t>(plan.above), pads + BATCH);
     return plan;
 }
 
@@ -261,6 +264,7 @@ template <class Value, class Unsigned, class Total>
 struct Lane {
     using T = Value;
     static constexpr int COUNT = 8, BYTES = sizeof(T);
+    static constexpr bool UNROLLED = false;
     static constexpr int32_t LEAST = std::numeric_limits<T>::min(), MOST = std::numeric_limits<T>::max();
     struct V {
         T x[8];
@@ -374,6 +378,7 @@ GQ_AVX2 GQ_INLINE void expand(const Line* slices, int n, uint32_t* out) {
 
 struct Lane {
     using V = __m256i;
+    static constexpr bool UNROLLED = true;
     GQ_OP V zero() { return _mm256_setzero_si256(); }
     GQ_OP V load(const V* p) { return _mm256_load_si256(p); }
     GQ_OP void store(V* p, V a) { _mm256_store_si256(p, a); }
@@ -504,6 +509,7 @@ GQ_AVX512 GQ_INLINE void expand(const Line* slices, int n, uint32_t* out) {
 
 struct Lane {
     using V = __m512i;
+    static constexpr bool UNROLLED = true;
     GQ_OP V zero() { return _mm512_setzero_si512(); }
     GQ_OP V load(const V* p) { return _mm512_load_si512(p); }
     GQ_OP void store(V* p, V a) { _mm512_store_si512(p, a); }
@@ -721,7 +727,7 @@ GQ_API int gq_signed_trimmed(int path, int threads, const uint8_t* const* bits, 
         }
 #endif
         auto line = [&](const Line* lines, Line* work, float* values) { trimmed(plan, lines, work, unit, values); };
-        const int64_t work = static_cast<int64_t>(plan.columns.size() + plan.rows.size()) + 2;
+        const int64_t work = BATCH * static_cast<int64_t>(plan.columns.size() + plan.rows.size() + 2);
         by_lines(threads, gather, bits, n, rows * ((cols + 7) / 8), cols, work, out, line);
         return static_cast<int>(OK);
     });

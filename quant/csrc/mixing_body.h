@@ -62,26 +62,35 @@ GQ_ISA static void votes(const VotePlan& plan, const Line* lines, Line* carries,
     }
 }
 
-// The mixed rows y of L::COUNT places, from byte `at` of the lines. v: one register a row of `lines`.
+// The mixed rows of BATCH registers of places, from byte `at` of the lines: y[r * BATCH + g] is row r in register g.
+// v: BATCH registers a column.
 template <class L>
 GQ_ISA static void mix(const MixPlan& plan, const Line* lines, int at, typename L::V* v, typename L::V* y) {
-    typename L::V total = L::zero();
-    const int64_t columns = static_cast<int64_t>(plan.columns.size());
-    for (int64_t c = 0; c < columns; ++c) {
-        const typename L::V x = L::spread(lines[plan.columns[c].row].byte + at, plan.columns[c].weight);
-        L::store(v + c, x);
-        total = L::add(total, x);
+    using V = typename L::V;
+    constexpr int STEP = L::COUNT / 8;
+    V total[BATCH], sum[BATCH];
+    for (int g = 0; g < BATCH; ++g) total[g] = L::zero();
+    for (const Weighted& column : plan.columns) {
+        const uint8_t* const bits = lines[column.row].byte + at;
+        for (int g = 0; g < BATCH; ++g, ++v) {
+            const V x = L::spread(bits + STEP * g, column.weight);
+            L::store(v, x);
+            total[g] = L::add(total[g], x);
+        }
     }
-    for (size_t r = 0; r < plan.rows.size(); ++r) {
-        const MixRow& row = plan.rows[r];
-        typename L::V sum = row.from_total ? total : L::zero();
+    v -= BATCH * plan.columns.size();
+    for (const MixRow& row : plan.rows) {
+        for (int g = 0; g < BATCH; ++g) sum[g] = row.from_total ? total[g] : L::zero();
         const int32_t* term = plan.terms.data() + row.first;
-        for (const int32_t* stop = term + row.minus; term < stop; ++term) sum = L::sub(sum, L::load(v + *term));
-        for (const int32_t* stop = term + row.plus; term < stop; ++term) sum = L::add(sum, L::load(v + *term));
+        for (const int32_t* stop = term + row.minus; term < stop; ++term)
+            for (int g = 0; g < BATCH; ++g) sum[g] = L::sub(sum[g], L::load(v + *term + g));
+        for (const int32_t* stop = term + row.plus; term < stop; ++term)
+            for (int g = 0; g < BATCH; ++g) sum[g] = L::add(sum[g], L::load(v + *term + g));
         const Weighted* own = plan.own.data() + row.first_own;
         for (const Weighted* stop = own + row.own; own < stop; ++own)
-            sum = L::add(sum, L::spread(lines[own->row].byte + at, own->weight));
-        L::store(y + r, sum);
+            for (int g = 0; g < BATCH; ++g)
+                sum[g] = L::add(sum[g], L::spread(lines[own->row].byte + at + STEP * g, own->weight));
+        for (int g = 0; g < BATCH; ++g) L::store(y++, sum[g]);
     }
 }
 
@@ -93,24 +102,31 @@ GQ_ISA GQ_INLINE void exchange(typename L::V& a, typename L::V& b) {
 }
 
 template <class L, int M, size_t... C>
-GQ_ISA GQ_INLINE void sort(typename L::V* s, std::index_sequence<C...>) {
+GQ_ISA GQ_INLINE void exchange_all(typename L::V* s, std::index_sequence<C...>) {
     const int each[] = {(exchange<L>(s[NETWORK<M>.low[C]], s[NETWORK<M>.high[C]]), 0)...};
     (void)each;
 }
 
-// Sorts up to M mixed rows, L::COUNT places side by side, and sums those that are kept.
+// Sorts up to M mixed rows, L::COUNT places side by side, and sums those that are kept. Vector sets have every
+// exchange written out, so that most of the rows stay in registers.
 template <class L, int M>
 GQ_ISA static void trim_sorted(const MixPlan& plan, const typename L::V* y, double unit, float* out) {
     typename L::V s[M];
     const int32_t* index = plan.order.data();
-#pragma GCC unroll 64
-    for (int k = 0; k < M; ++k) s[k] = L::load(y + index[k]);
-    sort<L, M>(s, std::make_index_sequence<NETWORK<M>.size>{});
     const int64_t start = plan.below + plan.trim, stop = M - plan.above - plan.trim;
     typename L::Sum sum = L::nothing();
+    if constexpr (L::UNROLLED) {
 #pragma GCC unroll 64
-    for (int k = 0; k < M; ++k)
-        if (k >= start && k < stop) L::accumulate(sum, s[k]);
+        for (int k = 0; k < M; ++k) s[k] = L::load(y + index[k]);
+        exchange_all<L, M>(s, std::make_index_sequence<NETWORK<M>.size>{});
+#pragma GCC unroll 64
+        for (int k = 0; k < M; ++k)
+            if (k >= start && k < stop) L::accumulate(sum, s[k]);
+    } else {
+        for (int k = 0; k < M; ++k) s[k] = L::load(y + index[k]);
+        for (size_t c = 0; c < NETWORK<M>.size; ++c) exchange<L>(s[NETWORK<M>.low[c]], s[NETWORK<M>.high[c]]);
+        for (int64_t k = start; k < stop; ++k) L::accumulate(sum, s[k]);
+    }
     L::write(sum, unit, out);
 }
 
@@ -160,27 +176,33 @@ GQ_ISA static void trim_counted(const MixPlan& plan, const typename L::V* y, dou
     }
 }
 
-// One line of the rows to 512 trimmed values. work: registers for the columns, then for the mixed rows.
+template <class L>
+GQ_ISA static void trim(const MixPlan& plan, const typename L::V* y, double unit, float* out) {
+    switch (plan.size) {
+        case 8: return trim_sorted<L, 8>(plan, y, unit, out);
+        case 12: return trim_sorted<L, 12>(plan, y, unit, out);
+        case 16: return trim_sorted<L, 16>(plan, y, unit, out);
+        case 24: return trim_sorted<L, 24>(plan, y, unit, out);
+        case 32: return trim_sorted<L, 32>(plan, y, unit, out);
+        case 48: return trim_sorted<L, 48>(plan, y, unit, out);
+        case 64: return trim_sorted<L, 64>(plan, y, unit, out);
+        default: return trim_counted<L>(plan, y, unit, out);
+    }
+}
+
+// One line of the rows to 512 trimmed values. work: registers for the columns, then for the mixed rows and two pads.
 template <class L>
 GQ_ISA static void trimmed(const MixPlan& plan, const Line* lines, Line* work, double unit, float* out) {
-    using V = typename L::V;
-    V* const v = reinterpret_cast<V*>(work);
-    V* const y = v + plan.columns.size();
-    const size_t pads = plan.rows.size();
-    L::store(y + pads, L::set(L::LEAST));
-    L::store(y + pads + 1, L::set(L::MOST));
-    for (int at = 0; at < 64; at += L::COUNT / 8, out += L::COUNT) {
+    typename L::V* const v = reinterpret_cast<typename L::V*>(work);
+    typename L::V* const y = v + BATCH * plan.columns.size();
+    typename L::V* const pads = y + BATCH * plan.rows.size();
+    for (int g = 0; g < BATCH; ++g) {
+        L::store(pads + g, L::set(L::LEAST));
+        L::store(pads + BATCH + g, L::set(L::MOST));
+    }
+    for (int at = 0; at < 64; at += BATCH * L::COUNT / 8) {
         mix<L>(plan, lines, at, v, y);
-        switch (plan.size) {
-            case 8: trim_sorted<L, 8>(plan, y, unit, out); break;
-            case 12: trim_sorted<L, 12>(plan, y, unit, out); break;
-            case 16: trim_sorted<L, 16>(plan, y, unit, out); break;
-            case 24: trim_sorted<L, 24>(plan, y, unit, out); break;
-            case 32: trim_sorted<L, 32>(plan, y, unit, out); break;
-            case 48: trim_sorted<L, 48>(plan, y, unit, out); break;
-            case 64: trim_sorted<L, 64>(plan, y, unit, out); break;
-            default: trim_counted<L>(plan, y, unit, out);
-        }
+        for (int g = 0; g < BATCH; ++g, out += L::COUNT) trim<L>(plan, y + g, unit, out);
     }
 }
 
