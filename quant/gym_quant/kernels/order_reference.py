@@ -58,7 +58,8 @@ def products(updates: Tensor, out: Tensor) -> None:
     """In float64, which the native code approaches to 8e-7 of the product of the norms."""
     for part in _parts(updates):
         rows = updates[:, part].double()
-        out += rows @ rows.T
+        upper = torch.triu(rows @ rows.T)
+        out += upper + torch.triu(upper, 1).T
 
 
 def _parts(updates: Tensor) -> Iterator[slice]:
