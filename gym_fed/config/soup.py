@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Literal
@@ -16,6 +17,39 @@ from gym_fed.errors import ErrorCode, GymError
 _RULES = Path(__file__).resolve().parents[1] / "soup"
 
 Option = bool | int | float | str
+
+
+class AggregationMethod(StrEnum):
+    """Every aggregator, and every merge method, by the name of its file."""
+
+    BYZANTINE_ROBUST = "byzantine_robust"
+    MEAN = "mean"
+    WEIGHTED_MEAN = "weighted_mean"
+    MEDIAN = "median"
+    TRIMMED_MEAN = "trimmed_mean"
+    MEAN_AROUND_MEDIAN = "mean_around_median"
+    KRUM = "krum"
+    MULTI_KRUM = "multi_krum"
+    BULYAN = "bulyan"
+    GEOMETRIC_MEDIAN = "geometric_median"
+    CENTRED_CLIPPING = "centred_clipping"
+    CAF = "caf"
+    MINIMUM_DIAMETER = "minimum_diameter"
+    MAJORITY_VOTE = "majority_vote"
+    FLTRUST = "fltrust"
+    LINEAR = "linear"
+    TASK_ARITHMETIC = "task_arithmetic"
+    TIES = "ties"
+    DARE_LINEAR = "dare_linear"
+    DARE_TIES = "dare_ties"
+    DELLA = "della"
+    BREADCRUMBS = "breadcrumbs"
+    MODEL_STOCK = "model_stock"
+    SCE = "sce"
+    KARCHER = "karcher"
+    FISHER = "fisher"
+    REGMEAN = "regmean"
+    GREEDY_SOUP = "greedy_soup"
 
 
 class SoupRecipe(StrictModel):
@@ -37,7 +71,14 @@ class SoupRecipe(StrictModel):
     """How many liars the merge must withstand, f. A round needs at least 2f + 1 updates."""
 
     server_learning_rate: Annotated[float, Field(gt=0)] = 1.0
-    """The aggregate is multiplied by this before it is encoded."""
+    """What the server optimiser makes of the aggregate is multiplied by this before it is encoded."""
+
+    server_optimizer: str = "none"
+    """A file of ``gym_fed/soup/optimizers``: ``momentum``, ``adam`` or ``yogi`` on top of the soup; ``none`` adds the
+    aggregate as it is."""
+
+    server_optimizer_options: dict[str, Option] = Field(default_factory=dict)
+    """Further keys of the optimiser's own ``Config``."""
 
     max_norm: Annotated[float, Field(gt=0)] | None = None
     """An update with a larger L2 norm is scaled down to it; absent means no clipping."""
@@ -54,14 +95,21 @@ class SoupRecipe(StrictModel):
     @field_validator("aggregator")
     @classmethod
     def _known(cls, name: str) -> str:
-        _require_known(name, "aggregator")
+        _require_known(name, "aggregator", "aggregator")
+        return name
+
+    @field_validator("server_optimizer")
+    @classmethod
+    def _known_optimizer(cls, name: str) -> str:
+        if name != "none":
+            _require_known(name, "optimizer", "server optimizer")
         return name
 
     @field_validator("pre_aggregators")
     @classmethod
     def _known_and_once(cls, names: list[str]) -> list[str]:
         for name in names:
-            _require_known(name, "pre_aggregator")
+            _require_known(name, "pre_aggregator", "pre-aggregator")
             if names.count(name) > 1:
                 raise ValueError(f"{name!r} is listed twice")
         return names
@@ -72,6 +120,8 @@ class SoupRecipe(StrictModel):
             raise ValueError(
                 "num_examples_cap is required for weighting: num_examples and belongs to no other"
             )
+        if self.server_optimizer == "none" and self.server_optimizer_options:
+            raise ValueError("server_optimizer_options need a server_optimizer")
         for name in self.pre_aggregator_options:
             if name not in self.pre_aggregators:
                 raise ValueError(
@@ -103,7 +153,7 @@ class SoupRecipe(StrictModel):
         return [float(max(1, min(count, self.num_examples_cap))) for count in num_examples]
 
 
-def _require_known(name: str, kind: str) -> None:
+def _require_known(name: str, kind: str, noun: str) -> None:
     known = sorted(info.name for info in iter_modules([str(_RULES / f"{kind}s")]))
     if name not in known:
-        raise ValueError(f"unknown {kind.replace('_', '-')} {name!r} (known: {', '.join(known)})")
+        raise ValueError(f"unknown {noun} {name!r} (known: {', '.join(known)})")

@@ -143,7 +143,7 @@ class DeltaFile:
         """L2 norm of the tensor's delta."""
         record = self._records[name]
         norm = get_codec(record.codec).norm(self.payload(name), record.shape, record.params)
-        self._release(name)
+        self.release(name)
         return norm
 
     def norm(self) -> float:
@@ -188,9 +188,9 @@ class DeltaFile:
         for name, record in self._records.items():
             with _about(name):
                 get_codec(record.codec).check(self.payload(name), record.shape, record.params)
-            self._release(name)
+            self.release(name)
 
-    def _release(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Drop a tensor's pages after a scan, so that the whole file does not end up resident."""
         for field in self._layout.fields[name]:
             start = self._starts[field.dtype] + field.start

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gym_fed.soup.geometry import Geometry, Mixture, Needs
     from gym_fed.soup.merging import SoupReport, merge
     from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+    from gym_fed.soup.optimizer import OptimizerState
     from gym_fed.soup.pipeline import Pipeline
     from gym_fed.soup.pre_aggregator import PreAggregator
     from gym_fed.soup.registry import (
@@ -34,6 +35,7 @@ __all__ = [
     "Mixture",
     "Needs",
     "NormVerdict",
+    "OptimizerState",
     "Pipeline",
     "PreAggregator",
     "SoupReport",
@@ -61,6 +63,7 @@ __getattr__ = lazy(
     Mixture="gym_fed.soup.geometry",
     Needs="gym_fed.soup.geometry",
     NormVerdict="gym_fed.soup.screening",
+    OptimizerState="gym_fed.soup.optimizer",
     Pipeline="gym_fed.soup.pipeline",
     PreAggregator="gym_fed.soup.pre_aggregator",
     SoupReport="gym_fed.soup.merging",

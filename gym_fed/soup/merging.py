@@ -1,14 +1,16 @@
-"""Merge a round's updates into one soup, a block of coordinates at a time.
+"""Merge a round's updates into one soup, tensor by tensor and a block of rows at a time.
 
-No more than a few blocks of ``BLOCK_ELEMENTS`` numbers are held, however many contributors there are; the
-merged tensors wait in a scratch file beside the result until they are encoded. Every step is elementwise or
-runs in a fixed order, so the same updates in the same order give the same bytes on any number of threads.
+No more than a few blocks of numbers are held, however many contributors there are; merged tensors wait in a scratch
+file beside the result until they are encoded. Every step is elementwise or runs in a fixed order, so the same updates
+in the same order give the same bytes on any number of threads; sign deltas are merged by votes of whole numbers, which
+give the same bytes on any machine.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,11 +22,15 @@ from torch import Tensor
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaFile, EncodeReport, ErrorFeedback, encode_source
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.registry import build_aggregator
+from gym_fed.soup.adapters import are_adapters, write_adapters
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.optimizer import OptimizerState
+from gym_fed.soup.pipeline import Pipeline
+from gym_fed.soup.registry import build_optimizer
+from gym_fed.soup.stacks import Stack, stack_of
 
-BLOCK_ELEMENTS = 1 << 20
-"""Decoded numbers held at a time, of all contributors together (but at least one row of each)."""
+_COMFORTABLE = 2.0**30
+"""Norms between this and its inverse need no rescaling before their products are taken in float32."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,10 @@ class SoupReport:
         norm: L2 norm of the delta it decodes to.
         update_norms: L2 norm of every update, in the order given.
         clip_factors: What each was multiplied by; 1.0 where it was within ``max_norm``.
+        coefficients: What each update counts for in the aggregate, where the rules weigh whole updates; None where they
+            decide coordinate by coordinate.
         encoding: Codec and reason for each tensor of the soup.
+        lost: LoRA factors cut to a rank: for every tensor the part of its norm that the rank leaves out.
     """
 
     sha256: str
@@ -45,7 +54,9 @@ class SoupReport:
     norm: float
     update_norms: tuple[float, ...]
     clip_factors: tuple[float, ...]
+    coefficients: tuple[float, ...] | None
     encoding: EncodeReport = field(repr=False)
+    lost: Mapping[str, float] = field(default_factory=dict, repr=False)
 
 
 def merge(
@@ -56,8 +67,12 @@ def merge(
     spec: BaseSpec,
     residual: ErrorFeedback | None = None,
     extra: Mapping[str, str] | None = None,
+    root: DeltaFile | None = None,
+    optimizer_state: OptimizerState | None = None,
+    residual_path: Path | None = None,
+    on_tensor: Callable[[str], None] = lambda _: None,
 ) -> SoupReport:
-    """Clip, aggregate, scale by the server's learning rate and encode, tensor by tensor; codecs may be mixed.
+    """Clip, pre-aggregate, aggregate, step and encode; codecs may be mixed.
 
     Args:
         updates: Open deltas of ``spec``; a tensor that an update leaves out counts as zero.
@@ -68,69 +83,141 @@ def merge(
         residual: The server's error feedback, needed exactly when ``recipe.codec.error_feedback`` is set. The
             new residual counts when the caller commits it.
         extra: Free strings for the soup's manifest.
+        root: The coordinator's own update, for rules that need one, and for no other.
+        optimizer_state: State of ``recipe.server_optimizer``, needed exactly when there is one; the caller stages it.
+        residual_path: LoRA factors merged into factors: where what their rank lacks goes, as a delta of its own.
+        on_tensor: Called with the name of every tensor that is merged.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for an update of another base, ``CONFIG_INVALID`` when the round is too
             small for the recipe, ``UPDATE_REFUSED`` when the aggregate overflows float32.
     """
-    aggregator = build_aggregator(recipe)
-    weight = torch.tensor(list(weights), dtype=torch.float32)
-    _check(updates, weight, spec, aggregator)
+    pipeline, optimizer = Pipeline.of(recipe), build_optimizer(recipe)
+    weight = torch.tensor(list(weights), dtype=torch.float64)
+    _check(updates, weight, spec, pipeline, root)
+    if (optimizer is None) != (optimizer_state is None):
+        raise GymError(
+            ErrorCode.USAGE, f"server_optimizer {recipe.server_optimizer!r} and its state do not fit"
+        )
     norms = tuple(update.norm() for update in updates)
-    factors = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
-    names = sorted({name for update in updates for name in update.names})
+    clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
+    plan = _plan(updates, norms, clips, weight, pipeline, spec, root)
     folder = Path(out_path).parent
     folder.mkdir(parents=True, exist_ok=True)
+    coefficients = tuple(plan.matrix[0].tolist()) if len(plan.matrix) == 1 else None
+    stacks = list(_stacks(updates, spec))
+    if coefficients is not None and optimizer is None and are_adapters(stacks, recipe.codec):
+        report, lost = write_adapters(
+            stacks,
+            plan.matrix[0],
+            recipe.server_learning_rate,
+            recipe.codec,
+            Path(out_path),
+            spec,
+            extra,
+            residual_path,
+        )
+        return SoupReport(
+            report.sha256, report.size_bytes, report.norm, norms, clips, coefficients, report, lost
+        )
+    if residual_path is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "only a soup of LoRA factors that is written as LoRA factors has a residual to keep beside it",
+            "merge LoRA updates by a rule that weighs whole updates, with codec: lora and error_feedback: false",
+        )
     with tempfile.TemporaryFile(dir=folder) as scratch:
         merged: dict[str, Tensor] = {}
-        for name in names:
-            shape = as_matrix(spec.shapes[name])
+        for stack in stacks:
+            shape = as_matrix(stack.shape)
             target = torch.from_numpy(np.memmap(scratch, np.float32, "w+", scratch.seek(0, 2), shape))
-            _merge_tensor(name, updates, factors, weight, aggregator, recipe.server_learning_rate, target)
-            merged[name] = target.reshape(spec.shapes[name])
+            stack.merge(plan, pipeline.aggregator, target)
+            if optimizer is not None and optimizer_state is not None:
+                target.copy_(optimizer.step(stack.name, target, optimizer_state))
+            target.mul_(recipe.server_learning_rate)
+            if not bool(torch.isfinite(target).all()):
+                raise GymError(
+                    ErrorCode.UPDATE_REFUSED, f"tensor {stack.name!r}: the aggregate overflows float32"
+                )
+            merged[stack.name] = target.reshape(stack.shape)
+            stack.release()
+            on_tensor(stack.name)
 
         def source(name: str) -> Tensor:
             return merged[name] if name in merged else torch.zeros(spec.shapes[name])
 
         report = encode_source(source, recipe.codec, out_path, spec, residual, extra)
-    return SoupReport(report.sha256, report.size_bytes, report.norm, norms, factors, report)
+    return SoupReport(report.sha256, report.size_bytes, report.norm, norms, clips, coefficients, report)
 
 
-def _merge_tensor(
-    name: str,
+def inner_products(updates: Sequence[DeltaFile], norms: Sequence[float], spec: BaseSpec) -> Tensor:
+    """``[n, n]`` float64 inner products of whole updates, from bits, factors or decoded blocks, as each tensor allows.
+
+    Args:
+        updates: Open deltas of ``spec``.
+        norms: Their L2 norms.
+        spec: Their base.
+    """
+    factors = torch.tensor([_power_of_two(norm) for norm in norms], dtype=torch.float64)
+    total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for stack in _stacks(updates, spec):
+        total += stack.products(factors)
+        stack.release()
+    return total / factors[:, None] / factors[None]
+
+
+def _plan(
     updates: Sequence[DeltaFile],
-    factors: Sequence[float],
+    norms: Sequence[float],
+    clips: Sequence[float],
     weights: Tensor,
-    aggregator: Aggregator,
-    learning_rate: float,
-    target: Tensor,
-) -> None:
-    """Fill ``target`` ``[rows, cols]`` row block by row block."""
-    rows, cols = target.shape
-    step = max(1, BLOCK_ELEMENTS // (cols * len(updates)))
-    for start in range(0, rows, step):
-        stop = min(rows, start + step)
-        block = torch.zeros(len(updates), (stop - start) * cols)
-        for row, update, factor in zip(block, updates, factors, strict=True):
-            if name in update:
-                row.copy_(update.decode_rows(name, start, stop).reshape(-1))
-                if factor != 1.0:
-                    row.mul_(factor)
-        result = aggregator.aggregate(block, weights).mul_(learning_rate)
-        if not bool(torch.isfinite(result).all()):
-            raise GymError(ErrorCode.UPDATE_REFUSED, f"tensor {name!r}: the aggregate overflows float32")
-        target[start:stop] = result.reshape(stop - start, cols)
+    pipeline: Pipeline,
+    spec: BaseSpec,
+    root: DeltaFile | None,
+) -> Mixture:
+    """What the rules make of the round, as combinations of the updates as they were sent."""
+    own: Tensor | None = None
+    if pipeline.needs >= Needs.PRODUCTS:
+        every = [*updates, root] if root is not None else list(updates)
+        squares = inner_products(every, [*norms, root.norm()] if root is not None else norms, spec)
+        products = squares[: len(updates), : len(updates)]
+        own = squares[len(updates)] if root is not None else None
+    else:
+        products = torch.diag(torch.tensor([norm * norm for norm in norms], dtype=torch.float64))
+    clipping = Mixture.scaled(torch.tensor(list(clips), dtype=torch.float64), weights)
+    geometry = Geometry(products, weights, own).mixed(clipping)
+    return pipeline.plan(geometry).after(clipping)
+
+
+def _stacks(updates: Sequence[DeltaFile], spec: BaseSpec) -> Iterator[Stack]:
+    for name in sorted({name for update in updates for name in update.names}):
+        yield stack_of(name, updates, tuple(spec.shapes[name]))
+
+
+def _power_of_two(norm: float) -> float:
+    return 1.0 if norm == 0.0 or 1 / _COMFORTABLE < norm < _COMFORTABLE else 2.0 ** -math.frexp(norm)[1]
 
 
 def _clip_factor(norm: float, max_norm: float | None) -> float:
     return 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
 
 
-def _check(updates: Sequence[DeltaFile], weights: Tensor, spec: BaseSpec, aggregator: Aggregator) -> None:
+def _check(
+    updates: Sequence[DeltaFile],
+    weights: Tensor,
+    spec: BaseSpec,
+    pipeline: Pipeline,
+    root: DeltaFile | None,
+) -> None:
     if weights.numel() != len(updates):
         raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {weights.numel()} weights")
-    aggregator.check(weights)
-    for update in updates:
+    pipeline.check(weights)
+    if (root is not None) != (pipeline.needs is Needs.ROOT):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"aggregator {pipeline.aggregator.name!r} {'needs' if root is None else 'takes no'} root update",
+        )
+    for update in [*updates, *([root] if root is not None else [])]:
         if update.manifest.base_digest != spec.digest:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,

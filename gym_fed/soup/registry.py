@@ -1,4 +1,5 @@
-"""The one registry of rules: every file of ``aggregators``, ``pre_aggregators`` and ``methods`` is a member."""
+"""The one registry of rules: every file of ``aggregators``, ``pre_aggregators``, ``methods`` and ``optimizers`` is a
+member."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from gym_fed.config.yaml_file import validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.method import MergeMethod
+from gym_fed.soup.optimizer import ServerOptimizer
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import Rule
 
@@ -77,6 +79,14 @@ def build_pre_aggregators(recipe: SoupRecipe) -> tuple[PreAggregator, ...]:
         )
         for name in recipe.pre_aggregators
     )
+
+
+def build_optimizer(recipe: SoupRecipe) -> ServerOptimizer | None:
+    """The server optimiser a recipe asks for, if any."""
+    if recipe.server_optimizer == "none":
+        return None
+    rule = _get("optimizers", recipe.server_optimizer, ServerOptimizer)  # type: ignore[type-abstract]
+    return build(rule, recipe.server_optimizer_options, "server_optimizer_options")
 
 
 def build(rule: type[R], values: Mapping[str, object], where: str) -> R:

@@ -1,0 +1,269 @@
+"""A round's tensors as packed signs, as factors and decoded: the same soup, and nothing decoded without need."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gym_quant.codecs.lora import Lora
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup import merge
+from gym_fed.soup.merging import inner_products
+from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, signs, stack_of
+
+SHAPES = {"down": (48, 172), "up": (33, 7), "norm": (16,)}
+SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")
+EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+ROBUST = {"num_malicious_nodes": 2, "pre_aggregators": ["norm_cap", "nnm"]}
+
+
+def deltas(seed: int, common: float = 0.5) -> dict[str, torch.Tensor]:
+    """Updates that agree in part, of different sizes."""
+    shared, own = (torch.Generator().manual_seed(s) for s in (0, seed + 1))
+    return {
+        name: (1 + seed / 5)
+        * 0.01
+        * (common * torch.randn(shape, generator=shared) + torch.randn(shape, generator=own))
+        for name, shape in SHAPES.items()
+    }
+
+
+@contextlib.contextmanager
+def written(folder: Path, codecs: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[list[DeltaFile]]:
+    """One open update for each ``(codec of matrices, its parameters)``."""
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for index, (codec, params) in enumerate(codecs):
+            entries = [
+                DeltaEntry.of(name, delta, codec, **params)
+                if delta.dim() == 2
+                else DeltaEntry.of(name, delta, "dense", dtype="float32")
+                for name, delta in deltas(index).items()
+            ]
+            path = folder / f"{index}.gymdelta"
+            write_delta(path, entries, SPEC)
+            opened.append(stack.enter_context(DeltaFile.open(path, SPEC)))
+        yield opened
+
+
+def decoded_soup(updates: list[DeltaFile], folder: Path, recipe: SoupRecipe) -> dict[str, torch.Tensor]:
+    """The same merge with every tensor decoded first."""
+    as_floats = []
+    with contextlib.ExitStack() as stack:
+        for index, update in enumerate(updates):
+            path = folder / f"floats-{index}.gymdelta"
+            entries = [DeltaEntry.of(n, update.decode(n), "dense", dtype="float32") for n in update.names]
+            write_delta(path, entries, SPEC)
+            as_floats.append(stack.enter_context(DeltaFile.open(path, SPEC)))
+        return soup(as_floats, folder / "floats-soup.gymdelta", recipe)
+
+
+def soup(updates: list[DeltaFile], path: Path, recipe: SoupRecipe) -> dict[str, torch.Tensor]:
+    merge(updates, [1.0] * len(updates), recipe, path, SPEC)
+    with DeltaFile.open(path, SPEC) as found:
+        return {name: found.decode(name) for name in found.names}
+
+
+def recipe(**changes: Any) -> SoupRecipe:
+    return SoupRecipe(codec=EXACT, **changes)
+
+
+SIGNS = [("bitdelta", {})] * 9
+ROW_SIGNS = [("bitdelta", {"group_size": 172})] * 9
+FACTORS = [("lora", {"rank": 1 + i % 4}) for i in range(9)]
+MIXED = [SIGNS[0], ROW_SIGNS[0], FACTORS[1], ("dense", {}), ("int4", {})] * 2
+
+
+@pytest.mark.parametrize(
+    "rule", ["mean", "multi_krum", "geometric_median", "median", "trimmed_mean", "majority_vote"]
+)
+@pytest.mark.parametrize(
+    "codecs", [SIGNS, ROW_SIGNS, FACTORS, MIXED], ids=["signs", "rows", "factors", "mixed"]
+)
+@pytest.mark.parametrize("steps", [{}, ROBUST], ids=["plain", "mixed first"])
+def test_whatever_the_codec_the_soup_is_that_of_the_decoded_updates(
+    tmp_path: Path, codecs: list[tuple[str, dict[str, Any]]], rule: str, steps: dict[str, Any]
+) -> None:
+    wanted = recipe(
+        aggregator=rule, **(steps if rule != "mean" else {k: v for k, v in steps.items() if k[0] == "p"})
+    )
+    with written(tmp_path, codecs) as updates:
+        found = soup(updates, tmp_path / "soup.gymdelta", wanted)
+        expected = decoded_soup(updates, tmp_path, wanted)
+        largest = max(float(update.decode("down").abs().max()) for update in updates)
+    for name in SHAPES:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=2e-4 * largest)
+
+
+@pytest.mark.parametrize("rule", ["mean", "multi_krum", "median", "trimmed_mean"])
+def test_sign_deltas_with_one_scale_are_merged_without_decoding_them(
+    tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decoded(*_: object) -> None:
+        raise AssertionError("decoded")
+
+    with written(tmp_path, SIGNS) as updates:
+        for update in updates:
+            monkeypatch.setattr(update, "decode", decoded)
+            update_rows = update.decode_rows
+            monkeypatch.setattr(
+                update, "decode_rows", lambda n, a, b, r=update_rows: r(n, a, b) if n == "norm" else decoded()
+            )
+        merge(
+            updates, [1.0] * 9, recipe(aggregator=rule, num_malicious_nodes=0), tmp_path / "s.gymdelta", SPEC
+        )
+
+
+@pytest.mark.parametrize(
+    "codecs", [SIGNS, ROW_SIGNS, FACTORS, MIXED], ids=["signs", "rows", "factors", "mixed"]
+)
+def test_inner_products_are_those_of_the_decoded_updates(
+    tmp_path: Path, codecs: list[tuple[str, dict[str, Any]]]
+) -> None:
+    with written(tmp_path, codecs) as updates:
+        norms = [update.norm() for update in updates]
+        found = inner_products(updates, norms, SPEC).numpy()
+        rows = np.stack(
+            [np.concatenate([u.decode(n).double().numpy().reshape(-1) for n in SHAPES]) for u in updates]
+        )
+    np.testing.assert_allclose(found, rows @ rows.T, rtol=0, atol=2e-6 * max(norms) ** 2)
+
+
+def test_what_a_liar_sends_does_not_spoil_the_products_of_the_honest(tmp_path: Path) -> None:
+    with written(tmp_path, [("dense", {"dtype": "float32"})] * 4) as updates:
+        entries = [DeltaEntry.of(n, torch.full(s, 1e30), "dense", dtype="float32") for n, s in SHAPES.items()]
+        write_delta(tmp_path / "liar.gymdelta", entries, SPEC)
+        with DeltaFile.open(tmp_path / "liar.gymdelta", SPEC) as liar:
+            every = [*updates, liar]
+            found = inner_products(every, [update.norm() for update in every], SPEC)
+            alone = inner_products(updates, [update.norm() for update in updates], SPEC)
+    assert bool(torch.isfinite(found).all())
+    torch.testing.assert_close(found[:4, :4], alone, rtol=1e-12, atol=0)
+    assert float(found[4, 4]) == pytest.approx(1e60 * SPEC.num_parameters, rel=1e-6)
+
+
+def test_each_tensor_takes_the_cheapest_form(tmp_path: Path) -> None:
+    kinds = {
+        "signs": (SIGNS, SignStack),
+        "rows": (ROW_SIGNS, SignStack),
+        "two kinds of scales": ([SIGNS[0], ROW_SIGNS[0]], DecodedStack),
+        "factors": (FACTORS, FactorStack),
+        "mixed": (MIXED, DecodedStack),
+    }
+    for number, (codecs, kind) in enumerate(kinds.values()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with written(folder, codecs) as updates:
+            assert type(stack_of("down", updates, SHAPES["down"])) is kind
+
+
+def test_an_update_that_leaves_a_tensor_out_counts_as_zero(tmp_path: Path) -> None:
+    for codec, params in (SIGNS[0], FACTORS[1]):
+        with written(tmp_path, [(codec, params)] * 3) as updates:
+            entries = [DeltaEntry.of("up", deltas(7)["up"], codec, **params)]
+            write_delta(tmp_path / "half.gymdelta", entries, SPEC)
+            with DeltaFile.open(tmp_path / "half.gymdelta", SPEC) as half:
+                found = soup([*updates, half], tmp_path / "soup.gymdelta", recipe(aggregator="mean"))
+                expected = sum(update.decode("down") for update in updates) / 4
+        torch.testing.assert_close(found["down"], expected, rtol=0, atol=1e-7)
+
+
+def test_votes_round_strengths_to_whole_numbers_that_fit_and_give_them_back() -> None:
+    strengths = torch.rand(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for total in (signs.TRIMMED_TOTAL, signs.COMBINATION_TOTAL):
+        votes, unit = signs.whole_votes(strengths, total)
+        assert int(votes.long().abs().sum(dim=1).max()) <= total
+        torch.testing.assert_close(votes.double() * unit, strengths, rtol=0, atol=unit)
+    assert signs.whole_votes(torch.zeros(2, 3, dtype=torch.float64), 100)[1] == 0.0
+
+
+@pytest.mark.parametrize("rule", ["mean", "multi_krum", "geometric_median"])
+def test_lora_updates_make_a_soup_of_factors_that_is_their_true_combination(
+    tmp_path: Path, rule: str
+) -> None:
+    whole = CodecPolicy(codec="lora", lora_rank=64, factors="float32", error_feedback=False)
+    with contextlib.ExitStack() as stack:
+        updates = [stack.enter_context(file) for file in adapters(tmp_path, ranks=(1, 2, 4, 4, 2, 1, 3))]
+        report = merge(
+            updates,
+            [1.0] * 7,
+            SoupRecipe(aggregator=rule, num_malicious_nodes=0, codec=whole),
+            tmp_path / "s.gymdelta",
+            SPEC,
+        )
+        assert report.coefficients is not None
+        true = sum(
+            c * update.decode("down").double() for c, update in zip(report.coefficients, updates, strict=True)
+        )
+        with DeltaFile.open(tmp_path / "s.gymdelta", SPEC) as found:
+            assert found.record("down").codec == "lora"
+            error = float((found.decode("down").double() - true).norm() / true.norm())
+    assert error <= 1e-6
+
+
+def test_cut_to_a_rank_the_soup_and_its_residual_add_up_to_the_true_combination(tmp_path: Path) -> None:
+    cut = CodecPolicy(codec="lora", lora_rank=3, factors="float32", error_feedback=False)
+    with contextlib.ExitStack() as stack:
+        updates = [stack.enter_context(file) for file in adapters(tmp_path, ranks=(2, 2, 4))]
+        paths = tmp_path / "s.gymdelta", tmp_path / "rest.gymdelta"
+        report = merge(updates, [1.0] * 3, SoupRecipe(codec=cut), paths[0], SPEC, residual_path=paths[1])
+        true = sum(update.decode("down").double() for update in updates) / 3
+        kept, rest = (
+            stack.enter_context(DeltaFile.open(path, SPEC)).decode("down").double() for path in paths
+        )
+    u, s, v = torch.linalg.svd(true)
+    best = u[:, :3] * s[:3] @ v[:3]
+    torch.testing.assert_close(kept, best, rtol=0, atol=1e-6 * float(s[0]))
+    torch.testing.assert_close(kept + rest, true, rtol=0, atol=1e-6 * float(s[0]))
+    assert report.lost["down"] == pytest.approx(float(s[3:].norm() / s.norm()), rel=1e-5)
+
+
+def test_a_residual_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    with written(tmp_path, SIGNS[:3]) as updates, pytest.raises(GymError, match="residual") as caught:
+        merge(
+            updates,
+            [1.0] * 3,
+            recipe(),
+            tmp_path / "s.gymdelta",
+            SPEC,
+            residual_path=tmp_path / "rest.gymdelta",
+        )
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    assert not (tmp_path / "s.gymdelta").exists()
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
+def test_with_one_a_for_all_coordinate_rules_work_on_b_and_keep_its_rank(tmp_path: Path, rule: str) -> None:
+    with contextlib.ExitStack() as stack:
+        updates = [stack.enter_context(file) for file in adapters(tmp_path, ranks=(3,) * 5, one_a=True)]
+        found = soup(updates, tmp_path / "s.gymdelta", recipe(aggregator=rule, num_malicious_nodes=1))
+        pairs = [Lora().factors(u.payload("down"), SHAPES["down"], u.record("down").params) for u in updates]
+    b = torch.stack([pair[1].double() for pair in pairs]).numpy()
+    middle = np.median(b, axis=0) if rule == "median" else np.sort(b, axis=0)[1:-1].mean(axis=0)
+    expected = 0.25 * torch.from_numpy(middle) @ pairs[0][0].double()
+    torch.testing.assert_close(found["down"].double(), expected, rtol=0, atol=1e-6)
+    assert int(torch.linalg.matrix_rank(found["down"].double(), rtol=1e-5)) == 3
+
+
+def adapters(folder: Path, ranks: Sequence[int], one_a: bool = False) -> Iterator[DeltaFile]:
+    """LoRA updates of ``down`` alone."""
+    generator = torch.Generator().manual_seed(3)
+    rows, cols = SHAPES["down"]
+    first = torch.randn(ranks[0], cols, generator=generator)
+    for index, rank in enumerate(ranks):
+        a = first if one_a else torch.randn(rank, cols, generator=generator)
+        encoded = Lora().encode_factors(
+            a, torch.randn(rows, rank, generator=generator), 0.25 if one_a else 0.5 + index
+        )
+        entry = DeltaEntry("down", SHAPES["down"], "lora", encoded.params, lambda e=encoded: e.payload)
+        write_delta(folder / f"adapter-{index}.gymdelta", [entry], SPEC)
+        yield DeltaFile.open(folder / f"adapter-{index}.gymdelta", SPEC)
