@@ -1,0 +1,73 @@
+"""Settings of ``gym_fed.quantization.DeltaSoup``: a merge without a server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import AggregationMethod, Option, SoupRecipe
+
+
+class DeltaSoupConfig(StrictModel):
+    """How contributions are written, screened and merged."""
+
+    method: AggregationMethod = AggregationMethod.BYZANTINE_ROBUST
+    """The aggregator."""
+
+    method_options: dict[str, Option] = Field(default_factory=dict)
+    """Further keys of the aggregator's own ``Config``."""
+
+    pre_aggregators: list[str] = Field(default_factory=list)
+    """Steps before the aggregator, beyond those that the method has of its own."""
+
+    num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
+    """Liars to withstand, f."""
+
+    base_model: str | None = None
+    """What the contributions are fine-tunes of: ``gym-nano``, a folder, a name in the local cache."""
+
+    codec: CodecPolicy = CodecPolicy(error_feedback=False)
+    """How a contributed model is written as a delta; a contributed ``.gymdelta`` stays as it is."""
+
+    soup_codec: CodecPolicy = CodecPolicy(codec="dense", error_feedback=False)
+    """How the soup is written."""
+
+    norm_ratio: Annotated[float, Field(gt=1)] | None = 4.0
+    """A contribution whose norm is above this multiple of the median norm stays out (from 3 contributions on)."""
+
+    num_examples_cap: Annotated[int, Field(ge=1)] | None = None
+    """Weigh contributions by their ``num_examples``, up to this; absent: one contributor, one vote."""
+
+    differential_privacy: None = None
+    """Reserved: there is no accounted noise in this release, and anything but None is refused."""
+
+    enable_rewards: bool = False
+    """Share ``reward_pool`` out evenly among the contributors whose work is in the soup."""
+
+    reward_pool: Annotated[int, Field(ge=0)] = 1000
+
+    @model_validator(mode="after")
+    def _stateless(self) -> DeltaSoupConfig:
+        for key in ("codec", "soup_codec"):
+            if getattr(self, key).error_feedback:
+                raise ValueError(
+                    f"{key}.error_feedback: a DeltaSoup keeps nothing between soups; set it to false"
+                )
+        if self.codec.distill_steps or self.soup_codec.distill_steps:
+            raise ValueError("distill_steps: a DeltaSoup has no data to distil on; use BitDeltaQuantizer")
+        return self
+
+    def recipe(self) -> SoupRecipe:
+        """The same as the recipe of a round."""
+        return SoupRecipe(
+            aggregator=self.method.value,
+            aggregator_options=self.method_options,
+            pre_aggregators=self.pre_aggregators,
+            num_malicious_nodes=self.num_malicious_nodes,
+            weighting="num_examples" if self.num_examples_cap is not None else "uniform",
+            num_examples_cap=self.num_examples_cap,
+            codec=self.soup_codec,
+        )

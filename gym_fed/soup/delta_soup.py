@@ -1,0 +1,185 @@
+"""DeltaSoup in Python: contributions in, one soup out, with no server.
+
+soup = DeltaSoup(DeltaSoupConfig(base_model="gym-nano", num_malicious_nodes=1))
+soup.contribute(user_id="ada", model="runs/ada").contribute(user_id="ben", model="ben.gymdelta")
+result = soup.contribute(user_id="eve", model=tuned).aggregate(min_contributors=3)
+result.apply(model)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gym_fed.config.delta_soup import DeltaSoupConfig
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.delta import (
+    BaseSpec,
+    DeltaFile,
+    apply_delta,
+    encode_delta,
+    lora_delta,
+    lora_factors,
+    model_tensors,
+)
+from gym_fed.delta.base import Tensors
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model, model_name
+from gym_fed.soup.merging import SoupReport, merge
+from gym_fed.soup.rewards import split_pool
+from gym_fed.soup.screening import screen_norms
+
+_MIN_FOR_NORM_SCREEN = 3
+
+
+@dataclass(frozen=True)
+class SoupResult:
+    """A soup, and what became of every contribution.
+
+    Attributes:
+        path: The soup, a ``.gymdelta`` in a folder that lives as long as the ``DeltaSoup``; ``save`` keeps it.
+        merged: Ids of the contributors in the soup, in the order in which they contributed.
+        rejected: Contributor's id to the reason why its contribution stayed out.
+        rewards: Credits of every contributor; empty unless ``enable_rewards``.
+        report: What the merge did.
+    """
+
+    path: Path
+    merged: tuple[str, ...]
+    rejected: Mapping[str, str]
+    rewards: Mapping[str, int]
+    report: SoupReport = field(repr=False)
+
+    def apply(self, model: nn.Module | Tensors) -> None:
+        """Add the soup to a model of its base, in place.
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` when the model is not of this base.
+        """
+        with DeltaFile.open(self.path, BaseSpec.of(model, "model")) as soup:
+            apply_delta(model, soup)
+
+    def save(self, path: str | Path) -> Path:
+        """Copy the soup.
+
+        Raises:
+            GymError: ``FILE_EXISTS``.
+        """
+        target = Path(path)
+        if target.exists():
+            raise GymError(ErrorCode.FILE_EXISTS, f"{target} exists", "choose another name")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.path, target)
+        return target
+
+
+class DeltaSoup:
+    """Collects contributions to one base model and merges them.
+
+    Args:
+        config: The rules.
+        base: The base, when it is a module in memory; by default ``config.base_model`` is loaded.
+    """
+
+    def __init__(self, config: DeltaSoupConfig, base: nn.Module | None = None) -> None:
+        if (base is None) == (config.base_model is None):
+            raise GymError(
+                ErrorCode.USAGE, "give the base model once: DeltaSoupConfig(base_model=...) or base=..."
+            )
+        self.config = config
+        loaded = base if base is not None else load_model(str(config.base_model)).model
+        self._base = {name: tensor.detach().clone() for name, tensor in model_tensors(loaded).items()}
+        self.spec = BaseSpec.of(self._base, model_name(config.base_model) if config.base_model else "base")
+        self._folder = tempfile.TemporaryDirectory(prefix="gym-soup-")
+        self._contributions: dict[str, tuple[Path, int]] = {}
+        self._soups = 0
+
+    def contribute(
+        self, *, user_id: str, model: nn.Module | Tensors | str | Path, num_examples: int = 1
+    ) -> DeltaSoup:
+        """Add one contributor's work.
+
+        Args:
+            user_id: Who; one contribution each.
+            model: A ``.gymdelta`` of this base, taken as it is; or a fine-tune (a folder, a name, a module, tensors by
+                name), which is written as a delta by ``config.codec``. A PEFT model, or the folder of one, keeps its
+                LoRA factors.
+            num_examples: What it was trained on, for ``weighting: num_examples``.
+
+        Returns:
+            Itself, for chains.
+
+        Raises:
+            GymError: ``USAGE`` for a second contribution; ``BASE_MISMATCH``, ``DELTA_INVALID``, ``MODEL_NOT_FOUND`` for
+                what is no fine-tune of the base. What was contributed before stays.
+        """
+        if user_id in self._contributions:
+            raise GymError(ErrorCode.USAGE, f"{user_id!r} has contributed already", "one contribution each")
+        if num_examples < 1:
+            raise GymError(ErrorCode.USAGE, f"{user_id!r}: num_examples is {num_examples}, not at least 1")
+        path = Path(self._folder.name) / f"update-{len(self._contributions)}.gymdelta"
+        if isinstance(model, str | Path) and str(model).endswith(".gymdelta"):
+            with DeltaFile.open(model, self.spec):
+                shutil.copyfile(model, path)
+        else:
+            self._write(load_model(str(model)).model if isinstance(model, str | Path) else model, path)
+            with DeltaFile.open(path, self.spec):
+                pass
+        self._contributions[user_id] = (path, num_examples)
+        return self
+
+    @property
+    def contributors(self) -> tuple[str, ...]:
+        """Who has contributed, in order."""
+        return tuple(self._contributions)
+
+    def aggregate(self, min_contributors: int = 3) -> SoupResult:
+        """Screen, merge, and share out the credits.
+
+        Raises:
+            GymError: ``ROUND_ABORTED`` when fewer than ``min_contributors`` contributions are left after the screen of
+                their norms; ``CONFIG_INVALID`` when that is too few for the rules.
+        """
+        recipe = self.config.recipe()
+        recipe.check_feasible(min_contributors)
+        with contextlib.ExitStack() as stack:
+            opened = {
+                user: (stack.enter_context(DeltaFile.open(path, self.spec)), examples)
+                for user, (path, examples) in self._contributions.items()
+            }
+            rejected = self._screen({user: delta.norm() for user, (delta, _) in opened.items()})
+            merged = [user for user in opened if user not in rejected]
+            if len(merged) < min_contributors:
+                raise GymError(
+                    ErrorCode.ROUND_ABORTED,
+                    f"{len(merged)} of {len(opened)} contributions can be merged; {min_contributors} are needed",
+                    "; ".join(f"{user}: {why}" for user, why in rejected.items()),
+                )
+            self._soups += 1
+            path = Path(self._folder.name) / f"soup-{self._soups}.gymdelta"
+            report = self._merge([opened[user] for user in merged], recipe, path)
+        shares = {user: float(user in merged) for user in opened} if self.config.enable_rewards else {}
+        return SoupResult(path, tuple(merged), rejected, split_pool(self.config.reward_pool, shares), report)
+
+    def _merge(self, updates: list[tuple[DeltaFile, int]], recipe: SoupRecipe, path: Path) -> SoupReport:
+        weights = recipe.weights([examples for _, examples in updates])
+        return merge([delta for delta, _ in updates], weights, recipe, path, self.spec)
+
+    def _screen(self, norms: Mapping[str, float]) -> dict[str, str]:
+        if self.config.norm_ratio is None or len(norms) < _MIN_FOR_NORM_SCREEN:
+            return {}
+        verdicts = screen_norms(list(norms.values()), self.config.norm_ratio)
+        return {user: v.reason for user, v in zip(norms, verdicts, strict=True) if not v.accepted}
+
+    def _write(self, model: Any, path: Path) -> None:
+        if hasattr(model, "peft_config"):
+            lora_delta(lora_factors(model), path, self.spec)
+            return
+        encode_delta(model, self._base, self.config.codec, path, self.spec)
