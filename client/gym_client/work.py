@@ -22,11 +22,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from gym_fed.config.training import TrainingConfig
     from gym_fed.delta import Refine
     from gym_fed.training import TrainResult
 
-_CHECKPOINTS_PER_ROUND = 10
 _LOGGED_STEPS = 10
 
 
@@ -117,40 +115,16 @@ def perform(
     return folder.finish(spec, trained, home.key)
 
 
-def training_config(spec: TaskSpec, output_dir: Path, device: str) -> TrainingConfig:
-    """The recipe of a task as the trainer's config. The round's number is added to the seed."""
-    from gym_fed.config.training import LoraSettings, TrainingConfig
-
-    recipe = spec.recipe
-    return TrainingConfig(
-        algorithm=recipe.algorithm,
-        finetuning=recipe.finetuning,
-        lora=LoraSettings(**recipe.lora.model_dump()),
-        max_steps=recipe.max_steps,
-        learning_rate=recipe.learning_rate,
-        per_device_train_batch_size=recipe.per_device_train_batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation_steps,
-        max_length=recipe.max_length,
-        warmup_steps=recipe.warmup_steps,
-        weight_decay=recipe.weight_decay,
-        lr_scheduler_type=recipe.lr_scheduler_type,
-        seed=recipe.seed + spec.server_round,
-        device=device,
-        output_dir=output_dir,
-        save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
-        save_final=False,
-    )
-
-
 def _train(
     spec: TaskSpec, model: GlobalModel, data: Data, folder: TaskFolder, policy: Policy, setup: Setup
 ) -> TrainResult:
+    from gym_fed.config.round_training import round_training
     from gym_fed.training import Trainer
 
     hooks = current_hooks()
     until = time.monotonic() + policy.max_seconds
     trainer = Trainer(
-        training_config(spec, folder.prepare_run(), setup.device),
+        round_training(spec.recipe, spec.server_round, folder.prepare_run(), setup.device),
         model=model.model,
         tokenizer=model.tokenizer,
         on_step=lambda step, total, loss: hooks.progress("train", step, total, loss),

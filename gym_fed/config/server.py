@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.config.task import TrainingRecipe, check_distillation
+from gym_fed.config.task import TrainingRecipe, check_distillation, check_frozen_a
 from gym_fed.errors import GymError
 
 
@@ -66,6 +66,15 @@ class GateConfig(StrictModel):
     max_update_loss_increase: float = Field(0.05, ge=0)
 
 
+class RootConfig(StrictModel):
+    """The coordinator's own training data, for an aggregator that judges updates by it (``fltrust``)."""
+
+    data: str
+    """A data file, or ``task:NAME`` entries joined by commas; it must not be the gate's held-out set."""
+    format: str = "auto"
+    max_examples: int = Field(200, ge=1)
+
+
 class RewardsConfig(StrictModel):
     """What a committed round is worth."""
 
@@ -98,6 +107,7 @@ class ServerConfig(StrictModel):
     codec: CodecPolicy = CodecPolicy()
     soup: SoupRecipe = SoupRecipe()
     admission: AdmissionConfig = AdmissionConfig()
+    root: RootConfig | None = None
     gate: GateConfig = GateConfig()
     rewards: RewardsConfig = RewardsConfig()
     storage: StorageConfig = StorageConfig()
@@ -111,7 +121,12 @@ class ServerConfig(StrictModel):
     def _parts_fit(self) -> ServerConfig:
         if self.rewards.split == "improvement" and not (self.gate.heldout and self.gate.screen_updates):
             raise ValueError("rewards.split 'improvement' needs gate.heldout and gate.screen_updates")
+        if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
+            raise ValueError(
+                "root.data is the gate's held-out set: what judges must not have been trained on"
+            )
         check_distillation(self.recipe, self.codec)
+        check_frozen_a(self.recipe, self.codec)
         if self.soup.codec.distill_steps:
             raise ValueError(
                 "soup.codec.distill_steps: a hub has no contributor's text to distil on; set it to 0"

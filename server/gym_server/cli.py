@@ -191,6 +191,27 @@ def ledger_verify(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> N
         )
 
 
+@ledger_app.command("replay")
+def ledger_replay(
+    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A committed round.")],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Make a round's soup again from the stored updates, and compare its digest with the ledger's."""
+    from gym_server.federation import Federation
+    from gym_server.replay import replay
+
+    with Federation.open(folder) as fed:
+        found = replay(fed, server_round)
+    if as_json:
+        print_json({"same": True, **found})
+    else:
+        out.print(
+            f"same: {found['updates']} updates by {found['aggregator']} give soup {found['soup']} again, "
+            f"version {found['version']}"
+        )
+
+
 @ledger_app.command("show")
 def ledger_show(
     folder: Folder = DEFAULT_FOLDER,

@@ -82,9 +82,20 @@ class Federation:
         """
         import torch
 
-        from gym_fed.soup import Pipeline
+        from gym_fed.soup import Needs, Pipeline
 
-        Pipeline.of(self.config.soup).check(torch.ones(self.config.rounds.min_contributors))
+        pipeline = Pipeline.of(self.config.soup)
+        pipeline.check(torch.ones(self.config.rounds.min_contributors))
+        if (pipeline.needs is Needs.ROOT) != (self.config.root is not None):
+            judges = pipeline.needs is Needs.ROOT
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"soup.aggregator {self.config.soup.aggregator!r} "
+                + (
+                    "needs root data of the coordinator" if judges else "does not look at the root data given"
+                ),
+                "add root: {data: FILE}" if judges else "remove root, or use aggregator: fltrust",
+            )
 
     @property
     def public_base_name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gym_fed.config.server import GateConfig
 from gym_fed.config.task import SoupReference
@@ -44,7 +44,11 @@ class GlobalModel:
             )
         self._height = 0
         self.digest = base.digest
-        self._rows = read_heldout(gate, folder)
+        self._rows = (
+            coordinator_rows(gate.heldout, gate.format, gate.max_examples, folder, "heldout")
+            if gate.heldout
+            else []
+        )
         self._known_loss: tuple[str, float] | None = None
 
     @property
@@ -84,32 +88,38 @@ class GlobalModel:
             apply_delta(self._loaded.model, opened, scale)
             return self._measure()
 
+    @contextmanager
+    def borrowed(self) -> Iterator[dict[str, Any]]:
+        """The model to train in place; a copy of its tensors as they are, to which it is put back afterwards."""
+        with self._restored(list(model_tensors(self._loaded.model))) as before:
+            yield before
+
     def _measure(self) -> float:
         return heldout_loss(
             self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
         )
 
     @contextmanager
-    def _restored(self, names: Sequence[str]) -> Iterator[None]:
+    def _restored(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         tensors = model_tensors(self._loaded.model)
-        kept = {name: tensors[name].clone() for name in names}
+        kept = {name: tensors[name].detach().clone() for name in names}
         try:
-            yield
+            yield kept
         finally:
             for name, tensor in kept.items():
-                tensors[name].copy_(tensor)
+                tensors[name].detach().copy_(tensor)
 
 
-def read_heldout(gate: GateConfig, folder: Path) -> list[dict[str, Any]]:
-    """The coordinator's held-out rows: ``task:`` names are generated, anything else is a file (relative to ``folder``).
+def coordinator_rows(
+    source: str, layout: str, max_examples: int, folder: Path, split: Literal["train", "heldout"]
+) -> list[dict[str, Any]]:
+    """Rows of the coordinator's own: ``task:`` names are generated, anything else is a file (relative to ``folder``).
 
     Raises:
         GymError: ``DATA_INVALID`` or ``FILE_NOT_FOUND`` by name.
     """
-    if gate.heldout is None:
-        return []
-    if gate.heldout.startswith("task:"):
-        names = [part.strip().removeprefix("task:") for part in gate.heldout.split(",")]
-        share = max(1, gate.max_examples // len(names))
-        return [row for name in names for row in generate(name, share, seed=0, split="heldout")]
-    return load_rows(folder / gate.heldout, gate.format)[: gate.max_examples]
+    if source.startswith("task:"):
+        names = [part.strip().removeprefix("task:") for part in source.split(",")]
+        share = max(1, max_examples // len(names))
+        return [row for name in names for row in generate(name, share, seed=0, split=split)]
+    return load_rows(folder / source, layout)[:max_examples]

@@ -5,7 +5,6 @@ Everything before the commit can be done again: the same updates and recipe give
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +12,16 @@ from typing import Any
 
 from sqlalchemy import select
 
-from gym_fed.delta import DeltaFile, ErrorFeedback
 from gym_fed.errors import GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.soup import SoupReport, merge, screen_norms
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.soup import screen_norms
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
-from gym_server.rewards import split_pool
+from gym_server.rewards import reward
+from gym_server.root import root_update
 from gym_server.rounds import Judgement, Round, SoupRecord
+from gym_server.soups import Ingredients, make_soup
 from gym_server.store.tables import updates
 
 log = logging.getLogger("gym_server")
@@ -57,28 +58,31 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
         )
         return
     try:
-        report, soup_path, residual = _merge(fed, model, current, kept)
+        ingredients = _ingredients(fed, model, current, kept)
+        soup = make_soup(fed, ingredients, fed.folder / "staging" / f"soup-{current.server_round}.gymdelta")
+        residual = soup.stage(fed, current.server_round)
     except GymError as error:
         fed.journal.abort(current.server_round, f"the merge failed: {error.message}", rejected)
         return
     before = model.loss() if model.has_gate else None
-    after = model.loss_with(soup_path) if model.has_gate else None
+    after = model.loss_with(soup.path) if model.has_gate else None
     limit = fed.config.gate.max_loss_increase
     if before is not None and after is not None and not after <= before + limit:
         reason = f"rolled back: held-out loss {before:.4f} > {after:.4f}, allowed is +{limit:g}"
-        soup_path.unlink()
+        soup.path.unlink()
         fed.journal.abort(current.server_round, reason, rejected)
         return
-    fed.store.put_file(soup_path)
-    soup_path.unlink()
+    fed.store.put_file(soup.path)
+    soup.path.unlink()
     failpoint("before-commit")
-    judgements = split_pool(fed.config.rewards, [u.judgement for u in judged])
+    judgements = reward(fed.config.rewards, [u.judgement for u in judged])
     fed.journal.commit(
         current,
         SoupRecord(
-            sha256=report.sha256,
-            size_bytes=report.size_bytes,
-            recipe=fed.config.soup.model_dump(mode="json"),
+            sha256=soup.report.sha256,
+            size_bytes=soup.report.size_bytes,
+            recipe=ingredients.recipe.model_dump(mode="json"),
+            root=ingredients.root,
             heldout_before=before,
             heldout_after=after,
             residual=residual,
@@ -136,32 +140,11 @@ def _screen_heldout(fed: Federation, model: GlobalModel, judged: list[_Update]) 
     return screened
 
 
-def _merge(
-    fed: Federation, model: GlobalModel, current: Round, kept: list[_Update]
-) -> tuple[SoupReport, Path, str | None]:
-    recipe = fed.config.soup
-    out = fed.folder / "staging" / f"soup-{current.server_round}.gymdelta"
-    feedback = _residual(fed, current) if recipe.codec.error_feedback else None
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(DeltaFile.open(u.path, model.spec)) for u in kept]
-        weights = recipe.weights([_num_examples(u) for u in kept])
-        report = merge(files, weights, recipe, out, model.spec, feedback)
-    if feedback is None:
-        return report, out, None
-    name = f"round-{current.server_round}.safetensors"
-    feedback.stage(fed.folder / "residuals" / name)
-    return report, out, name
-
-
-def _residual(fed: Federation, current: Round) -> ErrorFeedback:
-    """The server's error feedback as the current version left it; staged under the round's own name."""
-    folder = fed.folder / "residuals"
-    folder.mkdir(exist_ok=True)
-    head = fed.journal.head()
-    return ErrorFeedback.load(folder / (head.residual or "none.safetensors"), lineage=fed.base.digest)
-
-
-def _num_examples(update: _Update) -> int:
-    from gym_fed.identity.manifest import UpdateManifest
-
-    return UpdateManifest.parse(update.row.manifest).num_examples
+def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list[_Update]) -> Ingredients:
+    return Ingredients(
+        server_round=current.server_round,
+        parent=fed.journal.head(),
+        recipe=fed.config.soup,
+        manifests=[UpdateManifest.parse(update.row.manifest) for update in kept],
+        root=root_update(fed, model, current.server_round),
+    )

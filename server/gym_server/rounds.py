@@ -44,6 +44,8 @@ class Version:
     height: int
     digest: str
     residual: str | None = None
+    server_round: int = 0
+    """The round that made it; 0 for the base."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class SoupRecord:
     heldout_before: float | None
     heldout_after: float | None
     residual: str | None
+    root: str | None = None
     judgements: Sequence[Judgement] = field(default_factory=list)
 
 
@@ -111,7 +114,21 @@ class Journal:
         """The current global version."""
         with self._database.reading() as tx:
             row = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
-        return Version(row.height, row.digest, row.residual) if row else Version(0, self.base_digest)
+        return _version(row) if row else Version(0, self.base_digest)
+
+    def version(self, height: int) -> Version:
+        """A version by its height.
+
+        Raises:
+            GymError: ``NOT_FOUND`` when there is none.
+        """
+        if height == 0:
+            return Version(0, self.base_digest)
+        with self._database.reading() as tx:
+            row = tx.execute(select(versions).where(versions.c.height == height)).first()
+        if row is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"there is no version {height}")
+        return _version(row)
 
     def soups(self, height: int | None = None) -> list[SoupReference]:
         """The soups that lead from the base to a version (default: the head), in order."""
@@ -196,6 +213,7 @@ class Journal:
             digest = next_digest(parent, soup.sha256, merged.server_round)
             for judgement in soup.judgements:
                 self._judge(tx, merged.server_round, judgement)
+            used = sorted(j.update_id for j in soup.judgements if j.verdict == "merged")
             version = {
                 "height": height,
                 "digest": digest,
@@ -208,16 +226,17 @@ class Journal:
                 "soup": soup.sha256,
                 "soup_bytes": soup.size_bytes,
                 "recipe": soup.recipe,
+                "merged": used,
+                "root": soup.root,
             }
             self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
-            num_merged = sum(j.verdict == "merged" for j in soup.judgements)
             tx.execute(
                 versions.insert().values(
                     **version,
                     soup_sha256=soup.sha256,
                     soup_bytes=soup.size_bytes,
                     residual=soup.residual,
-                    num_updates=num_merged,
+                    num_updates=len(used),
                     committed_at=time.time(),
                 )
             )
@@ -229,7 +248,7 @@ class Journal:
             for judgement in soup.judgements:
                 if judgement.credit:
                     self._credit(tx, merged.server_round, judgement)
-        return Version(height, digest, soup.residual)
+        return Version(height, digest, soup.residual, merged.server_round)
 
     def abort(self, server_round: int, reason: str, judgements: Sequence[Judgement] = ()) -> None:
         """End a round without a version; its updates earn nothing, and the reason is in the ledger."""
@@ -280,6 +299,10 @@ def _advance(tx: Connection, server_round: int, before: str, after: str, values:
             ErrorCode.INTERNAL, f"round {server_round} is {state}; cannot go from {before} to {after}"
         )
     tx.execute(update(rounds).where(rounds.c.server_round == server_round).values(state=after, **values))
+
+
+def _version(row: Any) -> Version:
+    return Version(row.height, row.digest, row.residual, row.server_round)
 
 
 def _round(row: Any) -> Round:

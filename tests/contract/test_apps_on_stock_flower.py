@@ -1,4 +1,4 @@
-"""The hub's ServerApp and the contributor's ClientApp run unchanged on a stock Flower SuperLink with two SuperNodes."""
+"""Our apps on a stock Flower SuperLink: those of the hub, and an app of plain arrays with DeltaSoup for a strategy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from gym_fed.flower_env import VARIABLES
 from tests.support.hub import BIN, HubProcess
 
-APP = Path(__file__).resolve().parents[1] / "support" / "flower_app"
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 def free_port() -> int:
@@ -30,15 +30,17 @@ def is_listening(port: int) -> bool:
 
 
 @contextmanager
-def stock_flower(folder: Path, run_config: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """A SuperLink, two SuperNodes and `flwr run` of our apps, all as processes."""
-    port, ports = free_port(), [free_port(), free_port()]
+def stock_flower(
+    folder: Path, app: str, run_config: str, nodes: int
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """A SuperLink, SuperNodes and `flwr run` of an app of ``tests/support``, all as processes."""
+    port, ports = free_port(), [free_port() for _ in range(nodes)]
     (folder / "flwr-home").mkdir()
     config = (
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     (folder / "flwr-home" / "config.toml").write_text(config)
-    shutil.copytree(APP, folder / "app")
+    shutil.copytree(SUPPORT / app, folder / "app")
     environment = os.environ | VARIABLES | {"FLWR_HOME": str(folder / "flwr-home"), "OMP_NUM_THREADS": "1"}
     environment["PATH"] = f"{BIN}:{environment['PATH']}"
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -55,9 +57,9 @@ def stock_flower(folder: Path, run_config: str) -> Iterator[dict[str, subprocess
         while not is_listening(port):
             assert time.monotonic() < end, (folder / "superlink.log").read_text()
             time.sleep(0.1)
-        for index in range(2):
+        for index in range(nodes):
             node = ("--superlink", f"127.0.0.1:{port}", "--port", str(ports[index]))
-            partition = ("--node-config", f"partition-id={index} num-partitions=2")
+            partition = ("--node-config", f"partition-id={index} num-partitions={nodes}")
             start(f"supernode{index}", "flower-supernode", "--insecure", *node, *partition)
         start("run", "flwr", "run", str(folder / "app"), "here", "--run-config", run_config)
         yield processes
@@ -70,6 +72,10 @@ def stock_flower(folder: Path, run_config: str) -> Iterator[dict[str, subprocess
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def logs_of(folder: Path) -> str:
+    return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(folder.glob("*.log")))
 
 
 def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny_base: Path) -> None:
@@ -94,13 +100,26 @@ def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny
         "model": tiny_base,
     }
     run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
-    with stock_flower(tmp_path, run_config):
+    with stock_flower(tmp_path, "flower_app", run_config, nodes=2):
         end = time.monotonic() + 180
         while sum(r["state"] == "committed" for r in hub.ask("rounds")) < 2:
-            logs = "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(tmp_path.glob("*.log")))
-            assert time.monotonic() < end, logs
+            assert time.monotonic() < end, logs_of(tmp_path)
             time.sleep(1)
     for found in hub.ask("rounds"):
         assert [u["verdict"] for u in found["updates"]] == ["merged", "merged"]
         assert len({u["contributor"] for u in found["updates"]}) == 2
     assert hub.ask("ledger", "verify")["valid"]
+
+
+def test_an_app_of_plain_arrays_withstands_a_liar_with_delta_soup_for_its_strategy(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    with stock_flower(tmp_path, "flower_arrays_app", f'out="{out}"', nodes=3):
+        end = time.monotonic() + 120
+        while not out.exists():
+            assert time.monotonic() < end, logs_of(tmp_path)
+            time.sleep(0.5)
+    found = json.loads(out.read_text())
+    # Round 1: NaN, so that two replies are left, too few against one liar: nothing changes. Round 2: 1e30, refused by
+    # its norm. Round 3: a plausible lie, which the trimmed mean drops: half the way from 0 to 1.
+    assert found["w"] == [[0.5] * 3] * 2
+    assert found["b"] == [0.5] * 3

@@ -1,0 +1,34 @@
+"""A round's recipe as the trainer's config, for whoever trains in a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gym_fed.config.task import TrainingRecipe
+from gym_fed.config.training import LoraSettings, TrainingConfig
+
+_CHECKPOINTS_PER_ROUND = 10
+
+
+def round_training(
+    recipe: TrainingRecipe, server_round: int, output_dir: Path, device: str = "auto"
+) -> TrainingConfig:
+    """The recipe of a round; the round's number is added to the seed."""
+    return TrainingConfig(
+        algorithm=recipe.algorithm,
+        finetuning=recipe.finetuning,
+        lora=LoraSettings(**recipe.lora.model_dump()),
+        max_steps=recipe.max_steps,
+        learning_rate=recipe.learning_rate,
+        per_device_train_batch_size=recipe.per_device_train_batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation_steps,
+        max_length=recipe.max_length,
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        lr_scheduler_type=recipe.lr_scheduler_type,
+        seed=recipe.seed + server_round,
+        device=device,
+        output_dir=output_dir,
+        save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
+        save_final=False,
+    )

@@ -1,0 +1,109 @@
+"""What a round's soup is made of, and the making: the same for the merge and for its replay.
+
+Objects, recipe, parent version and the server's own state determine the soup's bytes; nothing else goes in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.soup import OptimizerState, SoupReport, merge
+from gym_server.federation import Federation
+from gym_server.rounds import Version
+
+NOTHING_YET = "none.safetensors"
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Everything that a soup is made of.
+
+    Attributes:
+        server_round: The round.
+        parent: The version that the updates start from.
+        recipe: The rules.
+        manifests: Signed manifests of the updates that are merged, in the order of their ids.
+        root: sha256 of the coordinator's own update, for rules that need one.
+    """
+
+    server_round: int
+    parent: Version
+    recipe: SoupRecipe
+    manifests: Sequence[UpdateManifest]
+    root: str | None = None
+
+
+@dataclass(frozen=True)
+class Soup:
+    """A soup on disk, and the state that the server takes into the next round.
+
+    Attributes:
+        report: What the merge did.
+        path: The soup.
+        feedback: The server's new residual, recorded and not yet staged; None without error feedback.
+        optimizer: The optimiser's new state, likewise.
+    """
+
+    report: SoupReport
+    path: Path
+    feedback: ErrorFeedback | None
+    optimizer: OptimizerState | None
+
+    def stage(self, fed: Federation, server_round: int) -> str | None:
+        """Write the server's state under the round's own name, for the version that may come of it.
+
+        Returns:
+            The residual's file name, or None without error feedback.
+        """
+        folder = residuals_folder(fed)
+        if self.optimizer is not None:
+            self.optimizer.stage(folder / optimizer_name(server_round), fed.base.digest)
+        if self.feedback is None:
+            return None
+        name = f"round-{server_round}.safetensors"
+        self.feedback.stage(folder / name)
+        return name
+
+
+def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup:
+    """Merge; nothing but ``out_path`` is written.
+
+    Raises:
+        GymError: What ``gym_fed.soup.merge`` raises, and ``NOT_FOUND`` for an object that the store lacks.
+    """
+    recipe, parent = ingredients.recipe, ingredients.parent
+    spec = BaseSpec(fed.base.model_name, parent.digest, fed.base.shapes)
+    folder, lineage = residuals_folder(fed), fed.base.digest
+    feedback = optimizer = None
+    if recipe.codec.error_feedback:
+        feedback = ErrorFeedback.load(folder / (parent.residual or NOTHING_YET), lineage)
+    if recipe.server_optimizer != "none":
+        optimizer = OptimizerState.load(folder / optimizer_name(parent.server_round), lineage)
+    with contextlib.ExitStack() as stack:
+
+        def opened(sha256: str) -> DeltaFile:
+            return stack.enter_context(DeltaFile.open(fed.store.local_path(sha256), spec))
+
+        files = [opened(manifest.delta_sha256) for manifest in ingredients.manifests]
+        weights = recipe.weights([manifest.num_examples for manifest in ingredients.manifests])
+        root = opened(ingredients.root) if ingredients.root else None
+        report = merge(files, weights, recipe, out_path, spec, feedback, root=root, optimizer_state=optimizer)
+    return Soup(report, out_path, feedback, optimizer)
+
+
+def residuals_folder(fed: Federation) -> Path:
+    """Where the server's own state lies, one file a version."""
+    folder = fed.folder / "residuals"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def optimizer_name(server_round: int) -> str:
+    """File of the optimiser's state as a round left it; round 0 stands for the beginning."""
+    return f"round-{server_round}.optimizer.safetensors" if server_round else NOTHING_YET

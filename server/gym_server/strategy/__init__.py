@@ -1,0 +1,21 @@
+"""DeltaSoup as Flower strategies: ``DeltaSoup`` runs the hub's durable rounds of signed deltas, ``DeltaSoupStrategy``
+takes FedAvg's place in any Flower app whose clients send plain arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gym_fed.lazy import lazy
+
+if TYPE_CHECKING:
+    from gym_server.strategy.arrays import DeltaSoupStrategy
+    from gym_server.strategy.durable import DeltaSoup
+
+__all__ = ["DeltaSoup", "DeltaSoupStrategy"]
+
+__getattr__ = lazy(
+    __name__,
+    DeltaSoup="gym_server.strategy.durable",
+    DeltaSoupStrategy="gym_server.strategy.arrays",
+)

@@ -1,0 +1,245 @@
+"""DeltaSoup for a stock Flower app: clients send arrays as for FedAvg, the server merges them robustly.
+
+    from gym_server.strategy import DeltaSoupStrategy
+
+    strategy = DeltaSoupStrategy(aggregator="byzantine_robust", num_malicious_nodes=2, min_train_nodes=8)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
+
+Everything else is Flower's FedAvg: sampling, messages, evaluation, metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from gym_quant.kernels.order import products
+from torch import Tensor
+
+from gym_fed.config.soup import Option, SoupRecipe
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup import Geometry, Mixture, Needs, OptimizerState, Pipeline, screen_norms
+from gym_fed.soup.registry import build_optimizer
+from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, mixed
+
+log = logging.getLogger("gym_server")
+
+_MIN_FOR_NORM_SCREEN = 3
+_COMFORTABLE = 1e15
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """A usable reply: what it changed, key by key."""
+
+    node_id: int
+    content: Any
+    deltas: Mapping[str, np.ndarray]
+    norm: float
+    num_examples: int
+
+
+class DeltaSoupStrategy(FedAvg):
+    """FedAvg with DeltaSoup's rules in the place of the weighted mean.
+
+    A reply that cannot be used (an error, other keys or shapes, values that are not finite, a norm far above the
+    median) is left out and logged; a round that is too small for the rules changes nothing. Neither ends the run.
+
+    Args:
+        aggregator: A file of ``gym_fed/soup/aggregators``.
+        aggregator_options: Further keys of its ``Config``.
+        pre_aggregators: Files of ``gym_fed/soup/pre_aggregators``, in their order.
+        pre_aggregator_options: Further keys of theirs, by name.
+        num_malicious_nodes: Liars to withstand, f.
+        max_norm: L2 norm to which larger updates are scaled down; None for none.
+        norm_ratio: An update with a norm above this multiple of the median's stays out; None keeps all.
+        num_examples_cap: Weigh updates by the number of examples that each claims, up to this; None: one vote each.
+        server_optimizer: ``none``, ``momentum``, ``adam`` or ``yogi``.
+        server_optimizer_options: Further keys of its ``Config``.
+        server_learning_rate: What the step is multiplied by.
+        fedavg: Keyword arguments of Flower's ``FedAvg``: ``min_train_nodes``, ``fraction_train``, ...
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for rules that do not exist or that ``min_train_nodes`` replies cannot satisfy.
+    """
+
+    def __init__(
+        self,
+        *,
+        aggregator: str = "byzantine_robust",
+        aggregator_options: Mapping[str, Option] | None = None,
+        pre_aggregators: Sequence[str] = (),
+        pre_aggregator_options: Mapping[str, dict[str, Option]] | None = None,
+        num_malicious_nodes: int = 0,
+        max_norm: float | None = None,
+        norm_ratio: float | None = 4.0,
+        num_examples_cap: int | None = None,
+        server_optimizer: str = "none",
+        server_optimizer_options: Mapping[str, Option] | None = None,
+        server_learning_rate: float = 1.0,
+        **fedavg: Any,
+    ) -> None:
+        super().__init__(**fedavg)
+        self.recipe = SoupRecipe(
+            aggregator=aggregator,
+            aggregator_options=dict(aggregator_options or {}),
+            pre_aggregators=list(pre_aggregators),
+            pre_aggregator_options=dict(pre_aggregator_options or {}),
+            num_malicious_nodes=num_malicious_nodes,
+            max_norm=max_norm,
+            weighting="uniform" if num_examples_cap is None else "num_examples",
+            num_examples_cap=num_examples_cap,
+            server_optimizer=server_optimizer,
+            server_optimizer_options=dict(server_optimizer_options or {}),
+            server_learning_rate=server_learning_rate,
+        )
+        self._pipeline = Pipeline.of(self.recipe)
+        if self._pipeline.needs is Needs.ROOT:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"aggregator {aggregator!r} needs an update of the coordinator's own, which a Flower app does not make",
+                "use the hub with root: {data: ...}, or another aggregator",
+            )
+        self._pipeline.check(torch.ones(self.min_train_nodes))
+        self._optimizer = build_optimizer(self.recipe)
+        self._state = OptimizerState()
+        self._norm_ratio = norm_ratio
+        self._current: dict[str, np.ndarray] = {}
+
+    def summary(self) -> None:
+        """Log the rules, then FedAvg's settings."""
+        steps = " > ".join([*self.recipe.pre_aggregators, self.recipe.aggregator])
+        log.info("DeltaSoup: %s against %d liars", steps, self.recipe.num_malicious_nodes)
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As FedAvg; remembers the arrays, since updates are told from them."""
+        self._current = {key: array.numpy() for key, array in arrays.items()}
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Merge the usable replies.
+
+        Returns:
+            The new arrays and the replies' metrics; two None when the round is too small for the rules.
+        """
+        usable = self._screened(list(self._usable(replies)))
+        weights = torch.tensor(
+            self.recipe.weights([reply.num_examples for reply in usable]), dtype=torch.float64
+        )
+        try:
+            self._pipeline.check(weights)
+        except GymError as error:
+            log.warning("round %d changes nothing: %s", server_round, error)
+            return None, None
+        plan = self._plan(usable, weights)
+        arrays = ArrayRecord({key: Array(self._merged(key, usable, plan)) for key in self._current})
+        self._state.advance()
+        metrics = self.train_metrics_aggr_fn([reply.content for reply in usable], self.weighted_by_key)
+        return arrays, metrics
+
+    def _usable(self, replies: Iterable[Message]) -> Iterator[_Reply]:
+        for reply in replies:
+            node_id = reply.metadata.src_node_id
+            if reply.has_error():
+                log.warning("node %d: %s", node_id, reply.error.reason)
+                continue
+            try:
+                yield self._read(node_id, reply)
+            except GymError as error:
+                log.warning("node %d is left out: %s", node_id, error)
+
+    def _read(self, node_id: int, reply: Message) -> _Reply:
+        found = reply.content.array_records.get(self.arrayrecord_key)
+        if found is None or set(found) != set(self._current):
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"its arrays are not those that were sent, under {self.arrayrecord_key!r}",
+            )
+        deltas = {}
+        for key, sent in self._current.items():
+            try:
+                array = found[key].numpy()
+            except (ValueError, TypeError, EOFError, OSError) as error:
+                raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} cannot be read: {error}") from error
+            if array.shape != sent.shape or not np.issubdtype(array.dtype, np.number):
+                raise GymError(
+                    ErrorCode.UPDATE_REFUSED,
+                    f"array {key!r} is {array.dtype} {list(array.shape)}, not {sent.dtype} {list(sent.shape)}",
+                )
+            with np.errstate(over="ignore", invalid="ignore"):
+                deltas[key] = (array.astype(np.float64) - sent).astype(np.float32).reshape(-1)
+            if not np.isfinite(deltas[key]).all():
+                raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} holds values that are not finite")
+        norm = float(np.sqrt(sum(float(np.square(d, dtype=np.float64).sum()) for d in deltas.values())))
+        return _Reply(node_id, reply.content, deltas, norm, self._num_examples(reply))
+
+    def _num_examples(self, reply: Message) -> int:
+        """What the reply claims; asked for only where it counts."""
+        if self.recipe.num_examples_cap is None:
+            return 1
+        for record in reply.content.metric_records.values():
+            claimed = record.get(self.weighted_by_key)
+            if isinstance(claimed, int | float) and claimed >= 1:
+                return int(min(claimed, self.recipe.num_examples_cap))
+        raise GymError(ErrorCode.UPDATE_REFUSED, f"it tells no {self.weighted_by_key!r} of at least 1")
+
+    def _screened(self, usable: list[_Reply]) -> list[_Reply]:
+        if self._norm_ratio is None or len(usable) < _MIN_FOR_NORM_SCREEN:
+            return usable
+        verdicts = screen_norms([reply.norm for reply in usable], self._norm_ratio)
+        for reply, verdict in zip(usable, verdicts, strict=True):
+            if not verdict.accepted:
+                log.warning("node %d is left out: %s", reply.node_id, verdict.reason)
+        return [reply for reply, verdict in zip(usable, verdicts, strict=True) if verdict.accepted]
+
+    def _plan(self, usable: Sequence[_Reply], weights: Tensor) -> Mixture:
+        norms = torch.tensor([reply.norm for reply in usable], dtype=torch.float64)
+        if self._pipeline.needs >= Needs.PRODUCTS:
+            scales = torch.where(norms > _COMFORTABLE, 1.0 / norms.clamp_min(1.0), torch.ones_like(norms))
+            found = torch.zeros(len(usable), len(usable), dtype=torch.float64)
+            for key in self._current:
+                for _, block in _blocks([reply.deltas[key] for reply in usable]):
+                    products(
+                        (block * scales[:, None]).float() if bool((scales < 1).any()) else block, out=found
+                    )
+            found = found / scales[:, None] / scales[None]
+        else:
+            found = torch.diag(norms * norms)
+        limit = self.recipe.max_norm
+        clips = torch.ones_like(norms) if limit is None else (limit / norms).clamp_max(1.0)
+        clipping = Mixture.scaled(clips, weights)
+        return self._pipeline.plan(Geometry(found, weights).mixed(clipping)).after(clipping)
+
+    def _merged(self, key: str, usable: Sequence[_Reply], plan: Mixture) -> np.ndarray:
+        sent = self._current[key]
+        merged = torch.empty(sent.size)
+        for start, block in _blocks([reply.deltas[key] for reply in usable]):
+            part = self._pipeline.aggregator.combine(mixed(block, plan.matrix), plan.weights)
+            merged[start : start + len(part)] = part
+        if self._optimizer is not None:
+            merged = self._optimizer.step(key, merged, self._state)
+        change = merged.numpy().astype(np.float64).reshape(sent.shape) * self.recipe.server_learning_rate
+        fresh = sent + change
+        if not np.issubdtype(sent.dtype, np.floating):
+            fresh = np.rint(fresh)
+        return np.asarray(fresh.astype(sent.dtype))
+
+
+def _blocks(rows: Sequence[np.ndarray]) -> Iterator[tuple[int, Tensor]]:
+    """``(start, [n, block] float32)`` over flat arrays of one size."""
+    size = rows[0].size
+    step = max(1, BLOCK_ELEMENTS // len(rows))
+    for start in range(0, size, step):
+        yield start, torch.from_numpy(np.stack([row[start : start + step] for row in rows]))
