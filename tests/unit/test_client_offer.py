@@ -52,8 +52,8 @@ def test_the_size_of_a_lora_update_is_exact(
     assert lora_delta(lora_factors(adapted), tmp_path / "delta", model.base).size_bytes == told
 
 
-@pytest.mark.parametrize("factors", ["int8", "int4", "binary", "auto"])
-def test_the_size_of_quantised_factors_is_told(tiny_base: Path, factors: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("factors", ["float32", "int8", "int4", "binary", "auto"])
+def test_the_size_of_factors_in_any_form_is_told(tiny_base: Path, factors: str, tmp_path: Path) -> None:
     model = GlobalModel(str(tiny_base))
     recipe = TrainingRecipe(finetuning="lora", lora=LoraRecipe(r=2))
     codec = CodecPolicy(factors=factors, error_feedback=False)

@@ -63,6 +63,67 @@ def test_trained_factors_are_kept_and_multiplied() -> None:
     torch.testing.assert_close(decoded.double(), wanted, rtol=1e-7, atol=1e-30)
 
 
+@pytest.mark.parametrize("spread", [0, 12])
+def test_factors_in_float32_give_the_product_to_one_in_ten_million(spread: int) -> None:
+    a, b = factors(16)
+    scale = 10.0 ** torch.linspace(-spread / 2, spread / 2, 16)
+    a, b = a * scale[:, None], b / scale
+    encoded = LORA.encode_factors(a, b, 0.3, factors="float32")
+    assert encoded.params == {"rank": 16, "scaling": 0.3, "factors": "float32"}
+    assert torch.equal(encoded.payload["a"], a)
+    wanted = 0.3 * (b.double() @ a.double())
+    decoded = LORA.decode(encoded.payload, (64, 172), encoded.params)
+    assert float((decoded - wanted).norm() / wanted.norm()) < 1e-7
+    assert LORA.norm(encoded.payload, (64, 172), encoded.params) == pytest.approx(float(wanted.norm()))
+
+
+def test_a_product_of_float32_factors_has_the_same_bits_on_any_threads_and_in_any_block() -> None:
+    a, b = factors(48, 300, 700)
+    encoded = LORA.encode_factors(a, b, 0.3, factors="float32")
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads, step in ((1, 300), (2, 300), (3, 70), (2, 1)):
+            torch.set_num_threads(threads)
+            blocks = [
+                LORA.decode_rows(encoded.payload, (300, 700), encoded.params, at, min(300, at + step))
+                for at in range(0, 300, step)
+            ]
+            found.append(torch.cat(blocks))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_a_delta_of_low_rank_is_found_again_more_exactly_in_float32() -> None:
+    a, b = factors()
+    delta = b @ a
+    encoded = LORA.encode(delta, rank=4, scaling=-2.0, factors="float32")
+    decoded = LORA.decode(encoded.payload, (64, 172), encoded.params)
+    assert float((decoded - delta).norm() / delta.norm()) < 1e-6
+
+
+@given(shape=st.tuples(st.integers(2, 9), st.integers(2, 9)), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=100)
+def test_any_float32_factors_decode_to_finite_values_or_are_refused(
+    shape: tuple[int, int], seed: int
+) -> None:
+    params = LORA.normalise({"rank": 2, "factors": "float32", "scaling": 1e-30}, shape)
+    generator = np.random.default_rng(seed)
+    spec = LORA.payload_spec(shape, params).items()
+    payload = {
+        field: torch.from_numpy(generator.integers(0, 256, math.prod(size) * 4, np.uint8))
+        .view(torch.float32)
+        .reshape(size)
+        for field, (_, size) in spec
+    }
+    try:
+        LORA.check(payload, shape, params)
+    except CodecError:
+        return
+    assert bool(torch.isfinite(LORA.decode(payload, shape, params)).all())
+    assert math.isfinite(LORA.norm(payload, shape, params))
+
+
 def test_a_delta_of_low_rank_is_found_again() -> None:
     a, b = factors()
     delta = b @ a
@@ -180,6 +241,7 @@ def test_a_plan_spends_no_more_than_its_budget_and_more_on_the_first_components(
         ({"factors": 4}, "factors is 4"),
         ({"factors": "int4", "scaling": 0.5}, "quantised factors have none"),
         ({"factor_group_size": 64}, "belongs to quantised factors"),
+        ({"factors": "float32", "factor_group_size": 64}, "belongs to quantised factors"),
         ({"factors": "int4", "factor_group_size": 0}, "factor_group_size is 0"),
     ],
 )

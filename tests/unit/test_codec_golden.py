@@ -1,4 +1,4 @@
-"""Golden files of the grids and of quantised factors: bytes and values of format version 1."""
+"""Golden files of the grids, of quantised factors and of those in float32: bytes and values of format version 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gym_quant import Payload, get_codec
+from gym_quant import Encoded, Payload, get_codec
+from gym_quant.codecs.lora import Lora
 from gym_quant.sides import decode_side, encode_side
 
 from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
@@ -36,6 +37,11 @@ def sides() -> Payload:
     return {**encode_side(a, PARTS, GROUP, "a"), **encode_side(b, PARTS, GROUP, "b")}
 
 
+def exact() -> Encoded:
+    a, b = numbers("a", (2, 14)) / 3, numbers("b", (9, 2)) / 7
+    return Lora().encode_factors(a, b, 0.5, factors="float32")
+
+
 def write_golden(folder: Path) -> None:
     grids = [
         *(DeltaEntry.of(f"{n}.tensor", numbers(n, (3, 13)), n) for n in NAMES),
@@ -50,9 +56,11 @@ def write_golden(folder: Path) -> None:
     plan = {"rank": 5, "factors": "int8*1,int4*1,int2*1,ternary*2", "factor_group_size": GROUP}
     params = get_codec("lora").normalise(plan, (9, 14))
     write_delta(folder / "factors.gymdelta", [DeltaEntry("factors", (9, 14), "lora", params, sides)], SPEC)
+    plain = DeltaEntry("factors", (9, 14), "lora", exact().params, lambda: exact().payload)
+    write_delta(folder / "factors32.gymdelta", [plain], SPEC)
 
 
-@pytest.mark.parametrize("kind", ["grids", "factors"])
+@pytest.mark.parametrize("kind", ["grids", "factors", "factors32"])
 def test_the_writer_still_makes_the_golden_bytes(kind: str, tmp_path: Path) -> None:
     write_golden(tmp_path)
     assert (tmp_path / f"{kind}.gymdelta").read_bytes() == (GOLDEN / f"{kind}.gymdelta").read_bytes()
@@ -82,3 +90,13 @@ def test_the_golden_factors_are_the_product_of_their_sides() -> None:
     with DeltaFile.open(GOLDEN / "factors.gymdelta", SPEC) as delta:
         a, b = (decode_side(sides(), PARTS, width, GROUP, side) for side, width in (("a", 14), ("b", 9)))
         assert torch.equal(delta.decode("factors"), (b.double().T @ a.double()).float())
+
+
+def test_the_golden_float32_factors_are_kept_as_they_are_and_multiplied_in_float64() -> None:
+    with DeltaFile.open(GOLDEN / "factors32.gymdelta", SPEC) as delta:
+        assert delta.record("factors").params == {"factors": "float32", "rank": 2, "scaling": 0.5}
+        payload = delta.payload("factors")
+        assert torch.equal(payload["a"], numbers("a", (2, 14)) / 3)
+        assert torch.equal(payload["b"], numbers("b", (9, 2)) / 7)
+        wanted = (payload["b"].double() @ payload["a"].double() * 0.5).float()
+        torch.testing.assert_close(delta.decode("factors"), wanted, rtol=2**-23, atol=0)

@@ -211,6 +211,26 @@ def test_factors_stay_as_trained_without_a_policy_and_say_how_they_compare_with_
     assert "times larger than the product's sign bits" in first.tensors[0].why
 
 
+def test_factors_in_float32_lose_nothing_need_no_residual_and_are_twice_as_large(tmp_path: Path) -> None:
+    wanted = CodecPolicy(factors="float32")
+    assert wanted.error_feedback
+    assert not wanted.quantises_factors
+    exact = lora_delta(lora(0), tmp_path / "exact", SPEC, policy=wanted)
+    rounded = lora_delta(lora(0), tmp_path / "rounded", SPEC)
+    assert distance(tmp_path / "exact", products(lora(0))) < 1e-6
+    assert [t.payload_bytes for t in exact.tensors] == [2 * t.payload_bytes for t in rounded.tensors]
+    with DeltaFile.open(tmp_path / "exact", SPEC) as delta:
+        assert delta.record(UP[0]).params == {"rank": 8, "scaling": 2.0, "factors": "float32"}
+
+
+def test_a_full_delta_of_low_rank_is_written_as_float32_factors(tmp_path: Path) -> None:
+    wanted = policy(codec="lora", lora_rank=8, factors="float32")
+    report = encode_delta({**tuned(), **products(lora(0))}, BASE, wanted, tmp_path / "d", SPEC)
+    assert codecs_of(report)[UP[0]] == "lora"
+    # The tuned weights were base plus product rounded to float32: what is left of that is the error.
+    assert distance(tmp_path / "d", products(lora(0))) < 1e-5
+
+
 @pytest.mark.parametrize("rank", [1, 3, 8, 13])
 @pytest.mark.parametrize("factors", ["int8", "int4", "int2", "ternary", "binary", "auto"])
 def test_factors_of_any_rank_are_quantised(factors: str, rank: int, tmp_path: Path) -> None:
