@@ -36,12 +36,14 @@ struct Aligned {
 
 constexpr int GROUP = 32;  // rows sorted in registers
 
-// Processors follow fewer streams than there are rows: 8 cache lines ahead halve the time of 32 rows.
-GQ_INLINE void prefetch(const float* p) {
+// Processors follow fewer streams than there are rows: while a tile of coordinates is sorted strip by strip, some rows
+// of the next are fetched with every strip, in pieces long enough for the memory. 32 rows took a third less time.
+GQ_INLINE void fetch(const Job& job, int64_t row, int64_t last, int64_t from, int64_t to) {
 #if defined(__GNUC__) || defined(__clang__)
-    __builtin_prefetch(p + 128);
+    for (; row < last; ++row)
+        for (int64_t c = from; c < to; c += 16) __builtin_prefetch(job.x + row * job.d + c, 0, 2);
 #else
-    (void)p;
+    (void)job, (void)row, (void)last, (void)from, (void)to;
 #endif
 }
 

@@ -30,10 +30,7 @@ GQ_T GQ_INLINE void pass(K* rows, typename K::Lane* out) {
 template <class K, int N>
 GQ_T void sort_group(const float* x, int64_t stride, int64_t first, typename K::Lane* out) {
     K rows[N];
-    for (int i = 0; i < N; ++i) {
-        rows[i] = K::of(x + i * stride, first + i);
-        prefetch(x + i * stride);
-    }
+    for (int i = 0; i < N; ++i) rows[i] = K::of(x + i * stride, first + i);
     pass<Network<N>, N>(rows, out);
 }
 
@@ -136,7 +133,10 @@ template <class K>
 GQ_T void order_piece(const Job& job, int64_t from, int64_t to) {
     Aligned<typename K::Lane> sorted((job.n + GROUP - 1) / GROUP * GROUP * K::LANES);
     Aligned<float> tail((to - from) % K::LANES ? job.n * K::LANES : 0);
+    const int64_t tile = std::min<int64_t>(256, std::max<int64_t>(4, 4096 / job.n) * 16), strips = tile / K::LANES;
     for (int64_t c = from; c < to; c += K::LANES) {
+        const int64_t strip = (c - from) / K::LANES % strips, next = c - strip * K::LANES + tile;
+        fetch(job, strip * job.n / strips, (strip + 1) * job.n / strips, next, std::min(next + tile, to));
         const int64_t size = std::min<int64_t>(K::LANES, to - c);
         const float* x = job.x + c;
         int64_t stride = job.d;
