@@ -354,7 +354,7 @@ def test_a_model_whose_score_is_no_number_stays_out() -> None:
     )
     assert chosen == (0, 2)
     assert built.report()["steps"][-1] == {
-        "model": 1, "alone": -math.inf, "score": -math.inf, "refused": "has no finite score"
+        "model": 1, "alone": None, "score": None, "refused": "has no finite score"
     }  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""Neither the smallest changes nor the outliers (Davari & Belilovsky 2023, "Model Breadcrumbs", sec. 3)."""
+"""Model breadcrumbs: neither the smallest changes nor the outliers.
+
+Davari & Belilovsky 2023, "Model Breadcrumbs: Scaling Multi-Task Model Merging with Sparse Masks", sec. 3.
+"""
 
 from __future__ import annotations
 

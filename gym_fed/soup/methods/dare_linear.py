@@ -1,4 +1,7 @@
-"""Drop and rescale, then the weighted mean (Yu et al. 2024, "Language Models are Super Mario", sec. 3: DARE)."""
+"""DARE: drop and rescale, then the weighted mean.
+
+Yu et al. 2024, "Language Models are Super Mario: Absorbing Abilities from Homologous Models as a Free Lunch", sec. 3.
+"""
 
 from __future__ import annotations
 

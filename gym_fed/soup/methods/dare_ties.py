@@ -1,4 +1,7 @@
-"""Drop and rescale, then elect signs (Yu et al. 2024, "Language Models are Super Mario": DARE with TIES-Merging)."""
+"""DARE with TIES: drop and rescale, then elect signs.
+
+Yu et al. 2024, "Language Models are Super Mario: Absorbing Abilities from Homologous Models as a Free Lunch".
+"""
 
 from __future__ import annotations
 

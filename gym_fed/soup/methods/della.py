@@ -1,4 +1,7 @@
-"""Drop small changes more often than large ones, then elect signs (Deep et al. 2024, "DELLA-Merging")."""
+"""DELLA: drop small changes more often than large ones, then elect signs.
+
+Deep et al. 2024, "DELLA-Merging: Reducing Interference in Model Merging through Magnitude-Based Sampling".
+"""
 
 from __future__ import annotations
 

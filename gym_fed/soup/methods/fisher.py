@@ -1,6 +1,7 @@
-"""Each weight by how sure its model is of it (Matena & Raffel 2022, "Merging Models with Fisher-Weighted Averaging").
+"""Each weight by how sure its model is of it.
 
-Needs a pass over data for every model: `gym soup statistics --kind fisher`.
+Matena & Raffel 2022, "Merging Models with Fisher-Weighted Averaging". Needs a pass over data for every model:
+`gym soup statistics --kind fisher`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Models join one by one, best first, if the soup does not get worse (Wortsman et al. 2022, "Model soups", alg. 1)."""
+"""Greedy soup: models join one by one, best first, if the soup does not get worse.
+
+Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models", alg. 1.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ class GreedySoup(MergeMethod):
                 why = f"the soup would score {found:.6g}, not {best:.6g}"
             else:
                 why = veto or ""
-            self._steps.append({"model": model, "alone": alone[model], "score": found, "refused": why})
+            self._steps.append(
+                {"model": model, "alone": _plain(alone[model]), "score": _plain(found), "refused": why}
+            )
             if not why:
                 soup, best = [*soup, model], found
         if not soup:
@@ -65,7 +70,10 @@ class GreedySoup(MergeMethod):
         return combination(task.deltas, self._coefficients)
 
     def report(self) -> Mapping[str, Any]:
-        """``steps``: the models in the order tried, their scores, that of the soup with them, why one was refused."""
+        """``steps``: the models in the order tried, their scores, that of the soup with them, why one was refused.
+
+        Scores that are not finite are None.
+        """
         return {"steps": [dict(step) for step in self._steps]}
 
 
@@ -77,3 +85,7 @@ def _mean(models: list[int], count: int) -> Tensor:
 
 def _number(score: float) -> float:
     return -math.inf if math.isnan(score) else score
+
+
+def _plain(score: float) -> float | None:
+    return score if math.isfinite(score) else None

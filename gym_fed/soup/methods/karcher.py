@@ -1,7 +1,6 @@
-"""The mean of directions on the sphere (Karcher 1977, "Riemannian center of mass and mollifier smoothing").
+"""The Karcher mean of directions on the sphere, times the mean norm.
 
-What mergekit calls ``karcher``, converged: each tensor's deltas are directions times norms; the directions get their
-Riemannian mean, the norms their weighted mean.
+Karcher 1977, "Riemannian center of mass and mollifier smoothing". What mergekit calls ``karcher``, converged.
 """
 
 from __future__ import annotations

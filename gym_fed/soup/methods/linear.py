@@ -1,4 +1,7 @@
-"""The weighted mean of the fine-tunes: model soups (Wortsman et al. 2022, "Model soups", sec. 2, uniform soup)."""
+"""The weighted mean of the fine-tunes, a uniform soup.
+
+Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models", sec. 2.
+"""
 
 from __future__ import annotations
 

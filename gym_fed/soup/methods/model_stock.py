@@ -1,4 +1,7 @@
-"""The mean, drawn back towards the base the more the fine-tunes disagree (Jang et al. 2024, "Model Stock", eq. 2)."""
+"""Model stock: the mean, drawn back towards the base the more the fine-tunes disagree.
+
+Jang et al. 2024, "Model Stock: All we need is just a few fine-tuned models", eq. 2.
+"""
 
 from __future__ import annotations
 

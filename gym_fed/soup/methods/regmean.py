@@ -1,6 +1,7 @@
-"""Linear layers that answer like each model on its own inputs (RegMean: Jin et al. 2023, "Dataless Knowledge Fusion").
+"""RegMean: linear layers that answer like each model on its own inputs.
 
-Needs a pass over data for every model: `gym soup statistics --kind moments`.
+Jin et al. 2023, "Dataless Knowledge Fusion by Merging Weights of Language Models". Needs a pass over data for every
+model: `gym soup statistics --kind moments`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Select, calculate, erase (Wan et al. 2024, "FuseChat: Knowledge Fusion of Chat Models", SCE merging)."""
+"""SCE: select, calculate, erase.
+
+Wan et al. 2024, "FuseChat: Knowledge Fusion of Chat Models".
+"""
 
 from __future__ import annotations
 

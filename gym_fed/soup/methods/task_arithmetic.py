@@ -1,7 +1,7 @@
-"""Task vectors added up (Ilharco et al. 2023, "Editing Models with Task Arithmetic", sec. 2).
+"""Task vectors added up.
 
-``scale`` is the paper's lambda, found on held-out data there, 0.3 to 0.5 for several tasks. The plain sum overshoots
-where tasks share a direction.
+Ilharco et al. 2023, "Editing Models with Task Arithmetic", sec. 2. ``scale`` is the paper's lambda, found on held-out
+data there, 0.3 to 0.5 for several tasks. The plain sum overshoots where tasks share a direction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Trim, elect sign, merge (Yadav et al. 2023, "TIES-Merging: Resolving Interference When Merging Models", alg. 1)."""
+"""TIES: trim, elect sign, merge.
+
+Yadav et al. 2023, "TIES-Merging: Resolving Interference When Merging Models", alg. 1.
+"""
 
 from __future__ import annotations
 

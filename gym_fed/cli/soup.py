@@ -1,0 +1,108 @@
+"""`gym soup`: merge deltas by hand, list the rules, and make the statistics that some methods need."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.soup_merge import merge
+from gym_fed.cli.soup_statistics import statistics
+
+app = typer.Typer(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
+app.command()(merge)
+app.command()(statistics)
+
+_KINDS = ("aggregator", "pre-aggregator", "merge method")
+
+
+@app.command()
+def rules(json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+    """List every rule: what it needs, whether it withstands liars, and how many updates it takes."""
+    found = _rules()
+    if json_:
+        console.print_json(found)
+        return
+    for kind in _KINDS:
+        _print([rule for rule in found if rule["kind"] == kind], kind)
+
+
+def _rules() -> list[dict[str, Any]]:
+    from gym_fed.soup.registry import (
+        aggregator_names,
+        get_aggregator,
+        get_method,
+        get_pre_aggregator,
+        method_names,
+        pre_aggregator_names,
+    )
+
+    return [
+        *(_aggregator(get_aggregator(name)) for name in aggregator_names()),
+        *(_described(get_pre_aggregator(name), "pre-aggregator") for name in pre_aggregator_names()),
+        *(_method(get_method(name)) for name in method_names()),
+    ]
+
+
+def _aggregator(rule: Any) -> dict[str, Any]:
+    from gym_fed.soup.registry import build
+
+    built = build(rule, {}, "settings")
+    minimum = {str(f): built.minimum(f) for f in (range(4) if rule.robust else (0,))}
+    return {
+        **_described(rule, "aggregator"),
+        "robust": rule.robust,
+        "weighted": rule.weighted,
+        "minimum_updates": minimum,
+    }
+
+
+def _method(rule: Any) -> dict[str, Any]:
+    needs = [rule.statistics] if rule.statistics else []
+    needs += ["base weights"] if rule.uses_base else []
+    needs += ["held-out data"] if rule.uses_score else []
+    return {
+        **_described(rule, "merge method"),
+        "needs": ", ".join(needs) or "nothing",
+        "robust": False,
+        "weighted": rule.weighted,
+        "minimum_updates": {"0": rule.minimum},
+    }
+
+
+def _described(rule: Any, kind: str) -> dict[str, Any]:
+    """What all kinds have; ``needs`` of a geometric rule is what it sees of whole updates."""
+    needs = {"nothing": "nothing", "norms": "norms", "products": "inner products", "root": "root update"}
+    fields = rule.Config.model_fields
+    return {
+        "name": rule.name,
+        "kind": kind,
+        "needs": needs[rule.needs.name.lower()],
+        "settings": {k: _default(f) for k, f in fields.items() if k != "num_malicious_nodes"},
+        "summary": inspect.cleandoc(sys.modules[rule.__module__].__doc__ or "").splitlines()[0],
+    }
+
+
+def _default(field: Any) -> Any:
+    return None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _print(rules: list[dict[str, Any]], kind: str) -> None:
+    heads = {"aggregator": ["robust", "updates for f = 0, 1, 2, 3"], "merge method": ["weights", "models"]}
+    rows = [["", "needs", *heads.get(kind, []), ""]]
+    for rule in rules:
+        cells = [rule["name"], rule["needs"]]
+        if kind == "aggregator":
+            needed = ", ".join(map(str, rule["minimum_updates"].values()))
+            cells += ["yes" if rule["robust"] else "no", needed]
+        elif kind == "merge method":
+            cells += ["yes" if rule["weighted"] else "no", f"{rule['minimum_updates']['0']} or more"]
+        rows.append([*cells, rule["summary"]])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    console.out.print(f"{kind}s", style="bold")
+    for row in rows:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        console.out.print(f"  {line.rstrip()}", markup=False)

@@ -1,0 +1,177 @@
+"""`gym soup merge`: deltas or fine-tunes of one base made one delta, by any rule of the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.soup_inputs import Judge
+from gym_fed.cli.soup_work import Aggregation, Method, Work, run
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.config.delta import CodecPolicy
+
+
+def merge(
+    updates: Annotated[
+        list[str], typer.Argument(metavar="UPDATE...", help="Deltas (.gymdelta), model folders or LoRA runs.")
+    ],
+    base: Annotated[str, typer.Option(help="Model folder or name of the base of all.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
+    rule: Annotated[str, typer.Option(help="An aggregator or merge method; see gym soup rules.")],
+    pre: Annotated[
+        list[str] | None, typer.Option(help="A pre-aggregator; give it again for further steps.")
+    ] = None,
+    num_malicious_nodes: Annotated[int, typer.Option(min=0, help="Liars to withstand.")] = 0,
+    max_norm: Annotated[float | None, typer.Option(help="Aggregators: larger updates are cut to it.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the rule, such as density=0.3; of a step, STEP.KEY=VALUE."),
+    ] = None,
+    weight: Annotated[str | None, typer.Option(help="A weight for each update, such as 2,1,1.")] = None,
+    statistics: Annotated[
+        list[Path] | None,
+        typer.Option(help="fisher, regmean: one for each update, in order (gym soup statistics)."),
+    ] = None,
+    root: Annotated[str | None, typer.Option(help="fltrust: the coordinator's own update.")] = None,
+    heldout: Annotated[Path | None, typer.Option(help="Rows to compare soup and base on.")] = None,
+    gate: Annotated[
+        Path | None, typer.Option(help="Rows on which no soup may do worse than the base.")
+    ] = None,
+    gate_tolerance: Annotated[float, typer.Option(min=0.0, help="Nats a token that it may.")] = 0.0,
+    codec: Annotated[str, typer.Option(help="How the soup is written: dense, bitdelta, lora...")] = "dense",
+    rank: Annotated[int | None, typer.Option(help="--codec lora: rank.")] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Merge fine-tunes of one base into one delta."""
+    from gym_fed.soup.registry import method_names
+
+    if output.exists() and not force:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    if gate_tolerance and gate is None:
+        raise GymError(
+            ErrorCode.USAGE, "--gate-tolerance does nothing without --gate", "name rows with --gate"
+        )
+    policy = _policy(codec, rank)
+    own, of_steps = _settings(settings or [], pre or [])
+    if rule in method_names():
+        only = {"--pre": bool(pre), "--max-norm": max_norm is not None, "--root": root is not None}
+        _refuse(only, f"merge method {rule!r} trusts every model", "choose an aggregator: gym soup rules")
+        values = {**own, **({"num_malicious_nodes": num_malicious_nodes} if num_malicious_nodes else {})}
+        work: Work = Method(rule, values, policy, statistics or [], len(updates), heldout)
+    else:
+        _refuse({"--statistics": bool(statistics)}, f"aggregator {rule!r} looks at none", "leave them out")
+        values = {
+            "aggregator": rule,
+            "aggregator_options": own,
+            "pre_aggregators": pre or [],
+            "pre_aggregator_options": of_steps,
+            "num_malicious_nodes": num_malicious_nodes,
+            "max_norm": max_norm,
+            "codec": policy,
+        }
+        work = Aggregation(values, root)
+    told = run(
+        work,
+        updates,
+        _weights(weight, len(updates)),
+        base,
+        output,
+        lambda loaded, opened: Judge(loaded, opened, heldout, gate, gate_tolerance),
+        skip_broken=skip_broken,
+        shown=not json_,
+    )
+    told = {"rule": rule, "pre_aggregators": pre or [], **told}
+    if json_:
+        console.print_json(told)
+    else:
+        _show(told)
+
+
+def _policy(codec: str, rank: int | None) -> CodecPolicy:
+    from gym_fed.config.delta import CodecPolicy
+    from gym_fed.config.yaml_file import validate
+
+    values = {"codec": codec, "lora_rank": rank, "dense_dtype": "float32", "error_feedback": False}
+    return validate(values, CodecPolicy, "--codec")
+
+
+def _settings(settings: list[str], steps: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """``--set``: the rule's own, and those of the steps before it."""
+    from gym_fed.config.yaml_file import parse_overrides
+
+    own: dict[str, Any] = {}
+    of_steps: dict[str, dict[str, Any]] = {}
+    for path, value in parse_overrides(settings):
+        if len(path) == 1:
+            own[str(path[0])] = value
+        elif len(path) == 2 and path[0] in steps:
+            of_steps.setdefault(str(path[0]), {})[str(path[1])] = value
+        else:
+            name = ".".join(map(str, path))
+            raise GymError(
+                ErrorCode.USAGE, f"--set {name}: no step of that name", "give KEY=VALUE, or STEP.KEY=VALUE"
+            )
+    return own, of_steps
+
+
+def _weights(text: str | None, count: int) -> list[float]:
+    if text is None:
+        return [1.0] * count
+    try:
+        weights = [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise GymError(ErrorCode.USAGE, f"--weight {text!r}: not numbers", "give such as 2,1,1") from error
+    if len(weights) != count:
+        raise GymError(
+            ErrorCode.USAGE, f"--weight names {len(weights)} weights for {count} updates", "give one for each"
+        )
+    return weights
+
+
+def _refuse(given: dict[str, bool], why: str, hint: str) -> None:
+    for option, is_given in given.items():
+        if is_given:
+            raise GymError(ErrorCode.USAGE, f"{option}: {why}", hint)
+
+
+def _show(told: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    rule = " > ".join([*told["pre_aggregators"], told["rule"]])
+    table = Table(
+        title=f"{told['file']}: {rule}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column("update", overflow="fold")
+    for column in ("weight", "norm", "clipped by", "part"):
+        table.add_column(column, justify="right")
+    for row in told["updates"]:
+        clip = "-" if row["clip_factor"] == 1.0 else f"{row['clip_factor']:.4f}"
+        table.add_row(
+            row["update"], f"{row['weight']:g}", f"{row['norm']:.4g}", clip, f"{100 * row['part']:z.1f}%"
+        )
+    console.out.print(table)
+    for name, why in told["refused"].items():
+        console.out.print(f"refused {name}: {console.printable(why)}", markup=False)
+    for step in told["found"].get("steps", ()):
+        name = told["updates"][step["model"]]["update"]
+        alone = "no score" if step["alone"] is None else f"score {step['alone']:.4f}"
+        console.out.print(f"{name}: {alone} alone; {step['refused'] or 'joined'}", markup=False)
+    if averaged := told["found"].get("merged_by_mean"):
+        console.out.print(f"no statistics, so merged by mean: {', '.join(averaged)}", markup=False)
+    for key, losses in told["losses"].items():
+        console.out.print(f"{key}: loss {losses['base']:.4f} > {losses['soup']:.4f}", markup=False)
+    console.out.print(
+        f"norm {told['norm']:.4g}, {told['size_bytes']:,} bytes, {told['bits_per_weight']:.3f} bits a weight",
+        markup=False,
+    )
+    console.out.print(f"sha256 {told['sha256']}", markup=False)

@@ -1,0 +1,202 @@
+"""What `gym soup merge` does once its words are read: open, merge by aggregator or method, judge, put in place."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed import console
+from gym_fed.cli.soup_inputs import Inputs, Judge, tensor_bar
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gym_fed.config.delta import CodecPolicy
+    from gym_fed.config.soup import SoupRecipe
+    from gym_fed.delta import BaseSpec, DeltaFile
+    from gym_fed.soup import MergeMethod
+
+
+class Work(ABC):
+    """What is left to do once the updates are open; every word of the command was checked before."""
+
+    @abstractmethod
+    def run(
+        self,
+        opened: dict[int, DeltaFile],
+        weights: list[float],
+        path: Path,
+        spec: BaseSpec,
+        inputs: Inputs,
+        judge: Judge,
+        on_tensor: Callable[[str], None],
+    ) -> tuple[Any, dict[str, Any]]:
+        """Write the soup; ``opened`` is by place in the command. Gives the report, and what else is worth telling."""
+
+
+class Aggregation(Work):
+    """By a recipe's rules."""
+
+    def __init__(self, values: dict[str, Any], root: str | None) -> None:
+        from gym_fed.config.soup import SoupRecipe
+        from gym_fed.config.yaml_file import validate
+        from gym_fed.soup import Pipeline
+
+        self._recipe: SoupRecipe = validate(values, SoupRecipe, "options")
+        Pipeline.of(self._recipe)
+        self._root = root
+
+    def run(
+        self,
+        opened: dict[int, DeltaFile],
+        weights: list[float],
+        path: Path,
+        spec: BaseSpec,
+        inputs: Inputs,
+        judge: Judge,
+        on_tensor: Callable[[str], None],
+    ) -> tuple[Any, dict[str, Any]]:
+        from gym_fed.soup import merge as aggregate
+
+        root = inputs.open(self._root) if self._root is not None else None
+        updates = list(opened.values())
+        report = aggregate(updates, weights, self._recipe, path, spec, root=root, on_tensor=on_tensor)
+        return report, {}
+
+
+class Method(Work):
+    """By a merge method."""
+
+    def __init__(
+        self,
+        name: str,
+        values: dict[str, Any],
+        policy: CodecPolicy,
+        statistics: list[Path],
+        count: int,
+        heldout: Path | None,
+    ) -> None:
+        from gym_fed.evaluation.merge_statistics import load_statistics
+        from gym_fed.soup.registry import build, get_method
+
+        self._method: MergeMethod = build(get_method(name), values, "--set")
+        self._policy = policy
+        wanted = self._method.statistics
+        if len(statistics) != (count if wanted else 0):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"merge method {name!r} needs {f'{wanted} of each of {count} updates' if wanted else 'no statistics'}, "
+                f"but --statistics is given {len(statistics)} times",
+                "make them with gym soup statistics, one for each update"
+                if wanted
+                else "leave --statistics out",
+            )
+        if self._method.uses_score and heldout is None:
+            raise GymError(
+                ErrorCode.USAGE, f"merge method {name!r} chooses by held-out data", "name rows with --heldout"
+            )
+        self._statistics = [load_statistics(path, str(wanted)) for path in statistics]
+
+    def run(
+        self,
+        opened: dict[int, DeltaFile],
+        weights: list[float],
+        path: Path,
+        spec: BaseSpec,
+        inputs: Inputs,
+        judge: Judge,
+        on_tensor: Callable[[str], None],
+    ) -> tuple[Any, dict[str, Any]]:
+        from gym_fed.delta import model_tensors
+        from gym_fed.soup.model_merging import merge_models
+
+        chooses = self._method.uses_score
+        report = merge_models(
+            list(opened.values()),
+            weights,
+            self._method,
+            self._policy,
+            path,
+            spec,
+            base=model_tensors(inputs.base.model) if self._method.uses_base else None,
+            statistics=[self._statistics[index] for index in opened] if self._statistics else (),
+            score=judge.score if chooses else None,
+            gate=judge.veto if chooses and judge.has_gate else None,
+            on_tensor=on_tensor,
+        )
+        return report, dict(report.found)
+
+
+def run(
+    work: Work,
+    names: list[str],
+    weights: list[float],
+    base: str,
+    output: Path,
+    judge_of: Callable[[Any, list[DeltaFile]], Judge],
+    *,
+    skip_broken: bool,
+    shown: bool,
+) -> dict[str, Any]:
+    """Open, merge, judge; the soup takes ``output``'s place last. Gives what the command tells, as plain data."""
+    from gym_fed.delta import BaseSpec, DeltaFile
+    from gym_fed.models import load_model, model_name
+    from gym_fed.soup.parts import parts
+
+    loaded = load_model(base)
+    spec = BaseSpec.of(loaded.model, model_name(base))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".soup-", dir=output.parent)))
+        inputs = Inputs(loaded, spec, folder, stack)
+        opened, refused = _open(inputs, names, skip_broken)
+        files, heard = list(opened.values()), [weights[index] for index in opened]
+        judge = judge_of(loaded, files)
+        soup = folder / "soup.gymdelta"
+        with tensor_bar(len({name for file in files for name in file.names}), shown=shown) as on_tensor:
+            report, found = work.run(opened, heard, soup, spec, inputs, judge, on_tensor)
+        with DeltaFile.open(soup, spec) as merged:
+            losses, shares = judge.verdict(merged), parts(files, merged)
+        os.replace(soup, output)
+    clips = getattr(report, "clip_factors", [1.0] * len(files))
+    return {
+        "file": str(output),
+        "updates": [
+            {"update": names[index], "weight": w, "norm": norm, "clip_factor": clip, "part": share}
+            for index, w, norm, clip, share in zip(
+                opened, heard, report.update_norms, clips, shares, strict=True
+            )
+        ],
+        "refused": refused,
+        "found": found,
+        "losses": losses,
+        "norm": report.norm,
+        "sha256": report.sha256,
+        "size_bytes": report.size_bytes,
+        "bits_per_weight": report.encoding.bits_per_weight,
+    }
+
+
+def _open(inputs: Inputs, names: list[str], skip_broken: bool) -> tuple[dict[int, DeltaFile], dict[str, str]]:
+    """Open updates by their place; those that cannot be used by name, with the reason."""
+    opened: dict[int, DeltaFile] = {}
+    refused: dict[str, str] = {}
+    for index, name in enumerate(names):
+        try:
+            opened[index] = inputs.open(name)
+        except GymError as error:
+            if not skip_broken:
+                hint = f"{error.hint}; " if error.hint else ""
+                raise GymError(
+                    error.code, error.message, f"{hint}or go on without it: --skip-broken"
+                ) from error
+            refused[name] = error.message
+            console.err.print(f"left out: {console.printable(error.message)}", markup=False)
+    if not opened:
+        raise GymError(ErrorCode.USAGE, f"none of the {len(names)} updates can be used")
+    return opened, refused

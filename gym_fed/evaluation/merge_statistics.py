@@ -1,0 +1,127 @@
+"""What merge methods want to know of a model beside its weights: Fisher diagonals, second moments of layers' inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from gym_quant import CodecError
+from gym_quant.calibration import collect_input_moments
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gym_fed.data.encoding import IGNORED, encode_rows
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+
+Kind: TypeAlias = Literal["fisher", "moments"]
+KINDS: Mapping[str, str] = {"fisher": "fisher diagonals", "moments": "input second moments [cols, cols]"}
+"""Each kind in the words of ``MergeMethod.statistics``."""
+
+
+def fisher_diagonals(
+    model: nn.Module, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256
+) -> dict[str, Tensor]:
+    """Diagonals of the empirical Fisher information: mean over rows of the squared gradient of a row's log-likelihood.
+
+    Matena & Raffel 2022, eq. 3, with each row's own tokens in the place of tokens drawn from the model. A row's
+    log-likelihood is the sum over the tokens that ``encode_rows`` labels.
+
+    Returns:
+        By name of the parameter, in its shape, float32 on the CPU.
+
+    Raises:
+        GymError: ``DATA_INVALID`` when the rows hold nothing to predict, or where a gradient is not finite.
+    """
+    encoded = encode_rows(tokenizer, rows, max_length=max_length)
+    device = next(model.parameters()).device
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    was_training = model.training
+    model.eval().requires_grad_(True)
+    sums = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.named_parameters()}
+    try:
+        for row in encoded:
+            model.zero_grad(set_to_none=True)
+            ids, labels = (torch.tensor([row[key]], device=device) for key in ("input_ids", "labels"))
+            logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+            loss = cross_entropy(logits, labels[0, 1:], ignore_index=IGNORED, reduction="sum")
+            loss.backward()  # type: ignore[no-untyped-call]
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    sums[name] += parameter.grad.detach().cpu().double().square()
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.train(was_training)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained[name])
+    found = {name: (total / len(encoded)).float() for name, total in sums.items()}
+    for name, diagonal in found.items():
+        if not bool(torch.isfinite(diagonal).all()):
+            raise GymError(ErrorCode.DATA_INVALID, f"tensor {name!r}: a gradient is not finite on this data")
+    return found
+
+
+def input_moments(
+    model: nn.Module, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256
+) -> dict[str, Tensor]:
+    """Second moments of the inputs of linear layers, means over all tokens of the rows (RegMean's ``X^T X / N``).
+
+    Returns:
+        By name of the layer's weight, ``[in, in]`` float32 on the CPU. A head that is tied to the embeddings is left
+        out: the tied tensor is known by the embeddings' name, and is merged as they are.
+
+    Raises:
+        GymError: ``DATA_INVALID`` when the rows hold nothing to encode, and for layers that no row reaches.
+    """
+    encoded = encode_rows(tokenizer, rows, max_length=max_length)
+    try:
+        found = collect_input_moments(
+            model, [torch.tensor([row["input_ids"]]) for row in encoded], samples=len(encoded), full=True
+        )
+    except CodecError as error:
+        raise GymError(ErrorCode.DATA_INVALID, str(error), "give other or more text") from error
+    own = {name for name, _ in model.named_parameters()}
+    return {name: moments for name, moments in found.items() if name in own}
+
+
+def save_statistics(path: Path, kind: Kind, statistics: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file that says which kind it holds."""
+    from safetensors.torch import save
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in statistics.items()}
+    write_atomically(path, save(tensors, metadata={"gym_statistics": kind}))
+
+
+def load_statistics(path: Path, wanted: str) -> dict[str, Tensor]:
+    """Read what ``save_statistics`` wrote.
+
+    Args:
+        path: The file.
+        wanted: What a merge method asks for (``MergeMethod.statistics``).
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` for a file that holds something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no statistics at {path}", "make them: gym soup statistics")
+    try:
+        with safe_open(path, framework="pt") as file:
+            kind = (file.metadata() or {}).get("gym_statistics", "")
+            if KINDS.get(kind) != wanted:
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"{path} holds {KINDS.get(kind, 'no statistics for merging')}, but {wanted} are needed",
+                    f"make them: gym soup statistics --kind {_kind_of(wanted)}",
+                )
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"{path}: {error}", "make the file anew") from error
+
+
+def _kind_of(wanted: str) -> str:
+    return next(kind for kind, words in KINDS.items() if words == wanted)

@@ -1,0 +1,164 @@
+"""Merge fine-tunes that are trusted into one delta, by a merge method, one tensor of all of them at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gym_quant.codec import as_matrix
+from torch import Tensor
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.delta import BaseSpec, DeltaFile, EncodeReport, encode_source
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.method import Gate, MergeMethod, Score, TensorTask
+from gym_fed.soup.task_vectors import combination
+
+
+@dataclass(frozen=True)
+class ModelMergeReport:
+    """What a merge of models did.
+
+    Attributes:
+        sha256: Lower-case hex sha256 of the merged delta.
+        size_bytes: Its size.
+        norm: L2 norm of what it decodes to.
+        update_norms: L2 norm of every model's delta, in the order given.
+        found: What the method tells (``MergeMethod.report``).
+        encoding: Codec and reason for each tensor.
+    """
+
+    sha256: str
+    size_bytes: int
+    norm: float
+    update_norms: tuple[float, ...]
+    found: Mapping[str, Any]
+    encoding: EncodeReport = field(repr=False)
+
+
+def merge_models(
+    updates: Sequence[DeltaFile],
+    weights: Sequence[float],
+    method: MergeMethod,
+    policy: CodecPolicy,
+    out_path: str | Path,
+    spec: BaseSpec,
+    *,
+    base: Mapping[str, Tensor] | None = None,
+    statistics: Sequence[Mapping[str, Tensor]] = (),
+    score: Score | None = None,
+    gate: Gate | None = None,
+    extra: Mapping[str, str] | None = None,
+    on_tensor: Callable[[str], None] = lambda _: None,
+) -> ModelMergeReport:
+    """Merge deltas of one base.
+
+    Held at a time are the deltas of one tensor, up to three times (as they are, thinned out, and the result), and what
+    statistics there are; merged tensors wait in a scratch file beside the result.
+
+    Args:
+        updates: Open deltas of ``spec``; a tensor that one leaves out counts as zero.
+        weights: A positive weight for each.
+        method: The method; it reports on this merge only if it has merged nothing before.
+        policy: How the result is written, without error feedback.
+        out_path: Where it goes, itself a ``.gymdelta`` of ``spec``.
+        spec: The base of all.
+        base: The base's tensors, for methods that read them.
+        statistics: For every update its statistics by tensor, for methods that need them.
+        score: For methods that choose by held-out data.
+        gate: What may forbid a choice, for the same.
+        extra: Free strings for the manifest.
+        on_tensor: Called with the name of every tensor that is merged.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` for an update of another base; ``USAGE`` for what the method needs and is not there,
+            or is there and not needed; and what ``merge_tensor`` raises.
+    """
+    weight = torch.tensor(list(weights), dtype=torch.float64)
+    _check(updates, weight, method, spec, base, statistics, score, gate)
+    norms = tuple(update.norm() for update in updates)
+    if score is not None:
+        method.choose(weight, score, gate)
+    folder = Path(out_path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as scratch:
+        merged: dict[str, Tensor] = {}
+        for name in sorted({name for update in updates for name in update.names}):
+            shape = as_matrix(spec.shapes[name])
+            task = TensorTask(
+                name,
+                _stacked(updates, name, shape),
+                weight,
+                base[name].detach().cpu().float().reshape(shape) if method.uses_base and base else None,
+                tuple(own[name] for own in statistics if name in own),
+            )
+            target = torch.from_numpy(np.memmap(scratch, np.float32, "w+", scratch.seek(0, 2), shape))
+            target.copy_(method.merge_tensor(task))
+            merged[name] = target.reshape(spec.shapes[name])
+            on_tensor(name)
+
+        def source(name: str) -> Tensor:
+            return merged[name] if name in merged else torch.zeros(spec.shapes[name])
+
+        report = encode_source(source, policy, out_path, spec, extra=extra)
+    return ModelMergeReport(report.sha256, report.size_bytes, report.norm, norms, method.report(), report)
+
+
+def combined(updates: Sequence[DeltaFile], coefficients: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
+    """One tensor of a linear combination of deltas, ``shape`` float32; what a ``Score`` adds to the base."""
+    matrix = as_matrix(shape)
+    rows = [
+        update.decode(name).reshape(matrix) if name in update else torch.zeros(matrix) for update in updates
+    ]
+    return combination(rows, coefficients).reshape(shape)
+
+
+def _stacked(updates: Sequence[DeltaFile], name: str, shape: tuple[int, int]) -> Tensor:
+    """``[n, rows, cols]`` float32."""
+    stacked = torch.zeros(len(updates), *shape)
+    for row, update in zip(stacked, updates, strict=True):
+        if name in update:
+            row.copy_(update.decode(name).reshape(shape))
+    return stacked
+
+
+def _check(
+    updates: Sequence[DeltaFile],
+    weights: Tensor,
+    method: MergeMethod,
+    spec: BaseSpec,
+    base: Mapping[str, Tensor] | None,
+    statistics: Sequence[Mapping[str, Tensor]],
+    score: Score | None,
+    gate: Gate | None,
+) -> None:
+    if len(updates) != len(weights):
+        raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {len(weights)} weights")
+    method.check(weights)
+    for update in updates:
+        if update.manifest.base_digest != spec.digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"{update.path} was made for base {update.manifest.base_digest}, not {spec.digest}",
+            )
+    if method.uses_base and base is None:
+        raise GymError(ErrorCode.USAGE, f"merge method {method.name!r} needs the base's weights")
+    needed = len(updates) if method.statistics is not None else 0
+    if len(statistics) != needed:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"merge method {method.name!r} needs {method.statistics or 'no statistics'}"
+            f"{f' of {needed} models' if needed else ''}, but those of {len(statistics)} are given",
+            "make them with gym soup statistics" if needed else "leave the statistics out",
+        )
+    if method.uses_score != (score is not None) or (gate is not None and score is None):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"merge method {method.name!r} {'chooses by' if method.uses_score else 'looks at no'} held-out data",
+            "give data to choose by" if method.uses_score else "leave score and gate out",
+        )

@@ -1,0 +1,41 @@
+"""How much of each update is in a soup, read off the soup itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from gym_quant.codec import as_matrix
+from torch import Tensor
+
+from gym_fed.delta import DeltaFile
+
+_BLOCK_ELEMENTS = 1 << 21
+
+
+def parts(updates: Sequence[DeltaFile], soup: DeltaFile) -> list[float]:
+    """Coefficients ``c`` that bring ``sum_i c_i update_i`` nearest to the soup (least squares).
+
+    They are the rule's own where it weighs whole updates and the soup is written exactly, and the best linear account
+    of it elsewhere. Updates that depend on each other share what they have in common. For the eye: the last bits depend
+    on the machine.
+    """
+    rows = [*updates, soup]
+    products = np.zeros((len(rows), len(rows)))
+    for name in sorted({name for file in rows for name in file.names}):
+        shape = next(file.record(name).shape for file in rows if name in file)
+        height, width = as_matrix(shape)
+        step = max(1, _BLOCK_ELEMENTS // (width * len(rows)))
+        for start in range(0, height, step):
+            stop = min(height, start + step)
+            block = torch.stack([_rows(file, name, start, stop, width) for file in rows]).double().numpy()
+            products += block @ block.T
+    found, *_ = np.linalg.lstsq(products[:-1, :-1], products[:-1, -1], rcond=1e-9)
+    return [float(value) for value in found]
+
+
+def _rows(file: DeltaFile, name: str, start: int, stop: int, width: int) -> Tensor:
+    if name not in file:
+        return torch.zeros((stop - start) * width)
+    return file.decode_rows(name, start, stop).reshape(-1)
