@@ -80,7 +80,7 @@ class Aggregator(Rule):
             mixture = self.mix(Geometry.of(updates, exact, root))
         rows = updates.to(torch.float32)
         if not _is_identity(mixture, len(updates)):
-            rows = torch.from_numpy(mixture.matrix.numpy() @ updates.double().numpy()).to(torch.float32)
+            rows = mixture.applied(updates).to(torch.float32)
         return self.combine(rows, mixture.weights)
 
     def check(self, weights: Tensor) -> None:

@@ -101,6 +101,14 @@ class Mixture:
         """One vector, ``[n]`` float64 coefficients of the updates."""
         return cls(coefficients.to(torch.float64)[None], torch.ones(1, dtype=torch.float64))
 
+    def applied(self, updates: Tensor) -> Tensor:
+        """The vectors, ``[n, d]`` floats to ``[m, d]`` float64, added in the order of contributors."""
+        total = torch.zeros(len(self.matrix), updates.shape[1], dtype=torch.float64)
+        for coefficients, update in zip(self.matrix.T, updates, strict=True):
+            if bool(coefficients.any()):
+                total += torch.outer(coefficients, update.to(torch.float64))
+        return total
+
     def after(self, earlier: Mixture) -> Mixture:
         """This mixture of the vectors that ``earlier`` makes, as one mixture of the updates."""
         return Mixture(_combined(self.matrix, earlier.matrix), self.weights)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array: TypeAlias = NDArray[Any]
+"""float64"""
 
 
 def symmetric_times(matrix: Array, vector: Array) -> Array:

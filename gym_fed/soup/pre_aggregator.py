@@ -43,4 +43,4 @@ class PreAggregator(Rule):
             ``[m, d]`` float64 vectors and their ``[m]`` float64 weights.
         """
         mixture = self.mix(Geometry.of(updates, weights))
-        return mixture.matrix @ updates.double(), mixture.weights
+        return mixture.applied(updates), mixture.weights

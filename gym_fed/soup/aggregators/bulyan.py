@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from gym_quant import kernels
 from torch import Tensor
 
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.aggregators.mean_around_median import mean_around_median
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 
 
@@ -38,7 +38,7 @@ class Bulyan(Aggregator):
         return Mixture(matrix, torch.ones(theta, dtype=torch.float64))
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        return mean_around_median(rows, len(rows) - 2 * self.num_malicious_nodes)
+        return kernels.mean_around_median(rows.contiguous(), len(rows) - 2 * self.num_malicious_nodes)
 
 
 def _repeated_krum(squared_distances: np.ndarray, theta: int, malicious: int) -> list[int]:
@@ -48,17 +48,14 @@ def _repeated_krum(squared_distances: np.ndarray, theta: int, malicious: int) ->
         return left.tolist()
     others = squared_distances.copy()
     np.fill_diagonal(others, np.inf)
-    order = np.argsort(others, axis=1, kind="stable")[:, :-1]
+    order = np.argsort(others, axis=1, kind="stable")[:, :-1].astype(np.int32)
     nearest = np.take_along_axis(others, order, axis=1)
     for _ in range(theta):
         neighbours = max(1, len(left) - malicious - 2)
-        scores = np.zeros(len(left))
-        for column in nearest[:, :neighbours].T:  # nearest first: one order, whoever replays it
-            scores += column
-        winner = int(np.argmin(scores))
-        stays = np.arange(len(left)) != winner
-        keep = order[stays] != left[winner]
+        winner = int(np.argmin(nearest[:, :neighbours].sum(axis=1)))
+        stays = order != left[winner]
+        stays[winner] = False
         shape = (len(left) - 1, len(left) - 2)
-        order, nearest = order[stays][keep].reshape(shape), nearest[stays][keep].reshape(shape)
-        left = left[stays]
+        order, nearest = order[stays].reshape(shape), nearest[stays].reshape(shape)
+        left = np.delete(left, winner)
     return sorted(set(range(len(squared_distances))) - set(left.tolist()))

@@ -7,7 +7,7 @@ a liar within the honest spread is averaged in, so that a coordinate may leave t
 
 from __future__ import annotations
 
-import torch
+from gym_quant import kernels
 from torch import Tensor
 
 from gym_fed.soup.aggregator import CoordinateRule
@@ -18,31 +18,4 @@ class MeanAroundMedian(CoordinateRule):
     robust = True
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
-        return mean_around_median(updates, len(updates) - self.num_malicious_nodes)
-
-
-def mean_around_median(rows: Tensor, keep: int) -> Tensor:
-    """At each coordinate the mean of the ``keep`` values nearest to the median.
-
-    Args:
-        rows: ``[m, d]`` float32.
-        keep: From 1 to m.
-
-    Returns:
-        ``[d]`` float32.
-    """
-    values = rows.sort(dim=0).values.to(torch.float64)
-    count = len(values)
-    median = (values[(count - 1) // 2] + values[count // 2]) / 2
-    first = torch.zeros(rows.shape[1], dtype=torch.int64)
-    reach = torch.full_like(median, float("inf"))
-    for start in range(
-        count - keep + 1
-    ):  # sorted, the nearest are neighbours: the first window of least reach
-        found = torch.maximum(median - values[start], values[start + keep - 1] - median)
-        first[found < reach] = start
-        reach = torch.minimum(reach, found)
-    total = torch.zeros_like(median)
-    for rank, value in enumerate(values):
-        total += torch.where((rank >= first) & (rank < first + keep), value, 0.0)
-    return (total / keep).to(torch.float32)
+        return kernels.mean_around_median(updates.contiguous(), len(updates) - self.num_malicious_nodes)

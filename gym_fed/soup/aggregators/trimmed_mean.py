@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
+from gym_quant import kernels
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -51,16 +51,10 @@ class TrimmedMean(CoordinateRule):
             )
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The sums run over contributors one after the other: no reduction that threads could split."""
-        values, order = updates.sort(dim=0, stable=True)
-        exact = weights.to(torch.float64)
-        total = torch.zeros(updates.shape[1], dtype=torch.float64)
-        weight = torch.zeros_like(total)
-        for rank in range(self.trim, len(updates) - self.trim):
-            share = exact[order[rank]]
-            weight += share
-            total += share.mul_(values[rank])
-        return (total / weight).to(torch.float32)
+        rows = updates.contiguous()
+        if bool((weights == weights[0]).all()):
+            return kernels.trimmed_mean(rows, self.trim)
+        return kernels.weighted_trimmed_mean(rows, weights, self.trim)
 
     def drops(self, weights: Tensor) -> int | None:
         return self.trim if bool((weights == weights[0]).all()) else None
