@@ -48,6 +48,13 @@ void parallel_for(int threads, int64_t items, F& body) {
     parallel(threads, items, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &body);
 }
 
+// Adds the distances of na rows `a` to nb rows `b`, at most COUNTED each, in `bytes` bytes from `at` to sums
+// [na, COUNTED]. Where both are the `same` rows, those above the diagonal at least (counts.cpp).
+constexpr int64_t COUNTED = 64;
+using PairCounter = void (*)(const uint8_t* const* a, int64_t na, const uint8_t* const* b, int64_t nb, bool same,
+                             int64_t at, int64_t bytes, int64_t* sums);
+PairCounter pair_counter(int path, int features);
+
 // Pairwise Hamming distances [n, n] of n packed rows of `bytes` bytes each, wherever they lie (counts.cpp).
 void distances(int path, int threads, int features, const uint8_t* const* rows, int64_t n, int64_t bytes,
                int64_t* out);

@@ -12,8 +12,6 @@ namespace {
 
 // --- distances ------------------------------------------------------------------------------------------------
 
-constexpr int64_t TILE = 64;  // rows against as many others in one piece of work
-
 inline uint64_t ones(uint64_t v) {
 #if defined(__GNUC__) || defined(__clang__)
     return static_cast<uint64_t>(__builtin_popcountll(v));
@@ -149,19 +147,17 @@ GQ_POPCNT512 void tile_popcnt512(const uint8_t* const* a, int64_t na, const uint
             four_popcnt512(ra, rb, bytes, found);
             for (int64_t h = 0; h < 4 && i + h < na; ++h)
                 for (int64_t k = 0; k < 4 && j + k < nb; ++k)
-                    sums[(i + h) * TILE + j + k] += static_cast<int64_t>(found[4 * h + k]);
+                    sums[(i + h) * COUNTED + j + k] += static_cast<int64_t>(found[4 * h + k]);
         }
 }
 #endif
 
-// Adds the distances of the rows `a` to the rows `b` in `bytes` bytes from `at` to sums [TILE, TILE]. Where both are
-// the `same` rows, those above the diagonal at least.
 template <uint64_t (*DIFFER)(const uint8_t*, const uint8_t*, int64_t)>
 void tile_pairs(const uint8_t* const* a, int64_t na, const uint8_t* const* b, int64_t nb, bool same, int64_t at,
                 int64_t bytes, int64_t* sums) {
     for (int64_t i = 0; i < na; ++i)
         for (int64_t j = same ? i + 1 : 0; j < nb; ++j)
-            sums[i * TILE + j] += static_cast<int64_t>(DIFFER(a[i] + at, b[j] + at, bytes));
+            sums[i * COUNTED + j] += static_cast<int64_t>(DIFFER(a[i] + at, b[j] + at, bytes));
 }
 
 // --- votes ----------------------------------------------------------------------------------------------------
@@ -361,16 +357,21 @@ constexpr int64_t VOTE_PIECE = 16;     // blocks in one piece of work
 
 }  // namespace
 
+PairCounter pair_counter(int path, int features) {
+#if GQ_X86
+    if (path == AVX2) return tile_pairs<differ_avx2>;
+    if (path == AVX512) return features & 4 ? tile_popcnt512 : tile_pairs<differ_avx512>;
+#endif
+    (void)path, (void)features;
+    return tile_pairs<differ_scalar>;
+}
+
 void distances(int path, int threads, int features, const uint8_t* const* rows, int64_t n, int64_t bytes,
                int64_t* out) {
-    auto tile = tile_pairs<differ_scalar>;
-#if GQ_X86
-    if (path == AVX2) tile = tile_pairs<differ_avx2>;
-    if (path == AVX512) tile = features & 4 ? tile_popcnt512 : tile_pairs<differ_avx512>;
-#endif
+    const PairCounter tile = pair_counter(path, features);
     std::memset(out, 0, static_cast<size_t>(n * n) * 8);
-    const int64_t tiles = (n + TILE - 1) / TILE, pairs = tiles * (tiles + 1) / 2;
-    const int64_t held = std::min(n, 2 * TILE), block = std::max<int64_t>(1024, BLOCK_BYTES / held / 1024 * 1024);
+    const int64_t tiles = (n + COUNTED - 1) / COUNTED, pairs = tiles * (tiles + 1) / 2;
+    const int64_t held = std::min(n, 2 * COUNTED), block = std::max<int64_t>(1024, BLOCK_BYTES / held / 1024 * 1024);
     const int64_t blocks = (bytes + block - 1) / block;
     const int64_t pieces = std::max<int64_t>(1, std::min(blocks, (8 * threads + pairs - 1) / pairs));
     std::mutex guard;
@@ -378,14 +379,14 @@ void distances(int path, int threads, int features, const uint8_t* const* rows, 
         int64_t pair = item / pieces, I = 0;
         const int64_t p = item % pieces;
         while (pair >= tiles - I) pair -= tiles - I++;
-        const int64_t i0 = I * TILE, j0 = (I + pair) * TILE;
-        const int64_t ni = std::min(TILE, n - i0), nj = std::min(TILE, n - j0);
-        std::vector<int64_t> sums(TILE * TILE);
+        const int64_t i0 = I * COUNTED, j0 = (I + pair) * COUNTED;
+        const int64_t ni = std::min(COUNTED, n - i0), nj = std::min(COUNTED, n - j0);
+        std::vector<int64_t> sums(COUNTED * COUNTED);
         for (int64_t b = p * blocks / pieces; b < (p + 1) * blocks / pieces; ++b)
             tile(rows + i0, ni, rows + j0, nj, i0 == j0, b * block, std::min(block, bytes - b * block), sums.data());
         std::lock_guard<std::mutex> lock(guard);
         for (int64_t i = i0; i < i0 + ni; ++i)
-            for (int64_t j = std::max(i + 1, j0); j < j0 + nj; ++j) out[i * n + j] += sums[(i - i0) * TILE + j - j0];
+            for (int64_t j = std::max(i + 1, j0); j < j0 + nj; ++j) out[i * n + j] += sums[(i - i0) * COUNTED + j - j0];
     };
     parallel_for(threads, pairs * pieces, body);
     for (int64_t i = 0; i < n; ++i)

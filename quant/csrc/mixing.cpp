@@ -20,8 +20,9 @@ namespace {
 
 constexpr int MOST_SLICES = 32;
 constexpr int64_t PAIRS = 8;              // rows against as many others in one piece of `products`
-constexpr int64_t BLOCK_BYTES = 1 << 18;  // of all rows in one block: it stays in the L2 cache
-constexpr int64_t MOST_LINES = 8;         // of a row in one block
+constexpr int64_t LONG = 128;             // bytes of a group from which on vectors count its distances
+constexpr int64_t BLOCK_BYTES = 1 << 19;  // of all rows in one block: it stays in the L2 cache
+constexpr int64_t MOST_LINES = 16;        // of a row in one block
 constexpr int BATCH = 4;                  // registers of places that are mixed at once
 constexpr int64_t PIECE = 64;             // lines of a row, at least, in one piece of work
 
@@ -218,6 +219,7 @@ constexpr Network<M> NETWORK{};
 
 struct Segments {
     int64_t rows, width, cols, groups, step;  // step: bytes of a group
+    PairCounter count;                        // of long groups; null: word by word
 };
 
 // --- registers ------------------------------------------------------------------------------------------------
@@ -664,7 +666,8 @@ GQ_API int gq_sign_products(int path, int threads, int features, const uint8_t* 
         if (path == AVX512) products = avx512::products;
 #endif
         const int64_t step = std::min(width, group / 8 + (group % 8 != 0));
-        const Segments segments{rows, width, cols, (width + step - 1) / step, step};
+        const PairCounter count = step < LONG ? nullptr : pair_counter(path, features);
+        const Segments segments{rows, width, cols, (width + step - 1) / step, step, count};
         const int64_t tiles = (n + PAIRS - 1) / PAIRS;
         auto body = [&](int64_t item) {
             int64_t I = 0;
@@ -674,7 +677,7 @@ GQ_API int gq_sign_products(int path, int threads, int features, const uint8_t* 
             double sums[PAIRS * PAIRS] = {};
             products(segments, bits + i0, scales + i0, ni, bits + j0, scales + j0, nj, sums);
             for (int64_t i = 0; i < ni; ++i)
-                for (int64_t j = 0; j < nj; ++j)
+                for (int64_t j = i0 == j0 ? i : 0; j < nj; ++j)
                     out[(i0 + i) * n + j0 + j] = out[(j0 + j) * n + i0 + i] = sums[i * PAIRS + j];
         };
         parallel_for(threads, tiles * (tiles + 1) / 2, body);

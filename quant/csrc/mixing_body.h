@@ -230,19 +230,32 @@ GQ_ISA GQ_INLINE uint64_t differ(const uint8_t* a, const uint8_t* b, int64_t byt
     return total;
 }
 
-// Adds s_i s_j (length - 2 distance) of every segment to sums [PAIRS, PAIRS], segment after segment.
+// Adds s_i s_j (length - 2 distance) of every segment to sums [PAIRS, PAIRS], segment after segment. Where `a` and
+// `b` are the same rows, from the diagonal on.
 GQ_ISA static void products(const Segments& s, const uint8_t* const* a, const float* const* sa, int64_t na,
                             const uint8_t* const* b, const float* const* sb, int64_t nb, double* sums) {
+    const bool same = a == b;
+    int64_t found[PAIRS * COUNTED];
     for (int64_t row = 0; row < s.rows; ++row)
         for (int64_t g = 0; g < s.groups; ++g) {
             const int64_t at = row * s.width + g * s.step, k = row * s.groups + g;
             const int64_t bytes = g + 1 < s.groups ? s.step : s.width - g * s.step;
             const int64_t length = g + 1 < s.groups ? 8 * s.step : s.cols - 8 * g * s.step;
-            for (int64_t i = 0; i < na; ++i)
-                for (int64_t j = 0; j < nb; ++j) {
-                    const int64_t same = length - 2 * static_cast<int64_t>(differ(a[i] + at, b[j] + at, bytes));
-                    const double scale = static_cast<double>(sa[i][k]) * static_cast<double>(sb[j][k]);
-                    sums[i * PAIRS + j] += scale * static_cast<double>(same);
-                }
+            if (s.count) {
+                for (int64_t i = 0; i < na; ++i) std::memset(found + i * COUNTED, 0, PAIRS * sizeof(*found));
+                s.count(a, na, b, nb, same, at, bytes, found);
+            } else {
+                for (int64_t i = 0; i < na; ++i)
+                    for (int64_t j = same ? i : 0; j < nb; ++j)
+                        found[i * COUNTED + j] = static_cast<int64_t>(differ(a[i] + at, b[j] + at, bytes));
+            }
+            double others[PAIRS];
+            for (int64_t j = 0; j < nb; ++j) others[j] = sb[j][k];
+            for (int64_t i = 0; i < na; ++i) {
+                const double scale = sa[i][k];
+                for (int64_t j = same ? i : 0; j < nb; ++j)
+                    sums[i * PAIRS + j] +=
+                        scale * others[j] * static_cast<double>(length - 2 * found[i * COUNTED + j]);
+            }
         }
 }
