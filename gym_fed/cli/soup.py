@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed import console
+from gym_fed.cli.columns import print_columns
 from gym_fed.cli.soup_merge import merge
 from gym_fed.cli.soup_statistics import statistics
 
@@ -101,8 +102,5 @@ def _print(rules: list[dict[str, Any]], kind: str) -> None:
         elif kind == "merge method":
             cells += ["yes" if rule["weighted"] else "no", f"{rule['minimum_updates']['0']} or more"]
         rows.append([*cells, rule["summary"]])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     console.out.print(f"{kind}s", style="bold")
-    for row in rows:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        console.out.print(f"  {line.rstrip()}", markup=False)
+    print_columns(rows)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed import console
+from gym_fed.cli.columns import print_columns
 from gym_fed.cli.soup_inputs import Judge
 from gym_fed.cli.soup_work import Aggregation, Method, Work, run
 from gym_fed.errors import ErrorCode, GymError
@@ -144,22 +145,14 @@ def _refuse(given: dict[str, bool], why: str, hint: str) -> None:
 
 
 def _show(told: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    rule = " > ".join([*told["pre_aggregators"], told["rule"]])
-    table = Table(
-        title=f"{told['file']}: {rule}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    table.add_column("update", overflow="fold")
-    for column in ("weight", "norm", "clipped by", "part"):
-        table.add_column(column, justify="right")
+    rows = [("update", "weight", "norm", "clipped by", "part")]
     for row in told["updates"]:
         clip = "-" if row["clip_factor"] == 1.0 else f"{row['clip_factor']:.4f}"
-        table.add_row(
-            row["update"], f"{row['weight']:g}", f"{row['norm']:.4g}", clip, f"{100 * row['part']:z.1f}%"
-        )
-    console.out.print(table)
+        weight, norm, part = f"{row['weight']:g}", f"{row['norm']:.4g}", f"{100 * row['part']:z.1f}%"
+        rows.append((row["update"], weight, norm, clip, part))
+    rule = " > ".join([*told["pre_aggregators"], told["rule"]])
+    console.out.print(f"{told['file']}: {rule}", style="bold", markup=False)
+    print_columns(rows, right=(1, 2, 3, 4))
     for name, why in told["refused"].items():
         console.out.print(f"refused {name}: {console.printable(why)}", markup=False)
     for step in told["found"].get("steps", ()):
