@@ -274,7 +274,7 @@ struct Lane {
     struct Sum {
         Total x[8];
     };
-    GQ_INLINE T wrap(Unsigned a) { return static_cast<T>(a); }
+    GQ_INLINE T wrap(uint32_t a) { return static_cast<T>(static_cast<Unsigned>(a)); }
     template <class F>
     GQ_INLINE V each(F f) {
         V r;
@@ -288,10 +288,10 @@ struct Lane {
     GQ_INLINE V load(const V* p) { return *p; }
     GQ_INLINE void store(V* p, const V& a) { *p = a; }
     GQ_INLINE V add(const V& a, const V& b) {
-        return each([&](int i) { return wrap(static_cast<Unsigned>(static_cast<Unsigned>(a.x[i]) + static_cast<Unsigned>(b.x[i]))); });
+        return each([&](int i) { return wrap(static_cast<Unsigned>(a.x[i]) + static_cast<Unsigned>(b.x[i])); });
     }
     GQ_INLINE V sub(const V& a, const V& b) {
-        return each([&](int i) { return wrap(static_cast<Unsigned>(static_cast<Unsigned>(a.x[i]) - static_cast<Unsigned>(b.x[i]))); });
+        return each([&](int i) { return wrap(static_cast<Unsigned>(a.x[i]) - static_cast<Unsigned>(b.x[i])); });
     }
     GQ_INLINE V min(const V& a, const V& b) {
         return each([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
@@ -313,10 +313,10 @@ struct Lane {
     }
     // weight where the bit is 1, -weight elsewhere.
     GQ_INLINE V spread(const uint8_t* p, int32_t weight) {
-        const Unsigned byte = *p, w = static_cast<Unsigned>(weight);
+        const uint32_t byte = *p, w = static_cast<uint32_t>(weight);
         return each([&](int i) {
-            const Unsigned turn = static_cast<Unsigned>(((byte >> i) & 1u) - 1u);  // all ones for -weight
-            return wrap(static_cast<Unsigned>(static_cast<Unsigned>(w ^ turn) - turn));
+            const uint32_t turn = ((byte >> i) & 1u) - 1u;  // all ones for -weight
+            return wrap((w ^ turn) - turn);
         });
     }
     GQ_INLINE Sum nothing() { return Sum{}; }
@@ -359,7 +359,9 @@ GQ_AVX2 GQ_INLINE __m256i csa(__m256i& sum, __m256i x, __m256i y) {
     sum = _mm256_xor_si256(either, y);
     return carry;
 }
-GQ_AVX2 GQ_INLINE Bits csa(Bits& sum, const Bits& x, const Bits& y) { return {csa(sum.a, x.a, y.a), csa(sum.b, x.b, y.b)}; }
+GQ_AVX2 GQ_INLINE Bits csa(Bits& sum, const Bits& x, const Bits& y) {
+    return {csa(sum.a, x.a, y.a), csa(sum.b, x.b, y.b)};
+}
 GQ_AVX2 GQ_INLINE Bits flipped(const Line* lines, int32_t term, const Bits& none, const Bits& all) {
     const Bits b = Bits::load(lines[term >> 1].byte);
     const __m256i turn = term & 1 ? all.a : none.a;
