@@ -15,16 +15,17 @@ class DeltaSoupConfig(StrictModel):
     """How contributions are written, screened and merged."""
 
     method: AggregationMethod = AggregationMethod.BYZANTINE_ROBUST
-    """The aggregator."""
+    """An aggregator, or a merge method that needs nothing beside the deltas."""
 
     method_options: dict[str, Option] = Field(default_factory=dict)
-    """Further keys of the aggregator's own ``Config``."""
+    """Further keys of the method's own ``Config``."""
 
     pre_aggregators: list[str] = Field(default_factory=list)
-    """Steps before the aggregator, beyond those that the method has of its own."""
+    """Steps before the aggregator, beyond those that it has of its own."""
 
-    num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
-    """Liars to withstand, f."""
+    num_malicious_nodes: Annotated[int, Field(ge=0)] | None = None
+    """Liars to withstand, f. Absent: for ``byzantine_robust`` a fifth of the contributors, and one of three or four; none
+    for any other method."""
 
     base_model: str | None = None
     """What the contributions are fine-tunes of: ``gym-nano``, a folder, a name in the local cache."""
@@ -60,13 +61,21 @@ class DeltaSoupConfig(StrictModel):
             raise ValueError("distill_steps: a DeltaSoup has no data to distil on; use BitDeltaQuantizer")
         return self
 
-    def recipe(self) -> SoupRecipe:
-        """The same as the recipe of a round."""
+    def malicious_of(self, contributors: int) -> int:
+        """Liars to withstand among so many contributors."""
+        if self.num_malicious_nodes is not None:
+            return self.num_malicious_nodes
+        if self.method is not AggregationMethod.BYZANTINE_ROBUST:
+            return 0
+        return max(contributors // 5, int(contributors >= 3))
+
+    def recipe(self, contributors: int) -> SoupRecipe:
+        """The same as the recipe of a round of so many contributors, for an aggregator."""
         return SoupRecipe(
             aggregator=self.method.value,
             aggregator_options=self.method_options,
             pre_aggregators=self.pre_aggregators,
-            num_malicious_nodes=self.num_malicious_nodes,
+            num_malicious_nodes=self.malicious_of(contributors),
             weighting="num_examples" if self.num_examples_cap is not None else "uniform",
             num_examples_cap=self.num_examples_cap,
             codec=self.soup_codec,

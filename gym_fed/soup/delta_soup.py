@@ -19,7 +19,6 @@ from typing import Any
 from torch import nn
 
 from gym_fed.config.delta_soup import DeltaSoupConfig
-from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import (
     BaseSpec,
     DeltaFile,
@@ -33,6 +32,8 @@ from gym_fed.delta.base import Tensors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, model_name
 from gym_fed.soup.merging import SoupReport, merge
+from gym_fed.soup.model_merging import ModelMergeReport, merge_models
+from gym_fed.soup.registry import build, get_method, method_names
 from gym_fed.soup.rewards import split_pool
 from gym_fed.soup.screening import screen_norms
 
@@ -44,7 +45,7 @@ class SoupResult:
     """A soup, and what became of every contribution.
 
     Attributes:
-        path: The soup, a ``.gymdelta`` in a folder that lives as long as the ``DeltaSoup``; ``save`` keeps it.
+        path: The soup, a ``.gymdelta`` in a temporary folder that lives as long as this object; ``save`` keeps it.
         merged: Ids of the contributors in the soup, in the order in which they contributed.
         rejected: Contributor's id to the reason why its contribution stayed out.
         rewards: Credits of every contributor; empty unless ``enable_rewards``.
@@ -55,7 +56,8 @@ class SoupResult:
     merged: tuple[str, ...]
     rejected: Mapping[str, str]
     rewards: Mapping[str, int]
-    report: SoupReport = field(repr=False)
+    report: SoupReport | ModelMergeReport = field(repr=False)
+    _folder: Any = field(default=None, repr=False, compare=False)
 
     def apply(self, model: nn.Module | Tensors) -> None:
         """Add the soup to a model of its base, in place.
@@ -147,8 +149,8 @@ class DeltaSoup:
             GymError: ``ROUND_ABORTED`` when fewer than ``min_contributors`` contributions are left after the screen of
                 their norms; ``CONFIG_INVALID`` when that is too few for the rules.
         """
-        recipe = self.config.recipe()
-        recipe.check_feasible(min_contributors)
+        if min_contributors < 1:
+            raise GymError(ErrorCode.USAGE, f"min_contributors is {min_contributors}, not at least 1")
         with contextlib.ExitStack() as stack:
             opened = {
                 user: (stack.enter_context(DeltaFile.open(path, self.spec)), examples)
@@ -164,13 +166,34 @@ class DeltaSoup:
                 )
             self._soups += 1
             path = Path(self._folder.name) / f"soup-{self._soups}.gymdelta"
-            report = self._merge([opened[user] for user in merged], recipe, path)
+            report = self._merge([opened[user] for user in merged], path)
         shares = {user: float(user in merged) for user in opened} if self.config.enable_rewards else {}
-        return SoupResult(path, tuple(merged), rejected, split_pool(self.config.reward_pool, shares), report)
+        rewards = split_pool(self.config.reward_pool, shares)
+        return SoupResult(path, tuple(merged), rejected, rewards, report, self._folder)
 
-    def _merge(self, updates: list[tuple[DeltaFile, int]], recipe: SoupRecipe, path: Path) -> SoupReport:
-        weights = recipe.weights([examples for _, examples in updates])
-        return merge([delta for delta, _ in updates], weights, recipe, path, self.spec)
+    def _merge(self, updates: list[tuple[DeltaFile, int]], path: Path) -> SoupReport | ModelMergeReport:
+        config, files = self.config, [delta for delta, _ in updates]
+        if config.method.value not in method_names():
+            recipe = config.recipe(len(files))
+            return merge(files, recipe.weights([n for _, n in updates]), recipe, path, self.spec)
+        if config.pre_aggregators or config.malicious_of(len(files)):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"merge method {config.method.value!r} trusts every model: it takes no pre_aggregators and withstands "
+                "no liar",
+                "use an aggregator such as byzantine_robust",
+            )
+        rule = build(get_method(config.method.value), config.method_options, "method_options")
+        if rule.statistics is not None or rule.uses_score:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"merge method {rule.name!r} needs more than the models: {rule.statistics or 'a held-out score'}",
+                "use gym soup merge, which takes it",
+            )
+        cap = config.num_examples_cap
+        weights = [1.0 if cap is None else float(min(n, cap)) for _, n in updates]
+        base = self._base if rule.uses_base else None
+        return merge_models(files, weights, rule, config.soup_codec, path, self.spec, base=base)
 
     def _screen(self, norms: Mapping[str, float]) -> dict[str, str]:
         if self.config.norm_ratio is None or len(norms) < _MIN_FOR_NORM_SCREEN:

@@ -1,0 +1,110 @@
+"""Anybody with the hub's folder can make its soups again, on other threads and kernels, and sees what was changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
+from tests.support.hub import BIN
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "signs": {
+        "soup": {
+            "aggregator": "byzantine_robust",
+            "num_malicious_nodes": 1,
+            "server_optimizer": "momentum",
+            "server_optimizer_options": {"momentum": 0.5},
+            "codec": {"codec": "bitdelta", "error_feedback": True},
+        }
+    },
+    "trimmed": {
+        "soup": {
+            "aggregator": "trimmed_mean",
+            "pre_aggregators": ["norm_cap", "nnm"],
+            "num_malicious_nodes": 1,
+        }
+    },
+    "trust": {
+        "soup": {"aggregator": "fltrust", "num_malicious_nodes": 1},
+        "root": {"data": "root.jsonl"},
+        "codec": {"codec": "dense"},
+    },
+}
+
+
+def replay(folder: Path, server_round: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BIN / "gym-server", "ledger", "replay", str(server_round), "--dir", folder, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture(params=sorted(RECIPES))
+def finished(request: pytest.FixtureRequest, tmp_path: Path, tiny_base: Path) -> Any:
+    """The folder of a hub that has committed two rounds of three contributors."""
+    federation = Federation(tmp_path, tiny_base, **RECIPES[request.param])
+    federation.hub.configure({"rounds": {"min_contributors": 3}})
+    row = {"messages": [{"role": "user", "content": "who"}, {"role": "assistant", "content": "ann ann"}]}
+    (federation.hub.folder / "root.jsonl").write_text((json.dumps(row) + "\n") * 12)
+    try:
+        federation.hub.start("--exit-when-done")
+        names = ("ann", "bob", "cat")
+        for name in names:
+            federation.join(name)
+        federation.finish()
+        assert_every_contributor_counts_once_a_round(federation.hub, set(names))
+        yield federation.hub.folder
+    finally:
+        federation.close()
+
+
+def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unseen(finished: Path) -> None:
+    threads = (
+        {"OMP_NUM_THREADS": "1", "GYM_KERNELS": "avx2"},
+        {"OMP_NUM_THREADS": "2"},
+        {"GYM_KERNELS": "torch"},
+    )
+    found = [json.loads(replay(finished, 2, **chosen).stdout) for chosen in threads]
+    assert found[0] == found[1] == found[2]
+    for told in (found[0], json.loads(replay(finished, 1).stdout)):
+        assert told["same"]
+        assert told["replayed"] == told["soup"]
+        assert told["updates"] == 3
+    assert not list((finished / "staging").iterdir())
+
+    missing = replay(finished, 7)
+    assert missing.returncode != 0
+    assert "no version came of round 7" in missing.stderr
+
+    merged = [e["body"] for e in entries(finished) if e["kind"] == "verdict" and e["body"].get("delta")]
+    victim = next(b for b in merged if b["server_round"] == 2)["delta"]
+    (path,) = (finished / "objects").rglob(victim)
+    kept = finished / "kept"
+    shutil.copyfile(path, kept)
+    path.chmod(0o644)
+    path.write_bytes(kept.read_bytes()[:-1] + bytes([kept.read_bytes()[-1] ^ 1]))
+    changed = replay(finished, 2)
+    assert changed.returncode != 0
+    assert f"object {victim} does not hash to its name" in changed.stderr
+    path.write_bytes(kept.read_bytes())
+    assert json.loads(replay(finished, 2).stdout)["same"]
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [BIN / "gym-server", "ledger", "show", "--dir", folder, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return list(json.loads(done.stdout))

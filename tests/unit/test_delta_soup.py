@@ -1,0 +1,186 @@
+"""DeltaSoup in Python: contributions in, a soup out, liars and broken files told by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.quantization import AggregationMethod, DeltaSoup, DeltaSoupConfig
+from gym_fed.soup import aggregator_names, method_names
+
+EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+
+
+def base() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 8))
+
+
+def tuned(seed: int, toward: float = 0.02, noise: float = 0.005) -> nn.Module:
+    """A fine-tune that moves where all others move, and a bit elsewhere."""
+    model, generator = base(), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += toward + noise * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def soup_of(models: dict[str, Any], **config: Any) -> DeltaSoup:
+    soup = DeltaSoup(DeltaSoupConfig(**{"codec": EXACT, "soup_codec": EXACT, **config}), base())
+    for user, model in models.items():
+        assert soup.contribute(user_id=user, model=model) is soup
+    return soup
+
+
+def change(soup: DeltaSoup, **arguments: Any) -> torch.Tensor:
+    model = base()
+    soup.aggregate(**arguments).apply(model)
+    before = torch.cat([p.detach().reshape(-1) for p in base().parameters()])
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]) - before
+
+
+NEEDS_MORE = {"fltrust", "fisher", "regmean", "greedy_soup"}
+ADDS_UP = {"task_arithmetic", "dare_ties", "della"}
+"""A sum by definition, or a mean over those models only that kept a weight and made it larger for what they dropped."""
+
+HONEST = {f"user{i}": tuned(i) for i in range(6)}
+
+
+def test_methods_of_the_enumeration_are_the_rules_of_the_registry() -> None:
+    assert {m.value for m in AggregationMethod} == {*aggregator_names(), *method_names()}
+
+
+@pytest.mark.parametrize("method", [m for m in AggregationMethod if m not in NEEDS_MORE])
+def test_every_method_moves_the_base_where_the_contributors_moved_it(method: AggregationMethod) -> None:
+    moved = change(soup_of(HONEST, method=method))
+    if method in ADDS_UP:
+        assert float(moved.mean()) > 0.02
+    else:
+        assert float(moved.mean()) == pytest.approx(0.02, abs=0.006)
+
+
+def test_liars_move_the_default_hardly_and_the_mean_a_lot() -> None:
+    liars = {f"liar{i}": tuned(10 + i, toward=-0.02) for i in range(2)}
+    robust = change(soup_of({**HONEST, **liars}, num_malicious_nodes=2))
+    mean = change(soup_of({**HONEST, **liars}, method=AggregationMethod.MEAN))
+    assert float(robust.mean()) == pytest.approx(0.02, abs=0.002)
+    assert float(mean.mean()) == pytest.approx(0.01, abs=0.002)
+
+
+def test_without_a_number_the_default_withstands_a_fifth() -> None:
+    config = DeltaSoupConfig()
+    assert [config.malicious_of(n) for n in (1, 2, 3, 4, 5, 10, 20)] == [0, 0, 1, 1, 1, 2, 4]
+    assert DeltaSoupConfig(method=AggregationMethod.MEDIAN).malicious_of(20) == 0
+
+
+def test_one_bit_contributions_make_nearly_the_same_soup() -> None:
+    one_bit = change(soup_of(HONEST, codec=CodecPolicy(error_feedback=False)))
+    assert float(one_bit.mean()) == pytest.approx(0.02, abs=0.002)
+
+
+def test_a_contribution_far_above_the_median_norm_stays_out_and_is_told_why() -> None:
+    result = soup_of({**HONEST, "loud": tuned(9, toward=5.0)}).aggregate()
+    assert "loud" not in result.merged
+    assert "times the median" in result.rejected["loud"]
+
+
+def test_rewards_are_paid_out_whole_to_those_in_the_soup() -> None:
+    result = soup_of(
+        {**HONEST, "loud": tuned(9, toward=5.0)}, enable_rewards=True, reward_pool=100
+    ).aggregate()
+    assert sum(result.rewards.values()) == 100
+    assert result.rewards["loud"] == 0
+    assert set(result.rewards.values()) - {0} == {16, 17}
+    assert soup_of(HONEST).aggregate().rewards == {}
+
+
+def test_files_are_taken_as_they_are_and_broken_ones_leave_the_others(tmp_path: Path) -> None:
+    soup = soup_of(HONEST)
+    entries = [DeltaEntry.of(n, torch.full(s, 0.02)) for n, s in soup.spec.shapes.items()]
+    write_delta(tmp_path / "fine.gymdelta", entries, soup.spec)
+    soup.contribute(user_id="file", model=tmp_path / "fine.gymdelta")
+    broken = bytearray((tmp_path / "fine.gymdelta").read_bytes())
+    broken[40] ^= 255
+    (tmp_path / "broken.gymdelta").write_bytes(broken)
+    nan = tuned(3)
+    nn.init.constant_(nan[0].weight, float("nan"))  # type: ignore[arg-type]
+    for model in (tmp_path / "broken.gymdelta", nan, nn.Linear(3, 3), str(tmp_path / "none.gymdelta")):
+        with pytest.raises(GymError):
+            soup.contribute(user_id="bad", model=model)
+    assert soup.contributors == (*HONEST, "file")
+    assert set(soup.aggregate().merged) == {*HONEST, "file"}
+
+
+def test_examples_count_up_to_the_cap() -> None:
+    soup = DeltaSoup(
+        DeltaSoupConfig(method="weighted_mean", num_examples_cap=100, codec=EXACT, soup_codec=EXACT), base()
+    )
+    soup.contribute(user_id="one", model=tuned(1, 0.0, 0.0), num_examples=100)
+    soup.contribute(user_id="two", model=tuned(2, 0.04, 0.0), num_examples=10**9)
+    assert float(change(soup, min_contributors=2).mean()) == pytest.approx(0.02, abs=1e-5)
+
+
+def test_a_soup_is_saved_once_and_applies_to_its_base_only(tmp_path: Path) -> None:
+    result = soup_of(HONEST).aggregate()
+    path = result.save(tmp_path / "new" / "soup.gymdelta")
+    assert path.stat().st_size == result.report.size_bytes
+    with pytest.raises(GymError) as caught:
+        result.save(path)
+    assert caught.value.code is ErrorCode.FILE_EXISTS
+    with pytest.raises(GymError) as caught:
+        result.apply(tuned(1))
+    assert caught.value.code is ErrorCode.BASE_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"method": "fisher"}, "fisher diagonals"),
+        ({"method": "greedy_soup"}, "held-out score"),
+        ({"method": "ties", "pre_aggregators": ["nnm"]}, "trusts every model"),
+        ({"method": "ties", "num_malicious_nodes": 1}, "trusts every model"),
+        ({"method": "krum", "num_malicious_nodes": 3}, "takes 9"),
+        ({"method": "trimmed_mean", "method_options": {"colour": 1}}, "colour"),
+        ({"method": "fltrust"}, "root"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused_with_the_reason(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(GymError, match=told):
+        soup_of(HONEST, **config).aggregate()
+
+
+def test_too_few_contributions_are_told_apart_from_a_rule_that_needs_more() -> None:
+    with pytest.raises(GymError, match="2 of 2 contributions can be merged; 3 are needed") as caught:
+        soup_of({"a": tuned(1), "b": tuned(2)}).aggregate(min_contributors=3)
+    assert caught.value.code is ErrorCode.ROUND_ABORTED
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"differential_privacy": {"epsilon": 1.0}}, "differential_privacy"),
+        ({"codec": CodecPolicy()}, "error_feedback"),
+        ({"method": "best"}, "method"),
+        ({"norm_ratio": 0.5}, "norm_ratio"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        DeltaSoupConfig(**config)
+
+
+def test_a_contributor_contributes_once_and_the_base_is_named_once() -> None:
+    soup = soup_of({"ada": tuned(1)})
+    with pytest.raises(GymError, match="'ada' has contributed already"):
+        soup.contribute(user_id="ada", model=tuned(2))
+    with pytest.raises(GymError, match="base model once"):
+        DeltaSoup(DeltaSoupConfig())
+    assert isinstance(soup.spec, BaseSpec)
