@@ -2,16 +2,16 @@
 
 An update is ``scaling * B @ A`` with ``A`` ``[r, cols]`` and ``B`` ``[rows, r]``, whose rank may differ from
 contributor to contributor. Averaging the A and the B apart is not averaging the updates. Inner products of updates come
-from Gram matrices of the factors, and any linear combination of updates is the product of their stacked factors
-(Wang et al. 2024, "FLoRA", eq. 6): every rule that weighs whole updates is exact, whatever the ranks. No result depends
-on the number of threads (``gym_quant.exact``).
+from Gram matrices of the factors, and any linear combination of updates is the product of their stacked factors (Wang
+et al. 2024, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations"): every rule
+that weighs whole updates is exact, whatever the ranks. No bit depends on the number of threads (``gym_quant.exact``).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class LowRank:
         """Rows and columns of the product."""
         return self.b.shape[0], self.a.shape[1]
 
-    @cached_property
+    @functools.cached_property
     def _right(self) -> RightFactor:
         return RightFactor.of(self.a)
 
@@ -87,7 +87,8 @@ def products(factors: Sequence[LowRank | None]) -> Tensor:
 
 
 def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
-    """Stacked factors whose product is ``sum_i coefficients[i] * B_i @ A_i``, of the ranks' sum.
+    """Factors whose product is ``sum_i coefficients[i] * B_i @ A_i``: stacked ones, of the ranks' sum, or, where all
+    updates share one A, that A and the combination of the B.
 
     Args:
         factors: n updates, None for zero; at least one is there.
@@ -100,13 +101,16 @@ def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
         raise GymError(ErrorCode.USAGE, f"{len(factors)} updates but coefficients {list(coefficients.shape)}")
     rows, cols = common_shape([factor for factor in factors if factor is not None])
     parts = [
-        (factor.a, factor.b * coefficient)
+        LowRank(factor.a, factor.b * coefficient)
         for factor, coefficient in zip(factors, coefficients.tolist(), strict=True)
         if factor is not None and coefficient != 0.0
     ]
     if not parts:
         return LowRank(torch.zeros(0, cols, dtype=torch.float64), torch.zeros(rows, 0, dtype=torch.float64))
-    return LowRank(torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts], dim=1))
+    shared = frozen_a(parts)
+    if shared is not None:
+        return LowRank(shared, functools.reduce(torch.add, [part.b for part in parts]))
+    return LowRank(torch.cat([part.a for part in parts]), torch.cat([part.b for part in parts], dim=1))
 
 
 def rows_of(low_rank: LowRank, start: int, stop: int) -> Tensor:

@@ -3,7 +3,8 @@
 A soup of n adapters has the rank of all together. Its singular components come from a QR of either side and the SVD of
 a small core, never from the product (``gym_quant.factors.components_of_product``); the first are the best
 approximation of their rank (Eckart and Young 1936), and the others are kept as factors too, so that adapter plus
-residual is the soup itself (Singhal et al. 2025, "FedEx-LoRA", section 4).
+residual is the soup itself. Singhal et al. 2025, "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning
+of Large Language Models", keeps what averaged factors lack; what the best adapter lacks is less.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every row is cut into slices of so few bits that the products of two slices add up in float64 without a rounding, in
 whatever order a BLAS takes them (Ozaki et al. 2012, "Error-free transformations of matrix multiplication by using fast
-routines of matrix multiplication and its applications", algorithm 3); the few products of slices are then added
+routines of matrix multiplication and its applications"); the few products of slices are then added
 element by element. With three slices the error is that of float64 sums, and a product costs at most six of the BLAS;
 two slices, 40 bits or more below a row's largest number, are enough for what is rounded to float32, and cost three.
 """

@@ -211,7 +211,8 @@ def test_an_adapter_of_a_rank_is_the_best_one_and_its_residual_the_rest(rank: in
 
 def test_an_adapter_of_the_rank_the_soup_has_lacks_nothing() -> None:
     same = factors_of(3, 0)
-    whole = combine([same, same, LowRank(same.a, 2 * same.b)], torch.ones(3, dtype=torch.float64))
+    other = LowRank(-2 * same.a, -same.b)  # the same space, but not the same factors
+    whole = combine([same, same, other], torch.ones(3, dtype=torch.float64))
     found = refactor(whole, 8)
     assert whole.rank == 9
     assert (found.kept.rank, found.residual.rank, found.relative_residual) == (3, 0, 0.0)
@@ -240,6 +241,15 @@ def test_the_same_a_is_found_only_where_all_have_it() -> None:
     assert frozen_a([*same, LowRank(other, same[0].b)]) is None
     assert frozen_a([*same, LowRank(a[:2], same[0].b[:, :2])]) is None
     assert frozen_a([None, None]) is None
+
+
+def test_a_combination_of_updates_with_one_a_keeps_it_and_their_rank() -> None:
+    a = factors_of(4, 0).a
+    same = [LowRank(a, factors_of(4, seed).b) for seed in range(3)]
+    coefficients = torch.tensor([2.0, 0.0, -0.5, 1.0], dtype=torch.float64)
+    found = combine([*same, None], coefficients)
+    assert torch.equal(found.a, a)
+    assert error(product(found), coefficients @ explicit([*same, None])) < 1e-14
 
 
 def test_with_one_a_a_rule_on_the_coordinates_of_b_has_its_rank() -> None:
