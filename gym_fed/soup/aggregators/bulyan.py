@@ -5,8 +5,9 @@ n - 2f updates are selected, each by Krum among those that are left; then every 
 selected values nearest to their median. It withstands f liars of n >= 4f + 3, also ones that hide a large change of
 few coordinates in an update that is near the others.
 
-The last selections see fewer than f + 3 updates, for which Krum is not defined: they count one neighbour. Flower 1.41
-selects by one round of Multi-Krum in place of n - 2f rounds of Krum, which is another set of updates.
+The last selections see fewer than f + 3 updates, for which Krum is not defined: they count one neighbour. Two updates
+that are each other's nearest then score the same, and the one nearer to all goes first. Flower 1.41 selects by one
+round of Multi-Krum in place of n - 2f rounds of Krum, which is another set of updates.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def _repeated_krum(squared_distances: np.ndarray, theta: int, malicious: int) ->
     nearest = np.take_along_axis(others, order, axis=1)
     for _ in range(theta):
         neighbours = max(1, len(left) - malicious - 2)
-        winner = int(np.argmin(nearest[:, :neighbours].sum(axis=1)))
+        scores = nearest[:, :neighbours].sum(axis=1)
+        lowest = np.nonzero(scores == scores.min())[0]
+        winner = int(lowest[np.argmin(nearest[lowest].sum(axis=1))])
         stays = order != left[winner]
         stays[winner] = False
         shape = (len(left) - 1, len(left) - 2)
