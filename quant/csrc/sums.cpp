@@ -24,44 +24,42 @@ GQ_INLINE void prefetch(const float* p) {
 
 constexpr int64_t STRIP = 1024;  // coordinates whose sums stay in the L1 cache
 
-GQ_INLINE void add_rows(const float* x, const double* weights, int64_t rows, int64_t d, int64_t size, double* sums) {
-    if (rows == 4) {  // four streams at a time, added in order
-        const float *x0 = x, *x1 = x + d, *x2 = x + 2 * d, *x3 = x + 3 * d;
-        const double w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
-        GQ_INDEPENDENT
-        for (int64_t i = 0; i < size; ++i)
-            sums[i] = (((sums[i] + w0 * static_cast<double>(x0[i])) + w1 * static_cast<double>(x1[i])) +
-                       w2 * static_cast<double>(x2[i])) +
-                      w3 * static_cast<double>(x3[i]);
-        return;
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-        const float* row = x + r * d;
-        const double weight = weights[r];
-        GQ_INDEPENDENT
-        for (int64_t i = 0; i < size; ++i) sums[i] += weight * static_cast<double>(row[i]);
-    }
+struct Terms {  // rows with their weights; those of weight zero are left out
+    std::vector<const float*> rows;
+    std::vector<double> weights;
+};
+
+// Four streams at a time, added in order.
+GQ_INLINE void add_four(const Terms& t, size_t r, int64_t at, int64_t size, double* sums) {
+    const float *x0 = t.rows[r] + at, *x1 = t.rows[r + 1] + at, *x2 = t.rows[r + 2] + at, *x3 = t.rows[r + 3] + at;
+    const double w0 = t.weights[r], w1 = t.weights[r + 1], w2 = t.weights[r + 2], w3 = t.weights[r + 3];
+    GQ_INDEPENDENT
+    for (int64_t i = 0; i < size; ++i)
+        sums[i] = (((sums[i] + w0 * static_cast<double>(x0[i])) + w1 * static_cast<double>(x1[i])) +
+                   w2 * static_cast<double>(x2[i])) +
+                  w3 * static_cast<double>(x3[i]);
 }
 
-GQ_INLINE void combine_body(const float* x, const double* weights, int64_t n, int64_t d, int64_t size, float* out) {
+GQ_INLINE void add_one(const Terms& t, size_t r, int64_t at, int64_t size, double* sums) {
+    const float* x = t.rows[r] + at;
+    const double weight = t.weights[r];
+    GQ_INDEPENDENT
+    for (int64_t i = 0; i < size; ++i) sums[i] += weight * static_cast<double>(x[i]);
+}
+
+GQ_INLINE void combine_body(const Terms& t, int64_t at, int64_t size, float* out) {
     alignas(64) double sums[STRIP];
     for (int64_t i = 0; i < size; ++i) sums[i] = 0.0;
-    for (int64_t r = 0; r < n; r += 4)
-        if (r + 4 <= n) add_rows(x + r * d, weights + r, 4, d, size, sums);
-        else add_rows(x + r * d, weights + r, n - r, d, size, sums);
-    for (int64_t i = 0; i < size; ++i) out[i] = static_cast<float>(sums[i]);
+    size_t r = 0;
+    for (; r + 4 <= t.rows.size(); r += 4) add_four(t, r, at, size, sums);
+    for (; r < t.rows.size(); ++r) add_one(t, r, at, size, sums);
+    for (int64_t i = 0; i < size; ++i) out[at + i] = static_cast<float>(sums[i]);
 }
 
-void combine_scalar(const float* x, const double* w, int64_t n, int64_t d, int64_t size, float* out) {
-    combine_body(x, w, n, d, size, out);
-}
+void combine_scalar(const Terms& t, int64_t at, int64_t size, float* out) { combine_body(t, at, size, out); }
 #if GQ_X86
-GQ_AVX2 void combine_avx2(const float* x, const double* w, int64_t n, int64_t d, int64_t size, float* out) {
-    combine_body(x, w, n, d, size, out);
-}
-GQ_AVX512 void combine_avx512(const float* x, const double* w, int64_t n, int64_t d, int64_t size, float* out) {
-    combine_body(x, w, n, d, size, out);
-}
+GQ_AVX2 void combine_avx2(const Terms& t, int64_t at, int64_t size, float* out) { combine_body(t, at, size, out); }
+GQ_AVX512 void combine_avx512(const Terms& t, int64_t at, int64_t size, float* out) { combine_body(t, at, size, out); }
 #endif
 
 // --- products -------------------------------------------------------------------------------------------------
@@ -200,7 +198,8 @@ struct Gram {
 // Coordinates [from, to) of every `shares`-th panel of tile rows; sums are [tiles of the triangle, 16], zero before.
 void products_piece(const Gram& g, int64_t from, int64_t to, int64_t share, double* sums) {
     const int64_t lowest = share * PANEL;
-    std::unique_ptr<unsigned char[]> memory(new unsigned char[static_cast<size_t>((g.tiles - lowest) * PACKED) * 4 + 63]);
+    const auto bytes = static_cast<size_t>((g.tiles - lowest) * PACKED) * sizeof(float) + 63;
+    std::unique_ptr<unsigned char[]> memory(new unsigned char[bytes]);
     float* packed = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t{63});
     packed -= lowest * PACKED;
     for (int64_t at = from; at < to; at += BLOCK) {
@@ -217,7 +216,7 @@ void products_piece(const Gram& g, int64_t from, int64_t to, int64_t share, doub
 
 using namespace gq;
 
-// out [d] float32 = sum of weights [n] float64 times the rows of x [n, d] float32.
+// out [d] float32 = sum of weights [n] float64 times the rows of x [n, d] float32; rows of weight zero are not read.
 GQ_API int gq_combine(int path, int threads, const float* x, const double* weights, int64_t n, int64_t d, float* out) {
     return guarded([&] {
         auto combine = combine_scalar;
@@ -225,10 +224,16 @@ GQ_API int gq_combine(int path, int threads, const float* x, const double* weigh
         if (path == AVX2) combine = combine_avx2;
         if (path == AVX512) combine = combine_avx512;
 #endif
+        Terms terms;
+        for (int64_t r = 0; r < n; ++r) {
+            if (weights[r] == 0.0) continue;
+            terms.rows.push_back(x + r * d);
+            terms.weights.push_back(weights[r]);
+        }
         const int64_t strips = (d + STRIP - 1) / STRIP, each = std::max<int64_t>(1, 64 / n);
         auto body = [&](int64_t p) {
             for (int64_t s = p * each; s < std::min(strips, (p + 1) * each); ++s)
-                combine(x + s * STRIP, weights, n, d, std::min(STRIP, d - s * STRIP), out + s * STRIP);
+                combine(terms, s * STRIP, std::min(STRIP, d - s * STRIP), out);
         };
         parallel_for(threads, (strips + each - 1) / each, body);
         return static_cast<int>(OK);

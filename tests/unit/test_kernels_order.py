@@ -225,6 +225,20 @@ def test_values_that_are_not_finite_come_to_an_end(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_a_row_of_weight_zero_is_not_looked_at(path: str) -> None:
+    x = updates_of(7, 172)
+    x[2] = float("nan")
+    weights = torch.tensor([0.5, 0.0, 0.0, 2.0, 0.0, -1.0, 0.25], dtype=torch.float64)
+    used = weights != 0.0
+    with kernels.using(path):
+        expected = kernels.linear_combination(x[used], weights[used])
+        assert torch.equal(kernels.linear_combination(x, weights), expected)
+        assert not kernels.linear_combination(x, torch.zeros(7, dtype=torch.float64)).any()
+        one = torch.eye(7, dtype=torch.float64)[3]
+        assert torch.equal(kernels.linear_combination(x, one), x[3])
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_no_coordinates_give_no_results(path: str) -> None:
     x = torch.empty(3, 0)
     with kernels.using(path):

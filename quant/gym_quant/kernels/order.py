@@ -130,7 +130,7 @@ def linear_combination(updates: Tensor, weights: Tensor, out: Tensor | None = No
 
     Args:
         updates: ``[n, d]`` float32.
-        weights: ``[n]`` float64.
+        weights: ``[n]`` float64; rows of weight zero are not read.
         out: ``[d]`` float32 to write into.
 
     Returns:

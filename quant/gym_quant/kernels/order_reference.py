@@ -49,9 +49,11 @@ def mean_around_median(updates: Tensor, keep: int, out: Tensor) -> None:
 
 
 def linear_combination(updates: Tensor, weights: Tensor, out: Tensor) -> None:
-    """Row after row, from 0.0."""
-    for part in _parts(updates):
-        out[part] = _added(weight * row[part].double() for weight, row in zip(weights, updates, strict=True))
+    """Row after row, from 0.0; rows of weight zero are left out."""
+    used = weights.nonzero()[:, 0].tolist()
+    out.zero_()
+    for part in _parts(updates) if used else ():
+        out[part] = _added(weights[row] * updates[row, part].double() for row in used)
 
 
 def products(updates: Tensor, out: Tensor) -> None:
