@@ -47,8 +47,10 @@ codec:
 
 # How updates become one soup.
 soup:
-  aggregator: trimmed_mean      # mean | median | trimmed_mean
+  aggregator: byzantine_robust  # any of `gym soup rules`: mean, trimmed_mean, multi_krum, ...
   num_malicious_nodes: 1        # liars it must withstand; needs 2f+1 updates
+  # pre_aggregators: [nnm]      # steps before the aggregator
+  # server_optimizer: momentum  # none | momentum | adam | yogi
   server_learning_rate: 1.0
   codec:
     codec: dense                # how the soup travels back
