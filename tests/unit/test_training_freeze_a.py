@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from gym_fed.config import TrainingConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.round_training import round_training
-from gym_fed.config.task import TrainingRecipe, check_frozen_a
+from gym_fed.config.server import ServerConfig
+from gym_fed.config.task import LoraRecipe, TaskSpec, TrainingRecipe, check_frozen_a
 from gym_fed.config.training import LoraSettings
 from gym_fed.data import generate
 from gym_fed.delta import BaseSpec, DeltaFile, lora_delta
@@ -20,9 +22,10 @@ from gym_fed.soup.low_rank import LowRank, frozen_a
 from gym_fed.training import Trainer, lora_factors
 from gym_fed.training.lora import add_lora, frozen_factor
 
+DIGEST = "sha256:" + "0" * 64
 RECIPE = TrainingRecipe(
     finetuning="lora",
-    lora={"r": 4, "lora_alpha": 8, "freeze_a": True},
+    lora=LoraRecipe(r=4, lora_alpha=8, freeze_a=True),
     max_steps=12,
     learning_rate=2e-2,
     per_device_train_batch_size=4,
@@ -131,5 +134,19 @@ def test_only_b_is_trained_with_a_frozen_and_both_without() -> None:
 def test_a_codec_that_would_write_other_factors_is_refused_with_a_frozen_a() -> None:
     with pytest.raises(ValueError, match=r"lora\.freeze_a .* codec\.factors is 'int4'.*float32"):
         check_frozen_a(RECIPE, CodecPolicy(factors="int4"))
+    with pytest.raises(ValidationError, match=r"codec\.factors is 'auto'"):
+        ServerConfig(recipe=RECIPE, codec=CodecPolicy(factors="auto"))
+    with pytest.raises(ValidationError, match=r"codec\.factors is 'int8'"):
+        TaskSpec(
+            server="s0123456789abcdef",
+            server_round=1,
+            base_model="gym-nano",
+            base_digest=DIGEST,
+            version_digest=DIGEST,
+            recipe=RECIPE,
+            codec=CodecPolicy(factors="int8"),
+            max_update_bytes=1,
+            deadline_seconds=1,
+        )
     check_frozen_a(RECIPE, CodecPolicy(factors="float32"))
     check_frozen_a(RECIPE.model_copy(update={"finetuning": "full"}), CodecPolicy(factors="int4"))
