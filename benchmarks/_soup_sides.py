@@ -1,0 +1,256 @@
+"""One side of ``soup.py`` in a process of its own: every rule on the same updates, with its time and its memory.
+
+    python benchmarks/_soup_sides.py SIDE N D [BYZFL]
+
+SIDE is ``ours``, ``flower``, ``byzfl`` or ``packed``. The last line of the output is JSON: rule to ``[seconds, MB]``,
+where MB is by how much resident memory rose at its highest above what it was before (the updates are there before).
+Every rule first runs on a hundredth of the coordinates.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gym_quant import kernels
+from torch import Tensor
+
+import gym_fed.flower_env  # noqa: F401  (sets Flower's environment before its first import)
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.merging import merge
+from gym_fed.soup.pipeline import Pipeline
+from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, mixed
+
+PARTS, COLS = 10, 1000  # tensors of a model, and their columns
+Case = tuple[str, Callable[[], object]]
+
+
+def main() -> None:
+    """Measure one side."""
+    side, n, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if side == "byzfl":
+        sys.path[:0] = [sys.argv[4]]
+    cases: Callable[[int, int], Iterator[Case]] = {
+        "ours": our_cases,
+        "flower": flower_cases,
+        "byzfl": byzfl_cases,
+        "packed": packed_cases,
+    }[side]
+    for _, run in cases(n, max(PARTS * COLS, d // 100)):
+        run()
+    print(json.dumps({name: measured(run) for name, run in cases(n, d)}))
+
+
+def measured(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, and megabytes by which resident memory rose at its highest (Linux alone tells: elsewhere 0)."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(
+            ctypes.CDLL(None), "malloc_trim", None
+        )  # glibc keeps what was freed, which would hide growth
+        if trim is not None:
+            trim(0)
+    reset = Path("/proc/self/clear_refs")
+    if reset.exists():
+        reset.write_text("5")  # sets the high-water mark to what is resident now
+    before = _memory("VmRSS")
+    started = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - started
+    return seconds, max(0.0, _memory("VmHWM") - before)
+
+
+def _memory(field: str) -> float:
+    status = Path("/proc/self/status")
+    found = re.search(rf"{field}:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(found[1]) / 1000 if found else 0.0
+
+
+def updates_of(n: int, d: int) -> Tensor:
+    """``[n, d]`` float32: a direction that all share and what each has of its own."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(d, generator=generator)
+    updates = torch.empty(n, d)
+    for row in updates:
+        torch.randn(d, generator=generator, out=row)
+        row.add_(shared).mul_(0.01)
+    return updates
+
+
+def malicious(rule: str, n: int) -> int:
+    """Liars that every side is told to withstand: a fifth, for Bulyan what its n >= 4f + 3 allows."""
+    return min(n // 5, (n - 3) // 4) if rule == "bulyan" else n // 5
+
+
+def recipe_of(rule: str, n: int) -> SoupRecipe:
+    """Our recipe for a rule; steps before the aggregator are joined by plus signs."""
+    *before, aggregator = rule.split("+")
+    robust = rule != "mean"
+    return SoupRecipe(
+        aggregator=aggregator,
+        pre_aggregators=before,
+        num_malicious_nodes=malicious(rule, n) if robust else 0,
+        codec=CodecPolicy(error_feedback=False),
+    )
+
+
+OURS = (
+    "mean",
+    "median",
+    "trimmed_mean",
+    "mean_around_median",
+    "krum",
+    "multi_krum",
+    "bulyan",
+    "nnm+trimmed_mean",
+)
+
+
+def our_cases(n: int, d: int) -> Iterator[Case]:
+    """Our rules on float32 in memory, in the steps and blocks in which a merge takes decoded updates."""
+    updates = updates_of(n, d)
+    for rule in OURS:
+        pipeline = Pipeline.of(recipe_of(rule, n))
+        yield rule, lambda pipeline=pipeline: merged(updates, pipeline)
+
+
+def merged(updates: Tensor, pipeline: Pipeline) -> Tensor:
+    """What a merge does with float updates ``[n, d]``, without reading and writing files."""
+    n, d = updates.shape
+    weights = torch.ones(n, dtype=torch.float64)
+    pipeline.check(weights)
+    needed = pipeline.needs > Needs.NOTHING
+    products = kernels.products(updates) if needed else torch.zeros(n, n, dtype=torch.float64)
+    plan = pipeline.plan(Geometry(products, weights))
+    if not needed or len(plan.matrix) == 1:
+        return _combined(updates, plan, pipeline)
+    out = torch.empty(d)
+    step = max(1, BLOCK_ELEMENTS // n)
+    for start in range(0, d, step):
+        block = updates[:, start : start + step].contiguous()
+        out[start : start + step] = _combined(block, plan, pipeline)
+    return out
+
+
+def _combined(block: Tensor, plan: Mixture, pipeline: Pipeline) -> Tensor:
+    return pipeline.aggregator.combine(mixed(block, plan.matrix), plan.weights)
+
+
+def flower_cases(n: int, d: int) -> Iterator[Case]:
+    """Flower's strategies on replies of ten arrays; some take the arrays out of the replies, so each gets new ones."""
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.serverapp import strategy
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = (
+        1  # a message wants to know whose it is
+    )
+    updates = updates_of(n, d).numpy()
+
+    def replies() -> list[Any]:
+        made = []
+        for node, update in enumerate(updates, start=1):
+            arrays = {f"layer{i}": Array(part) for i, part in enumerate(update.reshape(PARTS, -1))}
+            content = RecordDict(
+                {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1, "loss": 1.0})}
+            )
+            made.append(Message(content, dst_node_id=node, message_type="train"))
+        return made
+
+    strategies: dict[str, Callable[[], Any]] = {
+        "mean": strategy.FedAvg,
+        "median": strategy.FedMedian,
+        "trimmed_mean": lambda: strategy.FedTrimmedAvg(beta=malicious("trimmed_mean", n) / n + 1e-9),
+        "krum": lambda: strategy.Krum(num_malicious_nodes=malicious("krum", n)),
+        "multi_krum": lambda: strategy.MultiKrum(
+            num_malicious_nodes=malicious("multi_krum", n),
+            num_nodes_to_select=n - malicious("multi_krum", n),
+        ),
+        "bulyan": lambda: strategy.Bulyan(num_malicious_nodes=malicious("bulyan", n)),
+    }
+    for rule, build in strategies.items():
+        messages = replies()
+
+        def run(build: Callable[[], Any] = build, messages: list[Any] = messages) -> None:
+            if build().aggregate_train(1, messages)[0] is None:
+                raise RuntimeError("Flower aggregated nothing")
+
+        yield rule, run
+
+
+def byzfl_cases(n: int, d: int) -> Iterator[Case]:
+    """ByzFL's rules on a matrix. Its own package file imports CUDA code, so it is stepped around."""
+    import importlib
+    import types
+
+    package = types.ModuleType("byzfl")
+    package.__path__ = [str(Path(sys.path[0]) / "byzfl")]
+    sys.modules["byzfl"] = package
+    rules = importlib.import_module("byzfl.aggregators.aggregators")
+    before = importlib.import_module("byzfl.aggregators.preaggregators")
+    updates = updates_of(n, d)
+    f = malicious("krum", n)
+    yield "mean", lambda: rules.Average()(updates)
+    yield "median", lambda: rules.Median()(updates)
+    yield "trimmed_mean", lambda: rules.TrMean(f)(updates)
+    yield "mean_around_median", lambda: rules.Meamed(f)(updates)
+    yield "krum", lambda: rules.Krum(f)(updates)
+    yield "multi_krum", lambda: rules.MultiKrum(f)(updates)
+    yield "nnm+trimmed_mean", lambda: rules.TrMean(f)(before.NNM(f)(updates))
+
+
+PACKED = ("mean", "byzantine_robust", "norm_cap+nnm+trimmed_mean")
+MANY = 100  # contributors above which NNM, which mixes each with nearly all others, is left out
+
+
+def packed_cases(n: int, d: int) -> Iterator[Case]:
+    """Whole merges of ``.gymdelta`` files of sign bits, from opened files to a written soup of sign bits."""
+    spec = BaseSpec(
+        "benchmark", "sha256:" + "0" * 64, {f"layer{i}": (d // PARTS // COLS, COLS) for i in range(PARTS)}
+    )
+    with tempfile.TemporaryDirectory() as name, ExitStack() as opened:
+        folder = Path(name)
+        files = [write_signs(folder / f"{row}.gymdelta", row, spec) for row in range(n)]
+        updates = [opened.enter_context(DeltaFile.open(file, spec)) for file in files]
+        for rule in PACKED if n <= MANY else PACKED[:2]:
+            recipe = recipe_of(rule, n)
+            yield (
+                rule,
+                lambda recipe=recipe: merge(updates, [1.0] * n, recipe, folder / "soup.gymdelta", spec),
+            )
+
+
+def write_signs(file: Path, row: int, spec: BaseSpec) -> Path:
+    """A delta whose signs are those that all share, but for a random quarter."""
+    own, shared = np.random.default_rng([1, row]), np.random.default_rng(0)
+    entries = []
+    for name, shape in spec.shapes.items():
+        delta = DeltaEntry.of(name, torch.zeros(shape))
+        payload = dict(delta.payload())
+        size = payload["bits"].numel()
+        flips = np.frombuffer(own.bytes(size), np.uint8) & np.frombuffer(own.bytes(size), np.uint8)
+        bits = np.frombuffer(shared.bytes(size), np.uint8) ^ flips
+        payload["bits"] = torch.from_numpy(bits).reshape(payload["bits"].shape)
+        payload["scales"] = payload["scales"] + 0.01 * (1.0 + own.random())
+        entries.append(DeltaEntry(name, shape, delta.codec, delta.params, lambda made=payload: made))
+    write_delta(file, entries, spec)
+    return file
+
+
+if __name__ == "__main__":
+    main()
