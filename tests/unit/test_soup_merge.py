@@ -16,6 +16,7 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, ErrorFeedback, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup import merge
+from gym_fed.soup.stacks import decoded as decoded_stack
 
 SHAPES = {"layers.0.down": (16, 172), "layers.1.down": (16, 172), "norm": (16,), "embed": (4, 8, 5)}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")
@@ -64,7 +65,8 @@ def test_the_mean_is_the_weighted_mean_of_what_the_updates_decode_to(
     updates: list[DeltaFile], tmp_path: Path
 ) -> None:
     weights = [1.0, 2.0, 3.0, 4.0, 5.0]
-    soup = merged(updates, weights, SoupRecipe(codec=EXACT), tmp_path / "soup.gymdelta")
+    recipe = SoupRecipe(aggregator="weighted_mean", codec=EXACT)
+    soup = merged(updates, weights, recipe, tmp_path / "soup.gymdelta")
     share = torch.tensor(weights) / 15
     for name in SHAPES:
         wanted = torch.einsum("n,n...->...", share, decoded(updates, name))
@@ -110,7 +112,7 @@ def test_the_servers_learning_rate_multiplies_the_soup(updates: list[DeltaFile],
     assert all(torch.equal(twice[name], 2 * once[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize("aggregator", ["mean", "median", "trimmed_mean"])
+@pytest.mark.parametrize("aggregator", ["weighted_mean", "median", "trimmed_mean"])
 @pytest.mark.parametrize("policy", [EXACT, CodecPolicy(error_feedback=False)], ids=["dense", "bitdelta"])
 def test_the_same_updates_give_the_same_bytes_on_any_threads_and_in_any_blocks(
     aggregator: str,
@@ -121,14 +123,28 @@ def test_the_same_updates_give_the_same_bytes_on_any_threads_and_in_any_blocks(
 ) -> None:
     recipe = SoupRecipe(aggregator=aggregator, max_norm=0.5, codec=policy)
     before, digests = torch.get_num_threads(), set()
-    module = sys.modules[merge.__module__]
     try:
         for threads, block in ((1, 1 << 20), (2, 1 << 20), (2, 5000), (1, 1)):
             torch.set_num_threads(threads)
-            monkeypatch.setattr(module, "BLOCK_ELEMENTS", block)
+            monkeypatch.setattr(decoded_stack, "BLOCK_ELEMENTS", block)
             digests.add(
                 merge(updates, [1.0, 2.0, 1.0, 0.3, 1.0], recipe, tmp_path / "soup.gymdelta", SPEC).sha256
             )
+    finally:
+        torch.set_num_threads(before)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("aggregator", ["byzantine_robust", "geometric_median", "bulyan"])
+def test_rules_that_look_at_inner_products_give_the_same_bytes_on_any_threads(
+    aggregator: str, updates: list[DeltaFile], tmp_path: Path
+) -> None:
+    recipe = SoupRecipe(aggregator=aggregator, pre_aggregators=["nnm"], codec=EXACT)
+    before, digests = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            digests.add(merge(updates, [1.0] * 5, recipe, tmp_path / "soup.gymdelta", SPEC).sha256)
     finally:
         torch.set_num_threads(before)
     assert len(digests) == 1
@@ -170,7 +186,7 @@ def test_a_round_with_too_few_updates_for_its_liars_is_refused(
     updates: list[DeltaFile], tmp_path: Path
 ) -> None:
     recipe = SoupRecipe(aggregator="median", num_malicious_nodes=2, codec=EXACT)
-    with pytest.raises(GymError, match="4 updates cannot outvote") as caught:
+    with pytest.raises(GymError, match=r"4 updates are too few .* takes 5") as caught:
         merge(updates[:4], [1.0] * 4, recipe, tmp_path / "soup.gymdelta", SPEC)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 

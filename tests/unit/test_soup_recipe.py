@@ -16,7 +16,7 @@ from gym_fed.soup import aggregator_names, build_aggregator
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("aggregator: krumm", "unknown aggregator (known: mean, median"),
+        ("aggregator: krumm", "unknown aggregator 'krumm' (known: bulyan, byzantine_robust"),
         ("weighting: num_examples", "num_examples_cap is required for weighting: num_examples"),
         (
             "num_examples_cap: 10",
