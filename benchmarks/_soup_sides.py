@@ -141,8 +141,10 @@ def merged(updates: Tensor, pipeline: Pipeline) -> Tensor:
         return _combined(updates, plan, pipeline)
     out = torch.empty(d)
     step = max(1, BLOCK_ELEMENTS // n)
+    whole = torch.empty(n, step)
     for start in range(0, d, step):
-        block = updates[:, start : start + step].contiguous()
+        part = updates[:, start : start + step]
+        block = whole.copy_(part) if part.shape[1] == step else part.contiguous()
         out[start : start + step] = _combined(block, plan, pipeline)
     return out
 

@@ -22,7 +22,7 @@ GQ_INLINE void prefetch(const float* p) {
 
 // --- linear combinations --------------------------------------------------------------------------------------
 
-constexpr int64_t STRIP = 1024;  // coordinates whose sums stay in the L1 cache
+constexpr int64_t STRIP = 4096;  // coordinates: rows are read in pieces long enough for the memory
 
 struct Terms {  // rows with their weights; those of weight zero are left out
     std::vector<const float*> rows;
