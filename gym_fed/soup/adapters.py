@@ -8,13 +8,15 @@ Fine-Tuning of Large Language Models", keeps that residual beside the adapter; s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta import BaseSpec, EncodeReport, lora_delta
+from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.geometry import Mixture
 from gym_fed.soup.low_rank import LowRank
 from gym_fed.soup.refactor import refactor
 from gym_fed.soup.stacks import FactorStack, Stack
@@ -22,51 +24,51 @@ from gym_fed.soup.stacks import FactorStack, Stack
 _EXACT = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
 
 
-def are_adapters(stacks: Sequence[Stack], policy: CodecPolicy) -> bool:
-    """Whether a round of these tensors can be written as factors without ever forming a full matrix."""
-    return (
-        policy.codec == "lora"
-        and not policy.error_feedback
-        and all(isinstance(stack, FactorStack) for stack in stacks)
-    )
-
-
 def write_adapters(
     stacks: Sequence[Stack],
-    coefficients: Tensor,
+    plan: Mixture,
+    rule: Aggregator,
     learning_rate: float,
     policy: CodecPolicy,
     out_path: Path,
     spec: BaseSpec,
     extra: Mapping[str, str] | None,
     residual_path: Path | None,
-) -> tuple[EncodeReport, dict[str, float]]:
-    """Write ``learning_rate * sum_i coefficients[i] * update_i`` as factors of at most ``policy.lora_rank``.
+    on_tensor: Callable[[str], None],
+) -> tuple[EncodeReport, dict[str, float]] | None:
+    """Write ``learning_rate`` times the merged updates as factors of at most ``policy.lora_rank``.
 
     Args:
-        stacks: Tensors that are all ``FactorStack``.
-        coefficients: ``[n]`` float64.
+        stacks: The round's tensors.
+        plan: What the rules make of the updates.
+        rule: The aggregator.
         residual_path: Where the rest goes as a delta of its own, exact float32 factors; None drops it.
+        on_tensor: Called with the name of every tensor that is merged.
 
     Returns:
-        What was written, and for every tensor the part of its norm that the rank leaves out.
+        What was written, and for every tensor the part of its norm that the rank leaves out; None where the soup has to
+        be written by way of full matrices: another codec, error feedback, tensors that are no factors, or a rule on
+        coordinates of updates whose A differ.
     """
+    if policy.codec != "lora" or policy.lora_rank is None or policy.error_feedback:
+        return None
     kept: dict[str, tuple[Tensor, Tensor, float]] = {}
     rest: dict[str, tuple[Tensor, Tensor, float]] = {}
     lost: dict[str, float] = {}
     for stack in stacks:
-        assert isinstance(stack, FactorStack)
-        assert policy.lora_rank is not None
-        whole = stack.combination(coefficients)
-        if whole.rank == 0:
-            continue
-        if whole.rank <= policy.lora_rank:
-            kept[stack.name], lost[stack.name] = _factors(whole, learning_rate), 0.0
-            continue
-        cut = refactor(whole, policy.lora_rank)
-        kept[stack.name], lost[stack.name] = _factors(cut.kept, learning_rate), cut.relative_residual
-        if cut.residual.rank:
-            rest[stack.name] = _factors(cut.residual, learning_rate)
+        whole = stack.merged(plan, rule) if isinstance(stack, FactorStack) else None
+        if whole is None:
+            return None
+        lost[stack.name] = 0.0
+        if whole.rank > min(policy.lora_rank, *whole.shape):
+            cut = refactor(whole, min(policy.lora_rank, *whole.shape))
+            whole, lost[stack.name] = cut.kept, cut.relative_residual
+            if cut.residual.rank:
+                rest[stack.name] = _factors(cut.residual, learning_rate)
+        if whole.rank:
+            kept[stack.name] = _factors(whole, learning_rate)
+        stack.release()
+        on_tensor(stack.name)
     report = lora_delta(kept, out_path, spec, extra, policy)
     if residual_path is not None:
         lora_delta(rest, residual_path, spec, {"residual_of": report.sha256}, _EXACT)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup import signs
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.rule import Rule
 from gym_fed.soup.rule import RuleConfig as AggregatorConfig
@@ -43,6 +45,20 @@ class Aggregator(Rule):
 
         May not change its input, nor depend on the number of torch threads.
         """
+
+    def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
+        """``combine`` on packed signs, without decoding them.
+
+        Args:
+            bits: n packed matrices of one shape.
+            strengths: ``[m, n]`` float64; the mixture's vector k is ``sum_i strengths[k, i] * sign_i``.
+            weights: ``[m]`` float64.
+            out: ``[rows, cols]`` float32, filled.
+
+        Returns:
+            False where the rule has no such form; ``out`` is as it was then.
+        """
+        return False
 
     def aggregate(self, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> Tensor:
         """Merge updates in memory.
@@ -128,6 +144,12 @@ class CoordinateRule(Aggregator):
         to vectors of these ``[m]`` weights (then packed sign bits need no decoding); None otherwise."""
         return None
 
+    def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
+        drops = self.drops(weights)
+        if drops is not None:
+            signs.trimmed_mean(bits, strengths, drops, out)
+        return drops is not None
+
 
 class WeightRule(Aggregator):
     """A rule whose result is a linear combination of the updates: give ``weigh``.
@@ -142,6 +164,10 @@ class WeightRule(Aggregator):
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         return rows[0].clone()
+
+    def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
+        signs.combine(bits, strengths[0], out)
+        return True
 
     @abstractmethod
     def weigh(self, geometry: Geometry) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaFile, EncodeReport, ErrorFeedback, encode_source
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.adapters import are_adapters, write_adapters
+from gym_fed.soup.adapters import write_adapters
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
@@ -106,17 +106,22 @@ def merge(
     folder.mkdir(parents=True, exist_ok=True)
     coefficients = tuple(plan.matrix[0].tolist()) if len(plan.matrix) == 1 else None
     stacks = list(_stacks(updates, spec))
-    if coefficients is not None and optimizer is None and are_adapters(stacks, recipe.codec):
-        report, lost = write_adapters(
+    written = None
+    if optimizer is None:
+        written = write_adapters(
             stacks,
-            plan.matrix[0],
+            plan,
+            pipeline.aggregator,
             recipe.server_learning_rate,
             recipe.codec,
             Path(out_path),
             spec,
             extra,
             residual_path,
+            on_tensor,
         )
+    if written is not None:
+        report, lost = written
         return SoupReport(
             report.sha256, report.size_bytes, report.norm, norms, clips, coefficients, report, lost
         )

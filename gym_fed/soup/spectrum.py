@@ -45,7 +45,7 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
             rest = rest - np.einsum("k,kn->n", overlaps, basis[:known], optimize=False)
         left = math.sqrt(_dot(rest, rest))
         is_last = known == most or left < 1e-14
-        if is_last or known % 8 == 0:
+        if is_last or known % 16 == 0:
             value, parts = _top_of_tridiagonal(middle, beside)
             if is_last or left * abs(parts[-1]) <= _TOLERANCE * value:
                 break
@@ -56,20 +56,27 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
 
 
 def _top_of_tridiagonal(middle: list[float], beside: list[float]) -> tuple[float, list[float]]:
-    """The largest eigenvalue, by bisection, and its direction of length 1, by inverse iteration from just above it."""
+    """The largest eigenvalue and its direction of length 1.
+
+    Bisection comes near, Newton's steps on the characteristic polynomial come down to it from above, where they cannot
+    overshoot, inverse iteration from there finds the direction, and the value is the direction's.
+    """
     reach = max(
         abs(m) + (abs(beside[k - 1]) if k else 0.0) + (abs(beside[k]) if k < len(beside) else 0.0)
         for k, m in enumerate(middle)
     )
-    low, high = -reach, reach * (1.0 + 1e-15) + 1e-300
-    while low < (guess := (low + high) / 2.0) < high and high - low > 1e-15 * reach:
-        if _pivots(middle, beside, guess) is None:
-            low = guess
-        else:
-            high = guess
-    shift = high
-    while (pivots := _pivots(middle, beside, shift)) is None:
-        shift += 1e-15 * reach
+    low, high = -reach, reach * (1.0 + 1e-14) + 1e-300
+    for _ in range(12):
+        guess = (low + high) / 2.0
+        low, high = (guess, high) if _pivots(middle, beside, guess) is None else (low, guess)
+    pivots = _pivots(middle, beside, high)
+    assert pivots is not None, "it is Gershgorin's bound, or bisection found it above all eigenvalues"
+    for _ in range(100):
+        closer = high - 1.0 / _slope(beside, pivots)
+        found = _pivots(middle, beside, closer)
+        if found is None or closer >= high - 1e-15 * reach:
+            break
+        high, pivots = closer, found
     solved = [1.0] * len(middle)
     for _ in range(4):
         for k in range(1, len(solved)):
@@ -79,7 +86,9 @@ def _top_of_tridiagonal(middle: list[float], beside: list[float]) -> tuple[float
             solved[k] = (solved[k] + beside[k] * solved[k + 1]) / pivots[k]
         size = math.hypot(*solved)
         solved = [part / size for part in solved]
-    return high, solved
+    value = sum(m * part * part for m, part in zip(middle, solved, strict=True))
+    value += 2.0 * sum(b * one * other for b, one, other in zip(beside, solved[:-1], solved[1:], strict=True))
+    return value, solved
 
 
 def _pivots(middle: list[float], beside: list[float], shift: float) -> list[float] | None:
@@ -91,6 +100,15 @@ def _pivots(middle: list[float], beside: list[float], shift: float) -> list[floa
             return None
         found.append(pivot)
     return found
+
+
+def _slope(beside: list[float], pivots: list[float]) -> float:
+    """Logarithmic derivative of the characteristic polynomial, which is the product of the pivots."""
+    total, change = 0.0, 0.0
+    for k, pivot in enumerate(pivots):
+        change = 1.0 + (beside[k - 1] ** 2 * change / pivots[k - 1] ** 2 if k else 0.0)
+        total += change / pivot
+    return total
 
 
 def _dot(left: Array, right: Array) -> float:

@@ -12,11 +12,13 @@ from typing import Any
 
 from sqlalchemy import select
 
+from gym_fed.delta import DeltaFile
 from gym_fed.errors import GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.soup import screen_norms
+from gym_fed.soup import NormVerdict, screen_norms
 from gym_server.federation import Federation
+from gym_server.frozen_a import foreign_a
 from gym_server.global_model import GlobalModel
 from gym_server.rewards import reward
 from gym_server.root import root_update
@@ -47,7 +49,7 @@ class _Update:
 
 def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
     """Screen, merge, gate, and commit or abort. ``current`` is in state merging."""
-    judged = _screen_norms(fed, _load(fed, current))
+    judged = _screen_norms(fed, _screen_frozen_a(current, model, _load(fed, current)))
     judged = _screen_heldout(fed, model, judged)
     kept = [u for u in judged if u.kept]
     rejected = [u.judgement for u in judged if not u.kept]
@@ -107,12 +109,30 @@ def _load(fed: Federation, current: Round) -> list[_Update]:
     ]
 
 
+def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) -> list[_Update]:
+    spec = current.spec
+    if spec is None or spec.recipe.finetuning != "lora" or not spec.recipe.lora.freeze_a:
+        return judged
+    screened = []
+    for update in judged:
+        with DeltaFile.open(update.path, model.spec) as delta:
+            name = foreign_a(delta, spec)
+        reason = f"tensor {name!r}: its A is not the one that the round's seed gives (lora.freeze_a)"
+        screened.append(update if name is None else update.rejected(reason))
+    return screened
+
+
 def _screen_norms(fed: Federation, judged: list[_Update]) -> list[_Update]:
     ratio = fed.config.admission.norm_ratio
-    if ratio is None or len(judged) < MIN_FOR_NORM_SCREEN:
+    if ratio is None or sum(u.kept for u in judged) < MIN_FOR_NORM_SCREEN:
         return judged
-    verdicts = screen_norms([u.row.norm for u in judged], ratio)
-    return [u if v.accepted else u.rejected(v.reason) for u, v in zip(judged, verdicts, strict=True)]
+    kept = [u for u in judged if u.kept]
+    verdicts = iter(screen_norms([u.row.norm for u in kept], ratio))
+    return [_norm_judged(u, next(verdicts)) if u.kept else u for u in judged]
+
+
+def _norm_judged(update: _Update, verdict: NormVerdict) -> _Update:
+    return update if verdict.accepted else update.rejected(verdict.reason)
 
 
 def _screen_heldout(fed: Federation, model: GlobalModel, judged: list[_Update]) -> list[_Update]:

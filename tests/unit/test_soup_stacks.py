@@ -16,9 +16,9 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import merge
+from gym_fed.soup import merge, signs
 from gym_fed.soup.merging import inner_products
-from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, signs, stack_of
+from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, stack_of
 
 SHAPES = {"down": (48, 172), "up": (33, 7), "norm": (16,)}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")
@@ -104,7 +104,9 @@ def test_whatever_the_codec_the_soup_is_that_of_the_decoded_updates(
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=2e-4 * largest)
 
 
-@pytest.mark.parametrize("rule", ["mean", "multi_krum", "median", "trimmed_mean"])
+@pytest.mark.parametrize(
+    "rule", ["mean", "multi_krum", "median", "trimmed_mean", "majority_vote", "byzantine_robust"]
+)
 def test_sign_deltas_with_one_scale_are_merged_without_decoding_them(
     tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +254,40 @@ def test_with_one_a_for_all_coordinate_rules_work_on_b_and_keep_its_rank(tmp_pat
     expected = 0.25 * torch.from_numpy(middle) @ pairs[0][0].double()
     torch.testing.assert_close(found["down"].double(), expected, rtol=0, atol=1e-6)
     assert int(torch.linalg.matrix_rank(found["down"].double(), rtol=1e-5)) == 3
+
+
+def test_a_rank_above_the_smaller_side_and_updates_that_cancel_out_are_no_trouble(tmp_path: Path) -> None:
+    policy = CodecPolicy(codec="lora", lora_rank=12, factors="float32", error_feedback=False)
+    with contextlib.ExitStack() as stack:
+        a, b = torch.randn(4, 7), torch.randn(33, 4)
+        opened = []
+        for index, sign in enumerate((1, -1, 1, 1)):
+            encoded = Lora().encode_factors(a, sign * b)
+            entry = DeltaEntry("up", SHAPES["up"], "lora", encoded.params, lambda e=encoded: e.payload)
+            write_delta(tmp_path / f"{index}.gymdelta", [entry], SPEC)
+            opened.append(stack.enter_context(DeltaFile.open(tmp_path / f"{index}.gymdelta", SPEC)))
+        nothing = merge(opened[:2], [1.0] * 2, SoupRecipe(codec=policy), tmp_path / "none", SPEC)
+        some = merge(opened, [1.0] * 4, SoupRecipe(codec=policy), tmp_path / "some", SPEC)
+        with DeltaFile.open(tmp_path / "some", SPEC) as found:
+            expected = opened[0].decode("up") / 2
+            torch.testing.assert_close(found.decode("up"), expected, rtol=1e-5, atol=1e-6)
+    assert nothing.norm == 0.0
+    assert some.lost == {"up": pytest.approx(0.0, abs=1e-6)}
+
+
+def test_with_one_a_a_median_is_written_as_factors_with_that_a(tmp_path: Path) -> None:
+    policy = CodecPolicy(codec="lora", lora_rank=3, factors="float32", error_feedback=False)
+    with contextlib.ExitStack() as stack:
+        updates = [stack.enter_context(file) for file in adapters(tmp_path, ranks=(3,) * 5, one_a=True)]
+        merge(
+            updates,
+            [1.0] * 5,
+            SoupRecipe(aggregator="median", codec=policy),
+            tmp_path / "s.gymdelta",
+            SPEC,
+        )
+        found = stack.enter_context(DeltaFile.open(tmp_path / "s.gymdelta", SPEC))
+        assert torch.equal(found.payload("down")["a"], updates[0].payload("down")["a"].float())
 
 
 def adapters(folder: Path, ranks: Sequence[int], one_a: bool = False) -> Iterator[DeltaFile]:

@@ -2,8 +2,9 @@
 
 Of the combinations of this package that were tried against the attacks of ``benchmarks/attacks.py``, the one whose
 worst case was best (docs/robustness.md has the table): ``equal_norm`` takes from liars the use of size, small or large,
-and ``caf`` weighs down what then stretches the round most in one direction. Both see inner products only, so the soup
-of sign deltas is one vote of whole numbers, and that of LoRA factors is exact.
+and ``caf`` weighs down what then stretches the round most in one direction, until nothing stretches it by more than a
+lone contributor with unlike data would. Both see inner products only, so the soup of sign deltas is one vote of whole
+numbers, and that of LoRA factors is exact.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.aggregators.caf import CAF
+from gym_fed.soup.aggregators.caf import CAF, CAFConfig
 from gym_fed.soup.geometry import Geometry
 from gym_fed.soup.pre_aggregators.equal_norm import EqualNorm
+
+
+MAX_STRETCH = 1.5
+"""In median squared norms. On digits 1.5 kept a lone contributor and cost nothing under attack; 2 let liars through."""
 
 
 class ByzantineRobust(WeightRule):
@@ -23,7 +28,7 @@ class ByzantineRobust(WeightRule):
     def __init__(self, config: AggregatorConfig) -> None:
         super().__init__(config)
         self._scale = EqualNorm(config)
-        self._filter = CAF(config)
+        self._filter = CAF(CAFConfig(num_malicious_nodes=config.num_malicious_nodes, max_stretch=MAX_STRETCH))
 
     def weigh(self, geometry: Geometry) -> Tensor:
         scaled = self._scale.mix(geometry)

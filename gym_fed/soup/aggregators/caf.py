@@ -15,12 +15,14 @@ from a random start; here the search converges, and a replay finds the same.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from gym_fed.soup.aggregator import WeightRule
+from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.geometry import Geometry
 from gym_fed.soup.ordered import Array, dot, symmetric_times
 from gym_fed.soup.spectrum import top_eigenvector
@@ -29,20 +31,35 @@ _ROUNDING = 32.0 * float(np.finfo(np.float64).eps)
 """Updates that differ by less, against their squared norms, are equal."""
 
 
+class CAFConfig(AggregatorConfig):
+    max_stretch: Annotated[float, Field(gt=0)] | None = None
+    """Not in the paper: end as soon as the updates that count stretch no direction by more than this many median squared
+    norms, all together. A lone contributor with unlike data stretches its own direction by about one, a coalition of
+    liars of its size by as many as they are; so the first stays in. Absent: filter to the end."""
+
+
 class CAF(WeightRule):
     name = "caf"
     robust = True
+    Config = CAFConfig
+    config: CAFConfig
 
     def weigh(self, geometry: Geometry) -> Tensor:
         products, count = geometry.products.numpy(), geometry.count
         counts = np.ones(count)
         best, smallest = counts / count, math.inf
+        limit = 0.0
+        if self.config.max_stretch is not None:
+            limit = self.config.max_stretch * float(np.sort(products.diagonal())[(count - 1) // 2])
         while True:
-            shares = counts / math.fsum(counts.tolist())
+            total = math.fsum(counts.tolist())
+            shares = counts / total
             largest, projections = _stretch(products, shares)
+            if largest * total <= limit:
+                return torch.from_numpy(shares)
             if largest < smallest:
                 best, smallest = shares, largest
-            if largest <= 0.0 or math.fsum(counts.tolist()) <= count - 2 * self.num_malicious_nodes:
+            if largest <= 0.0 or total <= count - 2 * self.num_malicious_nodes:
                 return torch.from_numpy(best)
             counts = counts * (1.0 - projections / projections.max())
 

@@ -12,9 +12,12 @@ its size beyond the largest honest one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from gym_fed.soup import signs
 from gym_fed.soup.aggregator import CoordinateRule
 from gym_fed.soup.aggregators.median import weighted_median
 from gym_fed.soup.votes import refuse_half
@@ -29,6 +32,19 @@ class MajorityVote(CoordinateRule):
         """Also refuses weights with which the f heaviest contributors would hold half of the vote."""
         super().check(weights)
         refuse_half(weights, self.num_malicious_nodes)
+
+    def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
+        """Where every vector is one update: whole weights are counted, and the magnitude is one number."""
+        count = len(weights)
+        if strengths.shape != (count, count) or torch.count_nonzero(strengths - strengths.diag().diag()):
+            return False
+        own = strengths.diagonal().to(torch.float32)
+        votes = torch.where(own == 0, 0.0, weights / weights.min())
+        if bool((votes != votes.round()).any()) or float(votes.sum()) >= 1 << 31 or bool((own < 0).any()):
+            return False
+        magnitude = float(weighted_median(own[:, None], weights))
+        signs.majority(bits, votes.to(torch.int32), magnitude, out)
+        return True
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         votes = torch.zeros(updates.shape[1], dtype=torch.float64)

@@ -1,8 +1,7 @@
 """Sign deltas: merged on their packed bits, which are never turned into floats where the rule allows it.
 
 A combination of sign deltas is an integer vote: contributor i's bit counts for a whole number proportional to its
-coefficient times its scale. Sums of whole numbers do not depend on their order, so that the soup is the same to the
-last bit on every machine and number of threads.
+coefficient times its scale (``gym_fed.soup.signs``).
 """
 
 from __future__ import annotations
@@ -10,20 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from gym_quant.kernels import sign_products, signed_combination, signed_trimmed
+from gym_quant.kernels import sign_products
 from torch import Tensor
 
 from gym_fed.delta import DeltaFile
-from gym_fed.soup.aggregator import Aggregator, CoordinateRule
+from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.geometry import Mixture
 from gym_fed.soup.stacks.base import Stack
 from gym_fed.soup.stacks.decoded import DecodedStack
-
-COMBINATION_TOTAL = 1 << 30
-"""A combination's votes add up to about this, so rounding changes none by more than 1e-9 of the whole."""
-
-TRIMMED_TOTAL = (1 << 15) - 1
-"""So do those of every vector that is trimmed coordinate by coordinate: the largest with which 16 bits suffice."""
 
 
 class SignStack(Stack):
@@ -48,40 +41,8 @@ class SignStack(Stack):
         return found * factors[:, None] * factors[None]
 
     def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
-        if self.group_size is not None or not self._vote(plan, rule, target):
-            DecodedStack(self.name, self.updates, self.shape).merge(plan, rule, target)
-
-    def _vote(self, plan: Mixture, rule: Aggregator, target: Tensor) -> bool:
-        """Merge by integer votes; False when the rule has no such form."""
-        scales = torch.cat(self.scales).to(torch.float64)
-        strengths = plan.matrix * scales
-        if len(strengths) == 1 and not isinstance(rule, CoordinateRule):
-            votes, unit = whole_votes(strengths, COMBINATION_TOTAL)
-            signed_combination(self.bits, votes[0], unit, self.cols, out=target)
-            return True
-        if not isinstance(rule, CoordinateRule):
-            return False
-        drops = rule.drops(plan.weights)
-        if drops is None:
-            return False
-        votes, unit = whole_votes(strengths, TRIMMED_TOTAL)
-        kept = len(strengths) - 2 * drops
-        signed_trimmed(self.bits, votes, self.cols, drops, unit / kept, out=target)
-        return True
-
-
-def whole_votes(strengths: Tensor, total: int) -> tuple[Tensor, float]:
-    """Whole numbers proportional to strengths.
-
-    Args:
-        strengths: ``[m, n]`` float64.
-        total: What the magnitudes of a row may add up to.
-
-    Returns:
-        ``[m, n]`` int32 votes and the unit, so that ``unit * votes`` is ``strengths`` rounded.
-    """
-    peak = float(strengths.abs().sum(dim=1).max())
-    if peak == 0.0:
-        return torch.zeros(strengths.shape, dtype=torch.int32), 0.0
-    unit = peak / (total - strengths.shape[1])  # each of n roundings adds at most a half
-    return (strengths / unit).round().to(torch.int32), unit
+        if self.group_size is None:
+            strengths = plan.matrix * torch.cat(self.scales).to(torch.float64)
+            if rule.combine_signs(self.bits, strengths, plan.weights, target):
+                return
+        DecodedStack(self.name, self.updates, self.shape).merge(plan, rule, target)

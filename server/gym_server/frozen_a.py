@@ -1,0 +1,29 @@
+"""Rounds that freeze LoRA's A: an update with an A of its own is no update of this round."""
+
+from __future__ import annotations
+
+import torch
+from gym_quant.codecs.lora import Lora
+
+from gym_fed.config.task import TaskSpec
+from gym_fed.delta import DeltaFile
+
+
+def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
+    """The first tensor whose A is not the one that the round's seed gives; None when all are.
+
+    With one A for all, rules on coordinates work on B and are exact. Who sends another one would make the
+    whole tensor fall back to decoded merging, and is not doing the round's task.
+    """
+    from gym_fed.training.lora import frozen_factor
+
+    seed = spec.recipe.seed + spec.server_round
+    for name in delta.names:
+        record = delta.record(name)
+        if record.codec != "lora":
+            return name
+        a = Lora().factors(delta.payload(name), record.shape, record.params)[0]
+        wanted = frozen_factor(seed, name.removesuffix(".weight"), *a.shape)
+        if not torch.equal(a, wanted.to(a.dtype)):
+            return name
+    return None
