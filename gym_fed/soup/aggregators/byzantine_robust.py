@@ -16,7 +16,6 @@ from gym_fed.soup.aggregators.caf import CAF, CAFConfig
 from gym_fed.soup.geometry import Geometry
 from gym_fed.soup.pre_aggregators.equal_norm import EqualNorm
 
-
 MAX_STRETCH = 1.5
 """In median squared norms. On digits 1.5 kept a lone contributor and cost nothing under attack; 2 let liars through."""
 

@@ -33,7 +33,7 @@ _ROUNDING = 32.0 * float(np.finfo(np.float64).eps)
 
 class CAFConfig(AggregatorConfig):
     max_stretch: Annotated[float, Field(gt=0)] | None = None
-    """Not in the paper: end as soon as the updates that count stretch no direction by more than this many median squared
+    """Not in the paper: end as soon as the updates that count stretch no direction by more than so many median squared
     norms, all together. A lone contributor with unlike data stretches its own direction by about one, a coalition of
     liars of its size by as many as they are; so the first stays in. Absent: filter to the end."""
 
