@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gym_quant import CodecError, kernels
+from gym_quant.kernels import native
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -178,6 +179,34 @@ def test_a_diagonal_gives_the_trimmed_mean_and_the_median_of_scaled_signs() -> N
     assert np.array_equal(median, (0.5 * values[4]).astype(np.float32))
     mean = by_every_path(lambda: kernels.signed_trimmed(bits, mixing, 172, 2, 1 / 5))
     assert np.allclose(mean, values[2:7].mean(axis=0), rtol=1e-6)
+
+
+@pytest.mark.skipif("avx512" not in PATHS, reason="this processor lacks AVX-512")
+def test_processors_without_vector_popcount_find_the_same_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits, _ = contributors(67, 3, 9000, np.random.default_rng(8))
+    single, rows = [torch.ones(1)] * 67, [torch.rand(3, 1) for _ in bits]
+    stacked = torch.stack(bits).reshape(67, -1)
+
+    def found() -> list[Tensor]:
+        with kernels.using("avx512"):
+            products = [kernels.sign_products(bits, single, 9000, None)]
+            return [*products, kernels.sign_products(bits, rows, 9000, 9000), kernels.hamming(stacked)]
+
+    expected = found()
+    monkeypatch.setattr(native, "features", lambda: native.HAS_AVX2 | native.HAS_AVX512)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found(), strict=True))
+
+
+@pytest.mark.skipif(PATHS == ("torch",), reason="there is no native extension")
+def test_an_extension_built_before_a_function_was_added_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(native._SIGNATURES, "gq_added_later", [])
+    native._load.cache_clear()
+    try:
+        assert "lacks gq_added_later: install the package again" in native.absence()
+    finally:
+        monkeypatch.undo()
+        native._load.cache_clear()
+    assert native.absence() == ""
 
 
 def test_results_are_written_into_out_and_nowhere_else() -> None:

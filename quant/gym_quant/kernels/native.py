@@ -57,7 +57,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             f"the native extension is of build {version}, wanted {VERSION}: install the package again",
         )
     for name, arguments in _SIGNATURES.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:  # built before there was this function
+            return None, f"the native extension lacks {name}: install the package again"
         function.argtypes = arguments
         function.restype = c_int
     return library, ""
