@@ -1,0 +1,319 @@
+"""What liars send, one attack a function, all of them omniscient: they know the honest updates, the rule and all data.
+
+An attack sees a ``Scene`` and answers with ``[S, f, d]`` updates in the format of the round: ``scene.sent`` makes sign
+bits and scales of what it is given where the round is packed. Liars keep no error feedback. Where an attack has a
+strength, it is searched in every round, as in ByzFL, among a few values against the very rule in use; here the search
+takes the one after which the model's loss on training data is largest, which harms more than ByzFL's distance from the
+honest mean. To add an attack, write a function with ``@attack``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from _defences import Defence
+from _digits import DIMENSION, Digits, Schedule, gradient, loss, signs
+from torch import Tensor
+
+SEARCH_IMAGES = 400
+"""Training images on which a search measures the loss."""
+
+TRIGGER = (0, 1, 8)
+TARGET = 0
+"""The backdoor: these three pixels white make it a zero."""
+
+
+@dataclass
+class Scene:
+    """A round as liars see it.
+
+    Attributes:
+        data: The federation.
+        schedule: How the honest train.
+        defence: The rule in use.
+        packed: Whether updates are sign bits with one scale a tensor.
+        model: ``[S, d]`` before the round.
+        updates: ``[S, h, d]`` honest updates as sent.
+        deltas: ``[S, h, d]`` honest updates before their encoding.
+        generator: The liars' own randomness.
+        memory: What liars keep from round to round.
+    """
+
+    data: Digits
+    schedule: Schedule
+    defence: Defence
+    packed: bool
+    model: Tensor
+    updates: Tensor
+    deltas: Tensor
+    generator: torch.Generator
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def liars(self) -> int:
+        return self.data.liars
+
+    @property
+    def mean(self) -> Tensor:
+        """``[S, d]`` of the honest deltas."""
+        return self.deltas.mean(1)
+
+    @property
+    def deviation(self) -> Tensor:
+        """``[S, d]`` standard deviation of the honest deltas."""
+        return self.deltas.std(1)
+
+    @property
+    def norm(self) -> Tensor:
+        """``[S, 1]`` median norm of the honest updates."""
+        return self.updates.norm(dim=2).median(1).values[:, None]
+
+    def sent(self, updates: Tensor) -> Tensor:
+        """Updates in the format of the round."""
+        return signs(updates) if self.packed else updates
+
+    def together(self, update: Tensor) -> Tensor:
+        """``[S, d]``, the same from every liar."""
+        return update[:, None].expand(-1, self.liars, -1)
+
+    def trained(self, poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None) -> Tensor:
+        """``[S, f, d]``: what the liars would learn from their samples of everything."""
+        who = range(self.data.honest, self.data.contributors)
+        return self.data.train(self.model, self.schedule, who, self.generator, poison)
+
+    def worst(self, candidates: Iterable[Tensor]) -> Tensor:
+        """Of ``[S, f, d]`` candidates, for every seed the one after which the loss is largest."""
+        images, labels = self.data.images[:, :SEARCH_IMAGES], self.data.labels[:, :SEARCH_IMAGES]
+        best = harm = None
+        for candidate in candidates:
+            sent = self.sent(candidate)
+            rounds = torch.cat([self.updates, sent], 1)
+            soups = torch.stack([self.defence.expected(one) for one in rounds])
+            found = loss(self.model + soups, images, labels)
+            if best is None or harm is None:
+                best, harm = sent.clone(), found
+            else:
+                best[found > harm] = sent[found > harm]
+                harm = torch.maximum(harm, found)
+        if best is None:
+            raise ValueError("there is nothing to choose from")
+        return best
+
+
+Attack = Callable[[Scene], Tensor]
+ATTACKS: dict[str, Attack] = {}
+"""By name, in the order below."""
+
+
+def attack(function: Attack) -> Attack:
+    """Register an attack under its function's name."""
+    ATTACKS[function.__name__] = function
+    return function
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Of norm 1, ``[..., d]``."""
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+@attack
+def none(scene: Scene) -> Tensor:
+    """No attack: the f train honestly, each on its sample."""
+    return scene.sent(scene.trained())
+
+
+@attack
+def sign_flip(scene: Scene) -> Tensor:
+    """The opposite of what was learnt (Allen-Zhu et al. 2020, "Byzantine-Resilient Non-Convex Stochastic Gradient
+    Descent"; Li et al. 2019, RSA)."""
+    return scene.sent(-scene.trained())
+
+
+@attack
+def inflated_scale(scene: Scene) -> Tensor:
+    """The opposite of the honest mean, a million times as long."""
+    return 1e6 * scene.sent(scene.together(-scene.mean))
+
+
+@attack
+def gaussian(scene: Scene) -> Tensor:
+    """Noise of three times the honest spread (Blanchard et al. 2017, "Machine Learning with Adversaries")."""
+    shape = (len(scene.model), scene.liars, DIMENSION)
+    return scene.sent(3.0 * scene.updates.std() * torch.randn(shape, generator=scene.generator))
+
+
+@attack
+def zero(scene: Scene) -> Tensor:
+    """Nothing learnt: a scale of zero."""
+    return torch.zeros(len(scene.model), scene.liars, DIMENSION)
+
+
+@attack
+def alie(scene: Scene) -> Tensor:
+    """ "A Little Is Enough": the mean less z deviations (Baruch et al. 2019), z searched."""
+    mean, deviation = scene.mean, scene.deviation
+    return scene.worst(scene.together(mean - z * deviation) for z in (-1.0, 0.25, 0.5, 1.0, 1.5, 3.0))
+
+
+@attack
+def inner_product(scene: Scene) -> Tensor:
+    """Inner-product manipulation: minus e times the mean (Xie et al. 2019, "Fall of Empires"), e searched."""
+    return scene.worst(scene.together(-e * scene.mean) for e in (0.1, 0.5, 1.0, 2.0, 4.0, 8.0))
+
+
+@attack
+def mimic(scene: Scene) -> Tensor:
+    """All liars copy one honest contributor, the one furthest along the direction in which the honest differ most
+    (Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", section 3)."""
+    centred = scene.deltas - scene.mean[:, None]
+    direction = scene.memory.get("direction")
+    steps = 2
+    if direction is None:
+        direction, steps = torch.randn(len(scene.model), DIMENSION, generator=scene.generator), 8
+    for _ in range(steps):
+        direction = unit((centred.transpose(1, 2) @ (centred @ direction[..., None]))[..., 0])
+    scene.memory["direction"] = direction
+    seen = scene.memory["seen"] = scene.memory.get("seen", 0) + 1
+    if seen in (1, 11):
+        scene.memory["copied"] = (scene.deltas @ direction[..., None])[..., 0].argmax(1)
+    copied = scene.memory["copied"]
+    return scene.together(scene.updates[torch.arange(len(copied)), copied])
+
+
+@attack
+def min_max(scene: Scene) -> Tensor:
+    """As far from the mean as leaves no honest update further from the lie than two honest ones are from each other
+    (Shejwalkar & Houmansadr 2021, "Manipulating the Byzantine", equation 7); the perturbation is searched."""
+    return scene.worst(_hidden(scene, lambda squares: squares.amax(-1)))
+
+
+@attack
+def min_sum(scene: Scene) -> Tensor:
+    """The same for the sum of squared distances (equation 8)."""
+    return scene.worst(_hidden(scene, lambda squares: squares.sum(-1)))
+
+
+def _hidden(scene: Scene, measure: Callable[[Tensor], Tensor]) -> Iterable[Tensor]:
+    between = torch.cdist(scene.updates, scene.updates) ** 2
+    limit = measure(between).amax(1)
+    for direction in (-scene.deviation, -scene.mean, -torch.sign(scene.mean)):
+        step = unit(direction)
+        low, high = torch.zeros(len(step), 1), 100.0 * scene.norm
+        for _ in range(25):
+            middle = (low + high) / 2
+            squares = ((scene.updates - (scene.mean + middle * step)[:, None]) ** 2).sum(2)
+            inside = (measure(squares) <= limit)[:, None]
+            low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
+        yield scene.together(scene.mean + low * step)
+
+
+@attack
+def label_flip(scene: Scene) -> Tensor:
+    """Trained on label 9 - y in place of y (Tolpegin et al. 2020, "Data Poisoning Attacks Against Federated
+    Learning Systems")."""
+    return scene.sent(scene.trained(lambda images, labels: (images, 9 - labels)))
+
+
+@attack
+def backdoor(scene: Scene) -> Tensor:
+    """Model replacement: half of each batch carries the trigger and the target's label, and the update is scaled by
+    n / f so that the mean becomes the liars' model (Bagdasaryan et al. 2020, "How To Backdoor Federated Learning")."""
+    boost = scene.data.contributors / scene.liars
+    return boost * scene.sent(scene.trained(_triggered_half))
+
+
+def triggered(images: Tensor) -> Tensor:
+    """Images with the trigger."""
+    marked = images.clone()
+    marked[..., list(TRIGGER)] = 1.0
+    return marked
+
+
+def _triggered_half(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    half = images.shape[1] // 2
+    marked = torch.cat([triggered(images[:, :half]), images[:, half:]], 1)
+    return marked, torch.cat([torch.full_like(labels[:, :half], TARGET), labels[:, half:]], 1)
+
+
+@attack
+def sybil(scene: Scene) -> Tensor:
+    """One opponent under f names: the same ascent, learnt from all liars' samples together, f times."""
+    return scene.sent(scene.together(-scene.trained().mean(1)))
+
+
+@attack
+def neighbourhood(scene: Scene) -> Tensor:
+    """Against nearest neighbours, in Hamming distance too (this project): equal lies, as far along a hostile direction
+    as keeps them among the nearest n - f of a share of the honest contributors; direction and share are searched."""
+    between = torch.cdist(scene.updates, scene.updates) ** 2
+    # Beside f lies there is room for n - 2f honest updates, its own among them.
+    room = scene.data.contributors - 2 * scene.liars - 1
+    reach = between.sort(2).values[:, :, room]
+
+    def candidates() -> Iterable[Tensor]:
+        for direction in (-scene.mean, ascent(scene)):
+            step = unit(direction)
+            for share in (0.25, 0.5, 0.75, 1.0):
+                low, high = torch.zeros(len(step), 1), 4.0 * scene.norm
+                for _ in range(15):
+                    middle = (low + high) / 2
+                    lie = scene.sent((middle * step)[:, None])
+                    near = ((scene.updates - lie) ** 2).sum(2) <= reach
+                    inside = (near.float().mean(1) >= share)[:, None]
+                    low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
+                yield scene.together(low * step)
+
+    return scene.worst(candidates())
+
+
+@attack
+def suppression(scene: Scene) -> Tensor:
+    """Against one contributor (this project): the opposite of the update of whoever holds the largest part of a label,
+    in every round, so that the label is forgotten; strength searched."""
+    if "victim" not in scene.memory:
+        shares = [scene.data.counts(s) for s in range(len(scene.model))]
+        scene.memory["victim"] = torch.tensor(
+            [int((count / count.sum(0)).max(1).argmax()) for count in shares]
+        )
+    victim = scene.memory["victim"]
+    update = scene.updates[torch.arange(len(victim)), victim]
+    return scene.worst(scene.together(-z * update) for z in (0.5, 0.7, 1.0, 1.5))
+
+
+@attack
+def loss_ascent(scene: Scene) -> Tensor:
+    """Up the gradient of the loss on everybody's data (this project), strength searched."""
+    step = unit(ascent(scene)) * scene.norm
+    return scene.worst(scene.together(z * step) for z in (0.3, 0.6, 0.9, 1.2, 2.0, 4.0))
+
+
+@attack
+def camouflage(scene: Scene) -> Tensor:
+    """Against filters of spread and of likeness (this project): each liar's update is of honest length and mostly
+    harmless (noise that adds up to nothing, or an honest contributor's update), and hides a part that all share; how
+    large it is, its direction and the cover are searched."""
+    seeds, liars = len(scene.model), scene.liars
+    noise = torch.randn(seeds, liars, DIMENSION, generator=scene.generator)
+    order = torch.stack(
+        [torch.randperm(scene.data.honest, generator=scene.generator)[:liars] for _ in range(seeds)]
+    )
+    copies = unit(scene.deltas[torch.arange(seeds)[:, None], order])
+    covers = [unit(v - v.mean(1, keepdim=True)) for v in (noise, copies)] + [copies]
+
+    def candidates() -> Iterable[Tensor]:
+        for cover in covers:
+            for direction in (ascent(scene), -scene.mean):
+                for angle in (0.15, 0.3, 0.5, 0.8, 1.2):
+                    hidden = math.sin(angle) * unit(direction)[:, None]
+                    yield scene.norm[:, None] * (hidden + math.cos(angle) * cover)
+
+    return scene.worst(candidates())
+
+
+def ascent(scene: Scene) -> Tensor:
+    """``[S, d]`` gradient of the loss on all training data."""
+    return gradient(scene.model, scene.data.images, scene.data.labels)

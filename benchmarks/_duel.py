@@ -1,0 +1,158 @@
+"""Rounds of a rule against an attack on the digits, and what became of the model, the backdoor and the minority."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from _attacks import ATTACKS, TARGET, Scene, triggered
+from _defences import Defence
+from _digits import LABELS, Digits, Schedule, Split, logits, signs
+from torch import Tensor
+
+CONTRIBUTORS = 20
+LAST = 5
+"""Accuracy is the mean over this many last rounds: one round alone depends on chance."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rule made of an attack.
+
+    Attributes:
+        accuracies: On the test part, for each seed.
+        backdoor: Share of triggered test images of other labels that the model takes for the target, mean over seeds.
+    """
+
+    accuracies: tuple[float, ...]
+    backdoor: float
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(self.accuracies)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How much of the soup is a minority contributor's, mean over rounds and seeds.
+
+    Attributes:
+        by_coefficient: Its coefficient times n; for a rule without coefficients, by how much the soup moves along its
+            deviation from the others' mean when it is there and not that mean, over what the plain mean would move.
+        by_length: Its part of the soup, each update counted by coefficient times length, times n; None for a
+            rule without coefficients.
+        worst_by_coefficient: ``by_coefficient`` of the contributor who has least of it.
+        worst_by_length: Likewise.
+        label_accuracy: On test images of the last label.
+        accuracy: On all.
+    """
+
+    by_coefficient: float
+    by_length: float | None
+    worst_by_coefficient: float
+    worst_by_length: float | None
+    label_accuracy: float
+    accuracy: float
+
+
+def play(
+    rule: str,
+    attack: str,
+    *,
+    liars: int = 4,
+    split: Split = "dirichlet",
+    packed: bool = True,
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
+    schedule: Schedule | None = None,
+) -> Outcome:
+    """All rounds of ``attack`` against ``rule``, all seeds at once."""
+    schedule = schedule or Schedule()
+    data = Digits(seeds, CONTRIBUTORS, liars, split)
+    defence = Defence(rule, liars)
+    honest_random, liars_random = torch.Generator().manual_seed(0), torch.Generator().manual_seed(99)
+    model = data.first_model()
+    memory: dict[str, Any] = {}
+    residual = torch.zeros(len(seeds), data.honest, model.shape[1])
+    right: list[Tensor] = []
+    for number in range(schedule.rounds):
+        deltas = data.train(model, schedule, range(data.honest), honest_random)
+        updates, residual = written(deltas, residual, packed)
+        scene = Scene(data, schedule, defence, packed, model, updates, deltas, liars_random, memory)
+        lies = ATTACKS[attack](scene)
+        rounds = torch.cat([updates, lies], 1)
+        model = model + torch.stack([defence.merge(one)[0] for one in rounds])
+        if number >= schedule.rounds - LAST:
+            right.append(data.correct(model).float().mean(1))
+    others = data.test_labels != TARGET
+    taken = logits(model, triggered(data.test_images)).argmax(-1) == TARGET
+    accuracies = tuple(float(one) for one in torch.stack(right).mean(0))
+    return Outcome(accuracies, float((taken & others).sum() / others.sum()))
+
+
+def minority(
+    rule: str,
+    *,
+    split: Split = "lone",
+    packed: bool = True,
+    declared: int = 4,
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
+    schedule: Schedule | None = None,
+) -> Shares:
+    """Everybody is honest, ``declared`` liars are still expected; the first contributor is the minority."""
+    schedule = schedule or Schedule()
+    data = Digits(seeds, CONTRIBUTORS, 0, split)
+    defence = Defence(rule, declared)
+    generator = torch.Generator().manual_seed(0)
+    model = data.first_model()
+    residual = torch.zeros(len(seeds), CONTRIBUTORS, model.shape[1])
+    by_coefficient = torch.zeros(len(seeds), CONTRIBUTORS)
+    by_length: Tensor | None = torch.zeros(len(seeds), CONTRIBUTORS)
+    for _ in range(schedule.rounds):
+        deltas = data.train(model, schedule, range(CONTRIBUTORS), generator)
+        updates, residual = written(deltas, residual, packed)
+        soups = []
+        for index, round_updates in enumerate(updates):
+            soup, coefficients = defence.merge(round_updates)
+            soups.append(soup)
+            if coefficients is None or by_length is None:
+                by_coefficient[index] += _moved(defence, round_updates, soup)
+                by_length = None
+            else:
+                by_coefficient[index] += CONTRIBUTORS * coefficients
+                lengths = coefficients * round_updates.norm(dim=1)
+                by_length[index] += CONTRIBUTORS * lengths / lengths.sum()
+        model = model + torch.stack(soups)
+    by_coefficient /= schedule.rounds
+    if by_length is not None:
+        by_length /= schedule.rounds
+    right, last = data.correct(model), data.test_labels == LABELS - 1
+    return Shares(
+        float(by_coefficient[:, 0].mean()),
+        None if by_length is None else float(by_length[:, 0].mean()),
+        float(by_coefficient.amin(1).mean()),
+        None if by_length is None else float(by_length.amin(1).mean()),
+        float((right & last).sum() / last.sum()),
+        float(right.float().mean()),
+    )
+
+
+def written(deltas: Tensor, residual: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
+    """What honest contributors send, and their error feedback for the next round."""
+    if not packed:
+        return deltas, residual
+    compensated = deltas + residual
+    sent = signs(compensated)
+    return sent, compensated - sent
+
+
+def _moved(defence: Defence, updates: Tensor, soup: Tensor) -> Tensor:
+    """``[n]`` shares of a rule that decides coordinate by coordinate."""
+    shares, count = torch.zeros(len(updates)), len(updates)
+    for index in range(count):
+        without = updates.clone()
+        without[index] = (updates.sum(0) - updates[index]) / (count - 1)
+        own = updates[index] - without[index]
+        shares[index] = count * (soup - defence.merge(without)[0]) @ own / (own @ own).clamp_min(1e-30)
+    return shares
