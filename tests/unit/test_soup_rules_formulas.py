@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.soup import build_aggregator
@@ -139,7 +139,7 @@ def test_the_geometric_median_is_where_a_general_minimiser_finds_it(attack: str,
 
     def slope(point: Vectors) -> Vectors:
         away = np.linalg.norm(rows - point, axis=1)[:, None]
-        return (weights[:, None] * (point - rows) / away).sum(axis=0)
+        return np.asarray((weights[:, None] * (point - rows) / away).sum(axis=0))
 
     best = minimize(distances, near.mean(axis=0) + 0.01, jac=slope, method="BFGS", options={"gtol": 1e-9}).x
     found = aggregated("geometric_median", rows, 3, weights if weighted else None)
@@ -214,18 +214,23 @@ def test_caf(attack: str, count: int, malicious: int) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("options", [{}, {"iterations": 1}, {"radius": 0.7, "iterations": 25}])
-def test_centred_clipping(attack: str, options: dict[str, float]) -> None:
+@pytest.mark.parametrize(("iterations", "fixed"), [(10, None), (1, None), (25, 0.7)])
+def test_centred_clipping(attack: str, iterations: int, fixed: float | None) -> None:
     rows = round_of(attack, 11, 3)
     centre = np.zeros(rows.shape[1])
-    for _ in range(int(options.get("iterations", 10))):
+    for _ in range(iterations):
         distances = np.linalg.norm(rows - centre, axis=1)
-        radius = options.get("radius", sorted(distances)[5])
+        radius = sorted(distances)[5] if fixed is None else fixed
         centre = centre + np.mean(
             [(row - centre) * min(1.0, radius / far) for row, far in zip(rows, distances, strict=True)],
             axis=0,
         )
-    close(aggregated("centred_clipping", rows, 3, **options), centre, 1e-5)
+    found = (
+        aggregated("centred_clipping", rows, 3, iterations=iterations)
+        if fixed is None
+        else aggregated("centred_clipping", rows, 3, iterations=iterations, radius=fixed)
+    )
+    close(found, centre, 1e-5)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
