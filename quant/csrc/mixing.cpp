@@ -302,6 +302,10 @@ struct Lane {
     GQ_INLINE V below(const V& a, const V& b) {
         return each([&](int i) { return static_cast<T>(-(a.x[i] < b.x[i])); });
     }
+    // n, and one more where a is below b.
+    GQ_INLINE V count(const V& n, const V& a, const V& b) {
+        return each([&](int i) { return static_cast<T>(n.x[i] + (a.x[i] < b.x[i])); });
+    }
     GQ_INLINE V both(const V& a, const V& b) {
         return each([&](int i) { return static_cast<T>(a.x[i] & b.x[i]); });
     }
@@ -404,6 +408,7 @@ struct Lane16 : Lane {
     GQ_OP V min(V a, V b) { return _mm256_min_epi16(a, b); }
     GQ_OP V max(V a, V b) { return _mm256_max_epi16(a, b); }
     GQ_OP V below(V a, V b) { return _mm256_cmpgt_epi16(b, a); }
+    GQ_OP V count(V n, V a, V b) { return sub(n, below(a, b)); }
     GQ_OP V spread(const uint8_t* p, int32_t weight) {
         int16_t bits;
         std::memcpy(&bits, p, 2);
@@ -445,6 +450,7 @@ struct Lane32 : Lane {
     GQ_OP V min(V a, V b) { return _mm256_min_epi32(a, b); }
     GQ_OP V max(V a, V b) { return _mm256_max_epi32(a, b); }
     GQ_OP V below(V a, V b) { return _mm256_cmpgt_epi32(b, a); }
+    GQ_OP V count(V n, V a, V b) { return sub(n, below(a, b)); }
     GQ_OP V spread(const uint8_t* p, int32_t weight) {
         const V place = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
         const V turn = _mm256_cmpeq_epi32(_mm256_andnot_si256(_mm256_set1_epi32(*p), place), place);
@@ -534,6 +540,9 @@ struct Lane16 : Lane {
     GQ_OP V min(V a, V b) { return _mm512_min_epi16(a, b); }
     GQ_OP V max(V a, V b) { return _mm512_max_epi16(a, b); }
     GQ_OP V below(V a, V b) { return _mm512_movm_epi16(_mm512_cmplt_epi16_mask(a, b)); }
+    GQ_OP V count(V n, V a, V b) {
+        return _mm512_mask_sub_epi16(n, _mm512_cmplt_epi16_mask(a, b), n, set(-1));
+    }
     GQ_OP V spread(const uint8_t* p, int32_t weight) {
         uint32_t bits;
         std::memcpy(&bits, p, 4);
@@ -577,6 +586,9 @@ struct Lane32 : Lane {
     GQ_OP V min(V a, V b) { return _mm512_min_epi32(a, b); }
     GQ_OP V max(V a, V b) { return _mm512_max_epi32(a, b); }
     GQ_OP V below(V a, V b) { return _mm512_movm_epi32(_mm512_cmplt_epi32_mask(a, b)); }
+    GQ_OP V count(V n, V a, V b) {
+        return _mm512_mask_sub_epi32(n, _mm512_cmplt_epi32_mask(a, b), n, set(-1));
+    }
     GQ_OP V spread(const uint8_t* p, int32_t weight) {
         uint16_t bits;
         std::memcpy(&bits, p, 2);
@@ -732,7 +744,8 @@ GQ_API int gq_signed_trimmed(int path, int threads, const uint8_t* const* bits, 
         }
 #endif
         auto line = [&](const Line* lines, Line* work, float* values) { trimmed(plan, lines, work, unit, values); };
-        const int64_t work = BATCH * static_cast<int64_t>(plan.columns.size() + plan.rows.size() + 2);
+        const int64_t batches = static_cast<int64_t>(plan.columns.size() + plan.rows.size()) + 2;
+        const int64_t work = BATCH * batches + (plan.size ? 0 : m);
         by_lines(threads, gather, bits, n, rows * ((cols + 7) / 8), cols, work, out, line);
         return static_cast<int>(OK);
     });

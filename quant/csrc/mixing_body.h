@@ -131,32 +131,35 @@ GQ_ISA static void trim_sorted(const MixPlan& plan, const typename L::V* y, doub
 }
 
 // Any number of mixed rows: the values at both cuts are found bit by bit, by counting how many values are smaller.
+// s: room for the rows side by side.
 template <class L>
-GQ_ISA static void trim_counted(const MixPlan& plan, const typename L::V* y, double unit, float* out) {
+GQ_ISA static void trim_counted(const MixPlan& plan, const typename L::V* y, typename L::V* s, double unit,
+                                float* out) {
     using V = typename L::V;
     const int64_t m = plan.m;
     const int32_t* index = plan.order.data();
+    for (int64_t k = 0; k < m; ++k) L::store(s + k, L::load(y + index[k]));
     typename L::Sum sum = L::nothing();
     if (plan.trim == 0) {
-        for (int64_t k = 0; k < m; ++k) L::accumulate(sum, L::load(y + index[k]));
+        for (int64_t k = 0; k < m; ++k) L::accumulate(sum, L::load(s + k));
         return L::write(sum, unit, out);
     }
     const V rank = L::set(static_cast<int32_t>(plan.trim)), other = L::set(static_cast<int32_t>(m - plan.trim + 1));
     V low = L::set(L::LEAST), high = low;  // at last the trim-th smallest and the trim-th largest
     for (int b = 8 * L::BYTES - 1; b >= 0; --b) {
         const V bit = L::set(static_cast<int32_t>(uint32_t{1} << b)), a = L::add(low, bit), z = L::add(high, bit);
-        V fewer_a = L::zero(), fewer_z = L::zero();  // counted downwards
+        V fewer_a = L::zero(), fewer_z = L::zero();
         for (int64_t k = 0; k < m; ++k) {
-            const V x = L::load(y + index[k]);
-            fewer_a = L::add(fewer_a, L::below(x, a));
-            fewer_z = L::add(fewer_z, L::below(x, z));
+            const V x = L::load(s + k);
+            fewer_a = L::count(fewer_a, x, a);
+            fewer_z = L::count(fewer_z, x, z);
         }
-        low = L::add(low, L::both(L::below(L::sub(L::zero(), fewer_a), rank), bit));
-        high = L::add(high, L::both(L::below(L::sub(L::zero(), fewer_z), other), bit));
+        low = L::add(low, L::both(L::below(fewer_a, rank), bit));
+        high = L::add(high, L::both(L::below(fewer_z, other), bit));
     }
     V under = L::zero(), over = L::zero();
     for (int64_t k = 0; k < m; ++k) {
-        const V x = L::load(y + index[k]), u = L::below(x, low), o = L::below(high, x);
+        const V x = L::load(s + k), u = L::below(x, low), o = L::below(high, x);
         under = L::sub(under, u);
         over = L::sub(over, o);
         L::accumulate(sum, L::without(L::either(u, o), x));
@@ -177,7 +180,7 @@ GQ_ISA static void trim_counted(const MixPlan& plan, const typename L::V* y, dou
 }
 
 template <class L>
-GQ_ISA static void trim(const MixPlan& plan, const typename L::V* y, double unit, float* out) {
+GQ_ISA static void trim(const MixPlan& plan, const typename L::V* y, typename L::V* s, double unit, float* out) {
     switch (plan.size) {
         case 8: return trim_sorted<L, 8>(plan, y, unit, out);
         case 12: return trim_sorted<L, 12>(plan, y, unit, out);
@@ -186,11 +189,12 @@ GQ_ISA static void trim(const MixPlan& plan, const typename L::V* y, double unit
         case 32: return trim_sorted<L, 32>(plan, y, unit, out);
         case 48: return trim_sorted<L, 48>(plan, y, unit, out);
         case 64: return trim_sorted<L, 64>(plan, y, unit, out);
-        default: return trim_counted<L>(plan, y, unit, out);
+        default: return trim_counted<L>(plan, y, s, unit, out);
     }
 }
 
-// One line of the rows to 512 trimmed values. work: registers for the columns, then for the mixed rows and two pads.
+// One line of the rows to 512 trimmed values. work: registers for the columns, for the mixed rows and two
+// pads, and for trim_counted.
 template <class L>
 GQ_ISA static void trimmed(const MixPlan& plan, const Line* lines, Line* work, double unit, float* out) {
     typename L::V* const v = reinterpret_cast<typename L::V*>(work);
@@ -202,7 +206,7 @@ GQ_ISA static void trimmed(const MixPlan& plan, const Line* lines, Line* work, d
     }
     for (int at = 0; at < 64; at += BATCH * L::COUNT / 8) {
         mix<L>(plan, lines, at, v, y);
-        for (int g = 0; g < BATCH; ++g, out += L::COUNT) trim<L>(plan, y + g, unit, out);
+        for (int g = 0; g < BATCH; ++g, out += L::COUNT) trim<L>(plan, y + g, pads + 2 * BATCH, unit, out);
     }
 }
 

@@ -123,7 +123,7 @@ def signed_trimmed(
     Where the magnitudes of every row of ``mixing`` sum to at most 32,767, native code computes in 16 bits, else in
     32: half as fast. So 26 neighbours may have weights of 10 bits (up to 1,260). A row costs as many additions as it
     has weights, or as it differs from the usual weights of its columns, whichever are fewer; equal rows cost once.
-    Up to 64 rows are sorted by a network in registers; more are cut by counting, which is much slower.
+    Up to 64 rows are sorted by a network in registers; more are cut by counting, two to four times slower.
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
