@@ -81,7 +81,7 @@ class Method(Work):
         count: int,
         heldout: Path | None,
     ) -> None:
-        from gym_fed.evaluation.merge_statistics import load_statistics
+        from gym_fed.evaluation.merge_statistics import StatisticsFile, kind_of
         from gym_fed.soup.registry import build, get_method
 
         self._method: MergeMethod = build(get_method(name), values, "--set")
@@ -100,7 +100,7 @@ class Method(Work):
             raise GymError(
                 ErrorCode.USAGE, f"merge method {name!r} chooses by held-out data", "name rows with --heldout"
             )
-        self._statistics = [load_statistics(path, str(wanted)) for path in statistics]
+        self._statistics = [StatisticsFile(path, kind_of(str(wanted))) for path in statistics]
 
     def run(
         self,

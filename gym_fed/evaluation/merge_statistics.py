@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from gym_quant import CodecError
@@ -17,7 +17,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 
 Kind: TypeAlias = Literal["fisher", "moments"]
-KINDS: Mapping[str, str] = {"fisher": "fisher diagonals", "moments": "input second moments [cols, cols]"}
+KINDS: Mapping[Kind, str] = {"fisher": "fisher diagonals", "moments": "input second moments [cols, cols]"}
 """Each kind in the words of ``MergeMethod.statistics``."""
 
 
@@ -95,33 +95,53 @@ def save_statistics(path: Path, kind: Kind, statistics: Mapping[str, Tensor]) ->
     write_atomically(path, save(tensors, metadata={"gym_statistics": kind}))
 
 
-def load_statistics(path: Path, wanted: str) -> dict[str, Tensor]:
-    """Read what ``save_statistics`` wrote.
+class StatisticsFile(Mapping[str, Tensor]):
+    """Statistics on disk by name of the tensor; one is read when it is asked for."""
 
-    Args:
-        path: The file.
-        wanted: What a merge method asks for (``MergeMethod.statistics``).
+    def __init__(self, path: Path, kind: Kind) -> None:
+        """Open what ``save_statistics`` wrote.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` for a file that holds something else.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        remedy = f"make it: gym soup statistics --kind {kind}"
+        if not path.is_file():
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"no statistics at {path}", remedy)
+        reader: Callable[..., Any] = safe_open
+        try:
+            self._file = reader(path, framework="pt")
+        except SafetensorError as error:
+            raise GymError(ErrorCode.DATA_INVALID, f"{path}: {error}", remedy) from error
+        held = (self._file.metadata() or {}).get("gym_statistics", "")
+        if held != kind:
+            words = KINDS.get(cast(Kind, held), "no statistics for merging")
+            raise GymError(
+                ErrorCode.DATA_INVALID, f"{path} holds {words}, but {KINDS[kind]} are needed", remedy
+            )
+        self._names = tuple(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def kind_of(wanted: str) -> Kind:
+    """The kind that a merge method asks for in words (``MergeMethod.statistics``).
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` for a file that holds something else.
+        GymError: ``USAGE`` for words that none has.
     """
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no statistics at {path}", "make them: gym soup statistics")
-    try:
-        with safe_open(path, framework="pt") as file:
-            kind = (file.metadata() or {}).get("gym_statistics", "")
-            if KINDS.get(kind) != wanted:
-                raise GymError(
-                    ErrorCode.DATA_INVALID,
-                    f"{path} holds {KINDS.get(kind, 'no statistics for merging')}, but {wanted} are needed",
-                    f"make them: gym soup statistics --kind {_kind_of(wanted)}",
-                )
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise GymError(ErrorCode.DATA_INVALID, f"{path}: {error}", "make the file anew") from error
-
-
-def _kind_of(wanted: str) -> str:
-    return next(kind for kind, words in KINDS.items() if words == wanted)
+    for kind, words in KINDS.items():
+        if words == wanted:
+            return kind
+    raise GymError(ErrorCode.USAGE, f"there is no way to measure {wanted!r} of a model")

@@ -66,8 +66,8 @@ class TensorTask:
 class MergeMethod(Rule):
     """One way to merge models that are trusted.
 
-    To add one, put a file with a subclass into ``gym_fed/soup/methods``, named like the method. Give ``merge_tensor``;
-    a method that chooses among whole models overrides ``choose``.
+    To add one, put a file with a subclass into ``gym_fed/soup/methods``, named like the method. Give ``_merge``; a
+    method that chooses among whole models overrides ``choose``.
     """
 
     Config: ClassVar[type[MethodConfig]] = MethodConfig

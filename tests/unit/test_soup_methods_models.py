@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,14 +17,15 @@ from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, model_tensors, write_
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.evaluation.merge_statistics import (
+    StatisticsFile,
     fisher_diagonals,
     input_moments,
-    load_statistics,
+    kind_of,
     save_statistics,
 )
 from gym_fed.evaluation.soup_loss import SoupLoss
 from gym_fed.models import LoadedModel, load_model
-from gym_fed.soup import MergeMethod, TensorTask, get_method, merge
+from gym_fed.soup import MergeMethod, TensorTask, get_method, merge, method_names
 from gym_fed.soup.model_merging import merge_models
 from gym_fed.soup.parts import parts
 from gym_fed.soup.registry import build
@@ -186,22 +186,25 @@ def test_statistics_come_back_from_the_file_and_not_for_another_method(
 ) -> None:
     found = fisher_diagonals(tiny.model, tiny.tokenizer, ROWS[:1])
     save_statistics(tmp_path / "a.safetensors", "fisher", found)
-    back = load_statistics(tmp_path / "a.safetensors", "fisher diagonals")
+    back = StatisticsFile(tmp_path / "a.safetensors", kind_of("fisher diagonals"))
+    assert set(back) == set(found)
+    assert "nonsense" not in back
     assert all(torch.equal(back[name], found[name]) for name in found)
     with pytest.raises(GymError, match="holds fisher diagonals, but input second moments") as caught:
-        load_statistics(tmp_path / "a.safetensors", str(get_method("regmean").statistics))
+        StatisticsFile(tmp_path / "a.safetensors", kind_of(str(get_method("regmean").statistics)))
     assert "--kind moments" in caught.value.hint
     (tmp_path / "b.safetensors").write_bytes(b"nothing of the kind")
     for name, code in (("b", ErrorCode.DATA_INVALID), ("c", ErrorCode.FILE_NOT_FOUND)):
         with pytest.raises(GymError) as caught:
-            load_statistics(tmp_path / f"{name}.safetensors", "fisher diagonals")
+            StatisticsFile(tmp_path / f"{name}.safetensors", "fisher")
         assert caught.value.code is code
 
 
-def test_every_method_knows_a_kind_of_statistics_that_can_be_made() -> None:
-    kinds = sys.modules[save_statistics.__module__].KINDS.values()
-    wanted = {get_method(name).statistics for name in ("fisher", "regmean")}
-    assert wanted == set(kinds)
+@pytest.mark.parametrize("name", [n for n in method_names() if get_method(n).statistics is not None])
+def test_what_a_method_asks_for_can_be_measured(name: str) -> None:
+    assert kind_of(str(get_method(name).statistics)) in ("fisher", "moments")
+    with pytest.raises(GymError, match="no way to measure 'charm'"):
+        kind_of("charm")
 
 
 def test_the_loss_of_a_combination_is_that_of_the_model_and_leaves_the_base_as_it_was(
