@@ -201,13 +201,13 @@ void products_piece(const Gram& g, int64_t from, int64_t to, int64_t share, doub
     const auto bytes = static_cast<size_t>((g.tiles - lowest) * PACKED) * sizeof(float) + 63;
     std::unique_ptr<unsigned char[]> memory(new unsigned char[bytes]);
     float* packed = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t{63});
-    packed -= lowest * PACKED;
+    const auto block = [&](int64_t i) { return packed + (i - lowest) * PACKED; };
     for (int64_t at = from; at < to; at += BLOCK) {
-        for (int64_t i = lowest; i < g.tiles; ++i) pack_rows(g.x, g.n, g.d, i * SIDE, at, packed + i * PACKED);
+        for (int64_t i = lowest; i < g.tiles; ++i) pack_rows(g.x, g.n, g.d, i * SIDE, at, block(i));
         for (int64_t panel = lowest; panel < g.tiles; panel += g.shares * PANEL)
             for (int64_t j = panel; j < g.tiles; ++j)
                 for (int64_t i = panel; i < std::min(panel + PANEL, j + 1); ++i)
-                    g.tile(packed + i * PACKED, packed + j * PACKED, sums + place(i, j, g.tiles) * PAIRS);
+                    g.tile(block(i), block(j), sums + place(i, j, g.tiles) * PAIRS);
     }
 }
 
@@ -254,6 +254,7 @@ GQ_API int gq_products(int path, int threads, const float* x, int64_t n, int64_t
         const int64_t blocks = (d + BLOCK - 1) / BLOCK;
         const int64_t each = std::max<int64_t>(32, (blocks + most - 1) / most);
         const int64_t chunks = (blocks + each - 1) / each;
+        if (chunks == 0) return static_cast<int>(OK);
         const int64_t panels = (tiles + PANEL - 1) / PANEL;
         const int64_t shares = std::min(panels, std::max<int64_t>(1, (threads > 1 ? 4 * threads : 1) / chunks));
         const Gram gram{x, n, d, tiles, shares, tile};

@@ -240,10 +240,15 @@ def test_a_row_of_weight_zero_is_not_looked_at(path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_coordinates_give_no_results(path: str) -> None:
-    x = torch.empty(3, 0)
-    with kernels.using(path):
-        assert all(rule(x).shape == (0,) for rule in rules(3).values())
-        assert torch.equal(kernels.products(x), torch.zeros(3, 3, dtype=torch.float64))
+    x, threads = torch.empty(3, 0), torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            with kernels.using(path):
+                assert all(rule(x).shape == (0,) for rule in rules(3).values())
+                assert torch.equal(kernels.products(x), torch.zeros(3, 3, dtype=torch.float64))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_what_does_not_fit_is_refused() -> None:
