@@ -367,3 +367,15 @@ def test_a_soup_of_no_model_is_refused_with_the_reasons() -> None:
 def test_a_greedy_soup_that_has_not_chosen_merges_nothing() -> None:
     with pytest.raises(GymError, match="has not chosen among 2 models"):
         merged("greedy_soup", deltas_of(2))
+
+
+def test_ties_and_task_arithmetic_are_those_of_peft() -> None:
+    from peft.utils import merge_utils
+
+    deltas = deltas_of(4)
+    tensors, ones = list(torch.from_numpy(deltas)), torch.ones(4)
+    ties = merge_utils.ties(tensors, ones, density=0.5, majority_sign_method="total")
+    np.testing.assert_allclose(merged("ties", deltas, density=0.5), ties.numpy(), rtol=1e-6, atol=1e-7)
+    halves = merge_utils.task_arithmetic(tensors, torch.full((4,), 0.5))
+    found = merged("task_arithmetic", deltas, [0.5] * 4)
+    np.testing.assert_allclose(found, halves.numpy(), rtol=1e-6, atol=1e-7)
