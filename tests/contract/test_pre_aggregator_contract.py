@@ -209,6 +209,8 @@ def test_mixing_weighs_the_nearest_and_keeps_the_order_of_equal_ones() -> None:
     assert mixture.weights.tolist() == [1.0, 3.0, 1.0, 1.0]
     everything = step("nnm").mix(Geometry.of(rows, torch.ones(4)))
     assert everything.matrix.tolist() == [[0.25] * 4] * 4
+    copies = step("nnm", num_neighbours=1).mix(Geometry.of(torch.ones(3, 2), torch.ones(3)))
+    assert torch.equal(copies.matrix, torch.eye(3, dtype=torch.float64))
 
 
 def test_buckets_share_all_updates_among_them_by_weight() -> None:
