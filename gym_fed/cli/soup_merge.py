@@ -53,8 +53,11 @@ def merge(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Merge fine-tunes of one base into one delta."""
-    from gym_fed.soup.registry import method_names
+    from gym_fed.soup.registry import aggregator_names, method_names
 
+    if rule not in (*aggregator_names(), *method_names()):
+        known = f"aggregators {', '.join(aggregator_names())}; merge methods {', '.join(method_names())}"
+        raise GymError(ErrorCode.CONFIG_INVALID, f"unknown rule {rule!r} ({known})", "see gym soup rules")
     if output.exists() and not force:
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
     if gate_tolerance and gate is None:

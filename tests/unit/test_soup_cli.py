@@ -237,7 +237,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
 ) -> None:
     fisher, text = folder / "fisher.safetensors", folder / "text.jsonl"
     for words, code, told in (
-        (("--rule", "meen"), ErrorCode.CONFIG_INVALID, "unknown aggregator 'meen'"),
+        (("--rule", "meen"), ErrorCode.CONFIG_INVALID, "unknown rule 'meen'"),
         (("--rule", "mean", "--pre", "num"), ErrorCode.CONFIG_INVALID, "unknown pre-aggregator 'num'"),
         (("--rule", "mean", "--num-malicious-nodes", "1"), ErrorCode.CONFIG_INVALID, "withstands no liar"),
         (("--rule", "krum", "--num-malicious-nodes", "1"), ErrorCode.CONFIG_INVALID, "takes 5"),
