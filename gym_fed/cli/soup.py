@@ -17,7 +17,7 @@ app = typer.Typer(help="Merge deltas, by robust rules or merge methods.", no_arg
 app.command()(merge)
 app.command()(statistics)
 
-_KINDS = ("aggregator", "pre-aggregator", "merge method")
+_KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")
 
 
 @app.command()
@@ -36,8 +36,10 @@ def _rules() -> list[dict[str, Any]]:
         aggregator_names,
         get_aggregator,
         get_method,
+        get_optimizer,
         get_pre_aggregator,
         method_names,
+        optimizer_names,
         pre_aggregator_names,
     )
 
@@ -45,6 +47,7 @@ def _rules() -> list[dict[str, Any]]:
         *(_aggregator(get_aggregator(name)) for name in aggregator_names()),
         *(_described(get_pre_aggregator(name), "pre-aggregator") for name in pre_aggregator_names()),
         *(_method(get_method(name)) for name in method_names()),
+        *(_described(get_optimizer(name), "server optimizer") for name in optimizer_names()),
     ]
 
 

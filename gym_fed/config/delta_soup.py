@@ -24,7 +24,7 @@ class DeltaSoupConfig(StrictModel):
     """Steps before the aggregator, beyond those that it has of its own."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] | None = None
-    """Liars to withstand, f. Absent: for ``byzantine_robust`` a fifth of the contributors, and one of three or four; none
+    """Liars to withstand, f. Absent: for ``byzantine_robust`` a fifth of the contributors, one of three or four; none
     for any other method."""
 
     base_model: str | None = None

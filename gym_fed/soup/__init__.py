@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gym_fed.soup.geometry import Geometry, Mixture, Needs
     from gym_fed.soup.merging import SoupReport, merge
     from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+    from gym_fed.soup.model_merging import ModelMergeReport, merge_models
     from gym_fed.soup.optimizer import OptimizerState
     from gym_fed.soup.pipeline import Pipeline
     from gym_fed.soup.pre_aggregator import PreAggregator
@@ -33,6 +34,7 @@ __all__ = [
     "MergeMethod",
     "MethodConfig",
     "Mixture",
+    "ModelMergeReport",
     "Needs",
     "NormVerdict",
     "OptimizerState",
@@ -47,6 +49,7 @@ __all__ = [
     "get_method",
     "get_pre_aggregator",
     "merge",
+    "merge_models",
     "method_names",
     "pre_aggregator_names",
     "screen_norms",
@@ -61,6 +64,7 @@ __getattr__ = lazy(
     MergeMethod="gym_fed.soup.method",
     MethodConfig="gym_fed.soup.method",
     Mixture="gym_fed.soup.geometry",
+    ModelMergeReport="gym_fed.soup.model_merging",
     Needs="gym_fed.soup.geometry",
     NormVerdict="gym_fed.soup.screening",
     OptimizerState="gym_fed.soup.optimizer",
@@ -75,6 +79,7 @@ __getattr__ = lazy(
     get_method="gym_fed.soup.registry",
     get_pre_aggregator="gym_fed.soup.registry",
     merge="gym_fed.soup.merging",
+    merge_models="gym_fed.soup.model_merging",
     method_names="gym_fed.soup.registry",
     pre_aggregator_names="gym_fed.soup.registry",
     screen_norms="gym_fed.soup.screening",

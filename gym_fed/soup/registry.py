@@ -56,6 +56,16 @@ def get_method(name: str) -> type[MergeMethod]:
     return _get("methods", name, MergeMethod)  # type: ignore[type-abstract]
 
 
+def optimizer_names() -> tuple[str, ...]:
+    """Names of all server optimisers, sorted."""
+    return tuple(sorted(_members("optimizers")))
+
+
+def get_optimizer(name: str) -> type[ServerOptimizer]:
+    """The class of a server optimiser; ``CONFIG_INVALID`` as above."""
+    return _get("optimizers", name, ServerOptimizer)  # type: ignore[type-abstract]
+
+
 def build_aggregator(recipe: SoupRecipe) -> Aggregator:
     """The aggregator a recipe asks for, with its settings.
 
@@ -85,8 +95,9 @@ def build_optimizer(recipe: SoupRecipe) -> ServerOptimizer | None:
     """The server optimiser a recipe asks for, if any."""
     if recipe.server_optimizer == "none":
         return None
-    rule = _get("optimizers", recipe.server_optimizer, ServerOptimizer)  # type: ignore[type-abstract]
-    return build(rule, recipe.server_optimizer_options, "server_optimizer_options")
+    return build(
+        get_optimizer(recipe.server_optimizer), recipe.server_optimizer_options, "server_optimizer_options"
+    )
 
 
 def build(rule: type[R], values: Mapping[str, object], where: str) -> R:

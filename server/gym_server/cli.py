@@ -100,7 +100,8 @@ def run(
             on_round=ended,
         )
     finally:
-        err.print("stopped; run the same command to continue")
+        if opened:
+            err.print("stopped; run the same command to continue")
 
 
 @app.command()

@@ -18,6 +18,7 @@ from gym_fed.evaluation import heldout_loss
 from gym_fed.models import load_model
 from gym_fed.soup import aggregator_names, get_aggregator, get_method, method_names, pre_aggregator_names
 from gym_fed.soup.geometry import Needs
+from gym_fed.soup.registry import optimizer_names
 
 COUNT = 4
 TEXT = '{"text": "to be or not to be, that is the question"}\n{"text": "whether it is nobler"}\n'
@@ -291,7 +292,8 @@ def test_rules_lists_every_rule_with_what_it_needs() -> None:
     done = gym("rules", "--json")
     assert done.exit_code == 0, done.exception
     told = {rule["name"]: rule for rule in json.loads(done.stdout)}
-    assert set(told) == {*aggregator_names(), *pre_aggregator_names(), *method_names()}
+    known = {*aggregator_names(), *pre_aggregator_names(), *method_names(), *optimizer_names()}
+    assert set(told) == known
     assert [told["krum"]["minimum_updates"][f] for f in "123"] == [5, 7, 9]
     assert told["mean"]["robust"] is False
     assert told["trimmed_mean"]["robust"] is True
