@@ -2,7 +2,8 @@
 
 A page's ```console blocks are one session in an empty folder. `gym-server run` gets a terminal of its own, as the
 reader gives it one, and `gym-client join` a terminal at which "y" is typed. The pages for contributors find a hub that
-is running already. A block under the comment `<!-- not run: REASON -->` is left out.
+is running already. A block under the comment `<!-- not run: REASON -->` is left out; a ```python block under `<!-- run -->`
+is a script that runs after the page's commands.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ def commands(page: Path) -> list[str]:
     return found
 
 
+def scripts(page: Path) -> list[str]:
+    """The page's ```python blocks that are meant to run."""
+    return re.findall(r"^<!-- run -->\n```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
 PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page)]
 
 
@@ -56,6 +62,10 @@ def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> Non
             run = at_a_terminal if needs_terminal else in_a_shell
             status, shown = run(command, tmp_path, environment)
             assert status == 0, f"$ {command}\n{shown[-3000:]}"
+        for number, script in enumerate(scripts(page)):
+            (tmp_path / f"script{number}.py").write_text(script)
+            status, shown = in_a_shell(f"python script{number}.py", tmp_path, environment)
+            assert status == 0, f"{script}\n{shown[-3000:]}"
     finally:
         for server in servers:
             server.kill()
