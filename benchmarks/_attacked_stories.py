@@ -1,0 +1,133 @@
+"""A language model under attack: ten speakers of Shakespeare teach stories260K, two of them lie.
+
+Training is in this process; updates are written, read and merged as in a real round: sign bits by ``encode_delta`` with
+error feedback at the honest, ``.gymdelta`` files, ``merge``. Held-out loss is that of speakers whom nobody trains on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from _defences import DEFAULT
+from _report import Report
+from quality import Sequences, loss_of, summed_loss
+from torch import Tensor
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.data import encode_rows
+from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback, encode_source, model_tensors
+from gym_fed.models import load_model
+from gym_fed.soup import merge
+
+CONTRIBUTORS, LIARS, HELDOUT = 10, 2, 8
+LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7
+TEST_SEQUENCES = 200
+Delta = dict[str, Tensor]
+
+CODEC = CodecPolicy(codec="bitdelta", group_size="auto", small_tensors="bitdelta", scale_dtype="bfloat16")
+SOUP_CODEC = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+
+
+def _none(own: Delta, honest: list[Delta]) -> Delta:
+    return own
+
+
+def _sign_flip(own: Delta, honest: list[Delta]) -> Delta:
+    return {name: -tensor for name, tensor in own.items()}
+
+
+def _inner_product(own: Delta, honest: list[Delta]) -> Delta:
+    """Minus eight times the honest mean: far enough to turn the plain mean of two liars in ten around."""
+    return {name: -8.0 * sum(one[name] for one in honest) / len(honest) for name in own}  # type: ignore[misc]
+
+
+ATTACKS: dict[str, Callable[[Delta, list[Delta]], Delta]] = {
+    "none": _none,
+    "sign_flip": _sign_flip,
+    "inner_product": _inner_product,
+}
+
+
+def measure(report: Report, shared: Path, quick: bool) -> None:
+    """Held-out loss by the plain mean and by the default under each attack."""
+    rounds, steps = (1, 5) if quick else (3, 15)
+    loaded = load_model(str(shared / "models" / "stories260K"))
+    lines = (shared / "data" / "shakespeare_by_speaker" / "speakers.jsonl").read_text(encoding="utf-8")
+    speakers = [json.loads(line)["speeches"] for line in lines.splitlines()[: CONTRIBUTORS + HELDOUT]]
+    texts = [_sequences(loaded.tokenizer, speeches) for speeches in speakers[:CONTRIBUTORS]]
+    held = _sequences(loaded.tokenizer, [one for speeches in speakers[CONTRIBUTORS:] for one in speeches])
+    held = held[:: -(-len(held) // TEST_SEQUENCES)]
+    base = loss_of(loaded.model, held)
+    report.figure("heldout_base_nats", base)
+    for attack in ATTACKS:
+        found = {}
+        for rule in ("mean", DEFAULT):
+            model = copy.deepcopy(loaded.model)
+            with tempfile.TemporaryDirectory(prefix="gym-attacks-") as folder:
+                for number in range(rounds):
+                    lr = LR * LR_DECAY**number
+                    deltas = [_trained(model, text, lr, steps, seed) for seed, text in enumerate(texts)]
+                    _merged(model, deltas, rule, attack, Path(folder), number)
+            found[rule] = loss_of(model, held)
+            print(f"{rule} under {attack}: {base:.3f} > {found[rule]:.3f} nats", file=sys.stderr, flush=True)
+        what = f"stories260K, {attack} by {LIARS} of {CONTRIBUTORS}: held-out loss"
+        report.compare(what, found[DEFAULT], found["mean"], unit="nats", better="lower")
+        below = f"stories260K under {attack}: held-out loss, against the base's"
+        report.aim(below, figure=found[DEFAULT], aim=base, better="lower")
+
+
+def _merged(model: Any, deltas: list[Delta], rule: str, attack: str, folder: Path, number: int) -> None:
+    """Everybody's file, honest or not, and the soup of all of them added to ``model``."""
+    honest = deltas[:-LIARS]
+    sent = [*honest, *(ATTACKS[attack](own, honest) for own in deltas[-LIARS:])]
+    tensors = model_tensors(model)
+    spec = BaseSpec.of(tensors, f"stories260K, round {number + 1}")
+    with ExitStack() as stack:
+        opened = []
+        for index, delta in enumerate(sent):
+            path = folder / f"{number}-{index}.gymdelta"
+            if index < len(honest):
+                feedback = ErrorFeedback.load(folder / f"{index}.residual", "stories260K")
+                encode_source(delta.__getitem__, CODEC, path, spec, feedback)
+                feedback.save()
+            else:
+                codec = CODEC.model_copy(update={"error_feedback": False})
+                encode_source(delta.__getitem__, codec, path, spec)
+            opened.append(stack.enter_context(DeltaFile.open(path, spec)))
+        liars = 0 if rule == "mean" else LIARS
+        recipe = SoupRecipe(aggregator=rule, num_malicious_nodes=liars, codec=SOUP_CODEC)
+        merge(opened, [1.0] * len(opened), recipe, folder / f"{number}-soup.gymdelta", spec)
+        soup = stack.enter_context(DeltaFile.open(folder / f"{number}-soup.gymdelta", spec))
+        for name in soup.names:
+            tensors[name].add_(soup.decode(name))
+
+
+def _trained(model: Any, text: Sequences, lr: float, steps: int, seed: int) -> Delta:
+    """What AdamW on a contributor's own text adds to the model."""
+    tuned = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(tuned.parameters(), lr=lr, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    tuned.train()
+    for _ in range(steps):
+        chosen = torch.randint(len(text), (BATCH,), generator=generator).tolist()
+        optimizer.zero_grad()
+        total, count = summed_loss(tuned, [text[i] for i in chosen])
+        (total / count).backward()
+        optimizer.step()
+    before = model_tensors(model)
+    return {name: tensor - before[name] for name, tensor in model_tensors(tuned).items()}
+
+
+def _sequences(tokenizer: Any, speeches: list[str]) -> Sequences:
+    rows = [{"text": speech} for speech in speeches]
+    encoded = encode_rows(tokenizer, rows, max_length=LENGTH, packing=True)
+    return [(torch.tensor(row["input_ids"]), torch.tensor(row["labels"])) for row in encoded]

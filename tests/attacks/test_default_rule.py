@@ -1,0 +1,92 @@
+"""The default rule under every attack of the benchmark, in short runs; the plain mean shows that the attacks work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from _attacks import ATTACKS
+from _defences import DEFAULT, RULES, Defence
+from _digits import Digits, Schedule, signs
+from _duel import Outcome, minority, play
+
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.soup.pipeline import Pipeline
+
+SEEDS, SCHEDULE = (0, 1), Schedule(rounds=20)
+STRONG = ("inflated_scale", "inner_product")
+"""Attacks that end learning by the plain mean."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def outcome(rule: str, attack: str, **options: object) -> Outcome:
+    return play(rule, attack, seeds=SEEDS, schedule=SCHEDULE, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "camouflage"])
+def test_the_default_still_learns_under(attack: str) -> None:
+    assert outcome(DEFAULT, attack).accuracy >= 0.75
+
+
+def test_the_default_learns_the_most_part_under_lies_that_are_camouflaged_for_it() -> None:
+    assert outcome(DEFAULT, "camouflage").accuracy >= 0.5
+
+
+@pytest.mark.parametrize("attack", STRONG)
+def test_the_plain_mean_is_broken_by(attack: str) -> None:
+    assert outcome("mean", attack).accuracy < 0.4
+
+
+def test_a_backdoor_enters_by_the_plain_mean_and_not_by_the_default() -> None:
+    assert outcome("mean", "backdoor").backdoor > 0.9
+    assert outcome(DEFAULT, "backdoor").backdoor < 0.1
+
+
+def test_float_rounds_withstand_the_inner_product_attack_too() -> None:
+    assert outcome(DEFAULT, "inner_product", packed=False).accuracy >= 0.75
+    assert outcome("mean", "inner_product", packed=False).accuracy < 0.4
+
+
+def test_without_attackers_the_worst_off_contributor_keeps_six_tenths_of_its_share() -> None:
+    shares = minority(DEFAULT, split="dirichlet", seeds=SEEDS, schedule=SCHEDULE)
+    assert shares.worst_by_length is not None
+    assert shares.worst_by_length >= 0.6
+    krum = minority("krum", split="dirichlet", seeds=SEEDS, schedule=SCHEDULE)
+    assert krum.worst_by_length is not None
+    assert krum.worst_by_length < 0.1
+
+
+def test_without_attackers_the_only_holder_of_a_label_keeps_six_tenths_of_its_share() -> None:
+    shares = minority(DEFAULT, split="lone", seeds=SEEDS, schedule=SCHEDULE)
+    assert shares.by_length is not None
+    assert shares.by_length >= 0.6
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_attacker_foresees_what_the_rule_will_do(rule: str) -> None:
+    data = Digits((0,), 20, 4, "dirichlet")
+    deltas = data.train(data.first_model(), Schedule(), range(16), torch.Generator().manual_seed(0))[0]
+    lies = -deltas.mean(0).expand(4, -1)
+    updates = torch.cat([signs(deltas), signs(lies)])
+    defence = Defence(rule, 4)
+    torch.testing.assert_close(defence.expected(updates), defence.merge(updates)[0], rtol=1e-3, atol=1e-6)
+
+
+def test_who_claims_a_thousand_million_examples_counts_for_no_more_than_the_cap() -> None:
+    recipe = SoupRecipe(aggregator="weighted_mean", weighting="num_examples", num_examples_cap=100)
+    claims = [100, 50, 100, 80, 10**9]
+    weights = torch.tensor(recipe.weights(claims))
+    updates = torch.zeros(5, 8)
+    updates[4] = 1.0
+    pipeline = Pipeline.of(recipe)
+    assert pipeline.aggregate(updates, weights)[0] == pytest.approx(100 / 430)
+    captured = pipeline.aggregate(updates, torch.tensor([float(claim) for claim in claims]))
+    assert captured[0] > 0.99
