@@ -26,6 +26,7 @@ import zipfile
 from pathlib import Path
 
 from _report import Report, options
+from gym_quant import kernels
 
 SIZE, QUICK_SIZE = 5_000_000, 500_000
 MANY, QUICK_MANY = 1000, 100
@@ -50,6 +51,7 @@ def main() -> None:
         peer = "Flower 1.41, ByzFL 0.0.11" if byzfl else "Flower 1.41"
         if byzfl is None:
             print("no --byzfl: compared with Flower alone", file=sys.stderr)
+        print(f"kernels: {kernels.describe()}", file=sys.stderr)
         report = Report("soup", peer=f"faster of {peer}" if byzfl else peer)
         measure(report, arguments.quick, arguments.threads, byzfl)
     report.finish(arguments)
