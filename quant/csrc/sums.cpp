@@ -62,6 +62,28 @@ GQ_AVX2 void combine_avx2(const Terms& t, int64_t at, int64_t size, float* out) 
 GQ_AVX512 void combine_avx512(const Terms& t, int64_t at, int64_t size, float* out) { combine_body(t, at, size, out); }
 #endif
 
+using Combine = void (*)(const Terms& t, int64_t at, int64_t size, float* out);
+
+Combine combine_of(int path) {
+#if GQ_X86
+    if (path == AVX2) return combine_avx2;
+    if (path == AVX512) return combine_avx512;
+#else
+    (void)path;
+#endif
+    return combine_scalar;
+}
+
+Terms terms_of(const float* x, const double* weights, int64_t n, int64_t d) {
+    Terms terms;
+    for (int64_t r = 0; r < n; ++r) {
+        if (weights[r] == 0.0) continue;
+        terms.rows.push_back(x + r * d);
+        terms.weights.push_back(weights[r]);
+    }
+    return terms;
+}
+
 // --- products -------------------------------------------------------------------------------------------------
 
 constexpr int SIDE = 4;             // a tile is SIDE x SIDE pairs
@@ -219,23 +241,32 @@ using namespace gq;
 // out [d] float32 = sum of weights [n] float64 times the rows of x [n, d] float32; rows of weight zero are not read.
 GQ_API int gq_combine(int path, int threads, const float* x, const double* weights, int64_t n, int64_t d, float* out) {
     return guarded([&] {
-        auto combine = combine_scalar;
-#if GQ_X86
-        if (path == AVX2) combine = combine_avx2;
-        if (path == AVX512) combine = combine_avx512;
-#endif
-        Terms terms;
-        for (int64_t r = 0; r < n; ++r) {
-            if (weights[r] == 0.0) continue;
-            terms.rows.push_back(x + r * d);
-            terms.weights.push_back(weights[r]);
-        }
+        const Combine combine = combine_of(path);
+        const Terms terms = terms_of(x, weights, n, d);
         const int64_t strips = (d + STRIP - 1) / STRIP, each = std::max<int64_t>(1, 64 / n);
         auto body = [&](int64_t p) {
             for (int64_t s = p * each; s < std::min(strips, (p + 1) * each); ++s)
                 combine(terms, s * STRIP, std::min(STRIP, d - s * STRIP), out);
         };
         parallel_for(threads, (strips + each - 1) / each, body);
+        return static_cast<int>(OK);
+    });
+}
+
+// out [m, d] float32: row k is the sum of the rows of x [n, d] float32, each times weights[k, row]. A short strip of x
+// stays in the cache for all m.
+GQ_API int gq_combinations(int path, int threads, const float* x, const double* weights, int64_t n, int64_t d,
+                           int64_t m, float* out) {
+    return guarded([&] {
+        const Combine combine = combine_of(path);
+        std::vector<Terms> terms(static_cast<size_t>(m));
+        for (int64_t k = 0; k < m; ++k) terms[static_cast<size_t>(k)] = terms_of(x, weights + k * n, n, d);
+        const int64_t size = std::min(STRIP, std::max<int64_t>(64, (int64_t{1} << 14) / n / 16 * 16));
+        auto body = [&](int64_t s) {
+            for (int64_t k = 0; k < m; ++k)
+                combine(terms[static_cast<size_t>(k)], s * size, std::min(size, d - s * size), out + k * d);
+        };
+        parallel_for(threads, (d + size - 1) / size, body);
         return static_cast<int>(OK);
     });
 }

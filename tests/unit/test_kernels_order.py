@@ -239,6 +239,25 @@ def test_a_row_of_weight_zero_is_not_looked_at(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("n", "d", "m"), [(1, 1, 1), (5, 172, 3), (32, 5000, 32), (130, 1000, 4), (3, 0, 2)])
+def test_many_combinations_are_each_what_one_would_be(path: str, n: int, d: int, m: int) -> None:
+    x = updates_of(n, d)
+    matrix = torch.randn(m, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    matrix[0, : n // 2] = 0.0
+    with kernels.using(path):
+        found = kernels.linear_combinations(x, matrix)
+        assert found.shape == (m, d)
+        for row, weights in zip(found, matrix, strict=True):
+            assert torch.equal(row, kernels.linear_combination(x, weights))
+        out = torch.empty(m, d)
+        assert kernels.linear_combinations(x, matrix, out=out) is out
+        assert torch.equal(out, found)
+        for wrong in (matrix.float(), matrix[:, 1:], matrix[0]):
+            with pytest.raises(CodecError, match="matrix is"):
+                kernels.linear_combinations(x, wrong)
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_no_coordinates_give_no_results(path: str) -> None:
     x, threads = torch.empty(3, 0), torch.get_num_threads()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from gym_quant.kernels.order import linear_combination, products
+from gym_quant.kernels import linear_combination, linear_combinations, products
 from torch import Tensor
 
 from gym_fed.soup.aggregator import Aggregator
@@ -50,7 +50,7 @@ def mixed(block: Tensor, matrix: Tensor) -> Tensor:
     diagonal = matrix.diagonal()
     if matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, torch.diag(diagonal)):
         return block if bool((diagonal == 1.0).all()) else _scaled(block, diagonal)
-    return torch.stack([linear_combination(block, row) for row in matrix])
+    return linear_combinations(block, matrix)
 
 
 def _scaled(block: Tensor, factors: Tensor) -> Tensor:

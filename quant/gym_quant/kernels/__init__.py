@@ -13,6 +13,7 @@ from gym_quant.kernels.matmul import SignMatrix, signed_matmul
 from gym_quant.kernels.mixing import sign_products, signed_combination, signed_trimmed, signed_votes
 from gym_quant.kernels.order import (
     linear_combination,
+    linear_combinations,
     mean_around_median,
     median,
     products,
@@ -29,6 +30,7 @@ __all__ = [
     "encode_signs",
     "hamming",
     "linear_combination",
+    "linear_combinations",
     "majority",
     "mean_around_median",
     "median",

@@ -38,6 +38,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     + [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
     "gq_order": [c_int] * 3 + [c_void_p] * 2 + [c_int64] * 3 + [c_void_p],
     "gq_combine": [c_int] * 2 + [c_void_p] * 2 + [c_int64] * 2 + [c_void_p],
+    "gq_combinations": [c_int] * 2 + [c_void_p] * 2 + [c_int64] * 3 + [c_void_p],
     "gq_products": [c_int] * 2 + [c_void_p] + [c_int64] * 2 + [c_void_p],
 }
 
@@ -212,6 +213,12 @@ def combine(path: str, updates: Tensor, weights: Tensor, out: Tensor) -> None:
     """Weighted sum of the rows ``[n, d]`` float32 into ``out`` ``[d]`` float32."""
     n, d = updates.shape
     _call("gq_combine", path, updates.data_ptr(), weights.data_ptr(), n, d, out.data_ptr())
+
+
+def combinations(path: str, updates: Tensor, matrix: Tensor, out: Tensor) -> None:
+    """Weighted sums of the rows ``[n, d]`` float32, a row of ``matrix`` ``[m, n]`` each, into ``out`` ``[m, d]``."""
+    (n, d), m = updates.shape, len(matrix)
+    _call("gq_combinations", path, updates.data_ptr(), matrix.data_ptr(), n, d, m, out.data_ptr())
 
 
 def products(path: str, updates: Tensor, out: Tensor) -> None:

@@ -149,6 +149,38 @@ def linear_combination(updates: Tensor, weights: Tensor, out: Tensor | None = No
     return out
 
 
+def linear_combinations(updates: Tensor, matrix: Tensor, out: Tensor | None = None) -> Tensor:
+    """``matrix @ updates``: every row the same to the last bit as ``linear_combination`` with that row of ``matrix``.
+
+    Args:
+        updates: ``[n, d]`` float32.
+        matrix: ``[m, n]`` float64.
+        out: ``[m, d]`` float32 to write into.
+
+    Returns:
+        ``[m, d]`` float32.
+
+    Raises:
+        CodecError: For other shapes or dtypes.
+    """
+    rows = _checked_updates(updates)
+    n, d = rows.shape
+    if matrix.ndim != 2 or matrix.shape[1] != n or matrix.dtype != torch.float64:
+        raise CodecError(f"matrix is {list(matrix.shape)} {matrix.dtype}, not [m, {n}] torch.float64")
+    wide = matrix.contiguous()
+    shape = (len(wide), d)
+    if out is None:
+        out = torch.empty(shape)
+    _check_out(out, shape, torch.float32)
+    chosen = dispatch.path()
+    if chosen == "torch":
+        for weights, target in zip(wide, out, strict=True):
+            reference.linear_combination(rows, weights, target)
+    else:
+        native.combinations(chosen, rows, wide, out)
+    return out
+
+
 def products(updates: Tensor, out: Tensor | None = None) -> Tensor:
     """Inner products of all pairs of rows, to within ``8e-7 * |x_i| |x_j|``.
 

@@ -20,7 +20,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-from gym_quant.kernels.order import products
+from gym_quant.kernels import products
 from torch import Tensor
 
 from gym_fed.config.soup import Option, SoupRecipe
