@@ -2,9 +2,9 @@
 
     python benchmarks/_soup_sides.py SIDE N D [BYZFL]
 
-SIDE is ``ours``, ``flower``, ``byzfl`` or ``packed``. The last line of the output is JSON: rule to ``[seconds, MB]``,
-where MB is by how much resident memory rose at its highest above what it was before (the updates are there before).
-Every rule first runs on a hundredth of the coordinates.
+SIDE is ``ours``, ``flower``, ``byzfl``, ``packed`` or ``files``. The last line of the output is JSON: rule to
+``[seconds, MB]``, where MB is by how much resident memory rose at its highest above what it was before (the updates are
+there before). Every rule first runs on a hundredth of the coordinates, and counts at the fastest of three runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,13 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
-from gym_fed.soup.merging import merge
+from gym_fed.soup.merging import inner_products, merge
 from gym_fed.soup.pipeline import Pipeline
+from gym_fed.soup.stacks import stacks_of
 from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, mixed
 
 PARTS, COLS = 10, 1000  # tensors of a model, and their columns
+RUNS = 3
 Case = tuple[str, Callable[[], object]]
 
 
@@ -51,10 +53,16 @@ def main() -> None:
         "flower": flower_cases,
         "byzfl": byzfl_cases,
         "packed": packed_cases,
+        "files": file_cases,
     }[side]
     for _, run in cases(n, max(PARTS * COLS, d // 100)):
         run()
-    print(json.dumps({name: measured(run) for name, run in cases(n, d)}))
+    found = {}
+    for name, run in cases(n, d):
+        # Flower's strategies may take the arrays out of the replies they are given, so they run once
+        runs = [measured(run) for _ in range(1 if side == "flower" else RUNS)]
+        found[name] = min(seconds for seconds, _ in runs), max(memory for _, memory in runs)
+    print(json.dumps(found))
 
 
 def measured(run: Callable[[], object]) -> tuple[float, float]:
@@ -227,20 +235,46 @@ MANY = 100  # contributors above which NNM, which mixes each with nearly all oth
 
 
 def packed_cases(n: int, d: int) -> Iterator[Case]:
-    """Whole merges of ``.gymdelta`` files of sign bits, from opened files to a written soup of sign bits."""
+    """The merge proper of opened files of sign bits, into float32 tensors in memory, as peers return them."""
+    with opened_signs(n, d) as (updates, spec, _):
+        for rule in PACKED if n <= MANY else PACKED[:2]:
+            yield rule, lambda recipe=recipe_of(rule, n): merged_signs(updates, recipe, spec)
+
+
+def file_cases(n: int, d: int) -> Iterator[Case]:
+    """Whole merges, from opened files to a written soup of sign bits, synchronised to disk."""
+    with opened_signs(n, d) as (updates, spec, folder):
+        for rule in PACKED if n <= MANY else PACKED[:2]:
+            recipe, soup = recipe_of(rule, n), folder / "soup.gymdelta"
+            yield rule, lambda recipe=recipe, soup=soup: merge(updates, [1.0] * n, recipe, soup, spec)
+
+
+def merged_signs(updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec) -> dict[str, Tensor]:
+    """What ``merge`` does with opened files before it writes anything."""
+    pipeline, weights = Pipeline.of(recipe), torch.ones(len(updates), dtype=torch.float64)
+    norms = [update.norm() for update in updates]
+    stacks = stacks_of(updates, spec)
+    products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    if pipeline.needs > Needs.NOTHING:
+        products = inner_products(stacks, norms)
+    plan = pipeline.plan(Geometry(products, weights))
+    merged = {}
+    for stack in stacks:
+        merged[stack.name] = torch.empty(stack.shape)
+        stack.merge(plan, pipeline.aggregator, merged[stack.name])
+    return merged
+
+
+@contextmanager
+def opened_signs(n: int, d: int) -> Iterator[tuple[list[DeltaFile], BaseSpec, Path]]:
+    """n opened updates of sign bits, their base, and the folder they lie in."""
     spec = BaseSpec(
         "benchmark", "sha256:" + "0" * 64, {f"layer{i}": (d // PARTS // COLS, COLS) for i in range(PARTS)}
     )
     with tempfile.TemporaryDirectory() as name, ExitStack() as opened:
         folder = Path(name)
         files = [write_signs(folder / f"{row}.gymdelta", row, spec) for row in range(n)]
-        updates = [opened.enter_context(DeltaFile.open(file, spec)) for file in files]
-        for rule in PACKED if n <= MANY else PACKED[:2]:
-            recipe = recipe_of(rule, n)
-            yield (
-                rule,
-                lambda recipe=recipe: merge(updates, [1.0] * n, recipe, folder / "soup.gymdelta", spec),
-            )
+        yield [opened.enter_context(DeltaFile.open(file, spec)) for file in files], spec, folder
 
 
 def write_signs(file: Path, row: int, spec: BaseSpec) -> Path:

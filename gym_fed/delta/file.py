@@ -25,7 +25,7 @@ from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
 from gym_fed.errors import ErrorCode, GymError
 
 _CHUNK = 1 << 20
-_DROP_FROM = 1 << 14
+_DROP_FROM = 1 << 18
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.registry import build_optimizer
-from gym_fed.soup.stacks import Stack, stack_of
+from gym_fed.soup.stacks import Stack, stacks_of
 
 _COMFORTABLE = 2.0**30
 """Norms between this and its inverse need no rescaling before their products are taken in float32."""
@@ -101,11 +101,11 @@ def merge(
         )
     norms = tuple(update.norm() for update in updates)
     clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
-    plan = _plan(updates, norms, clips, weight, pipeline, spec, root)
+    stacks = stacks_of(updates, spec)
+    plan = _plan(stacks, updates, norms, clips, weight, pipeline, spec, root)
     folder = Path(out_path).parent
     folder.mkdir(parents=True, exist_ok=True)
     coefficients = tuple(plan.matrix[0].tolist()) if len(plan.matrix) == 1 else None
-    stacks = list(_stacks(updates, spec))
     written = None
     if optimizer is None:
         written = write_adapters(
@@ -139,7 +139,8 @@ def merge(
             stack.merge(plan, pipeline.aggregator, target)
             if optimizer is not None and optimizer_state is not None:
                 target.copy_(optimizer.step(stack.name, target, optimizer_state))
-            target.mul_(recipe.server_learning_rate)
+            if recipe.server_learning_rate != 1.0:
+                target.mul_(recipe.server_learning_rate)
             if not bool(torch.isfinite(target).all()):
                 raise GymError(
                     ErrorCode.UPDATE_REFUSED, f"tensor {stack.name!r}: the aggregate overflows float32"
@@ -155,23 +156,23 @@ def merge(
     return SoupReport(report.sha256, report.size_bytes, report.norm, norms, clips, coefficients, report)
 
 
-def inner_products(updates: Sequence[DeltaFile], norms: Sequence[float], spec: BaseSpec) -> Tensor:
+def inner_products(stacks: Sequence[Stack], norms: Sequence[float]) -> Tensor:
     """``[n, n]`` float64 inner products of whole updates, from bits, factors or decoded blocks, as each tensor allows.
 
     Args:
-        updates: Open deltas of ``spec``.
-        norms: Their L2 norms.
-        spec: Their base.
+        stacks: Every tensor of the updates.
+        norms: L2 norm of each update.
     """
     factors = torch.tensor([_power_of_two(norm) for norm in norms], dtype=torch.float64)
-    total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-    for stack in _stacks(updates, spec):
+    total = torch.zeros(len(norms), len(norms), dtype=torch.float64)
+    for stack in stacks:
         total += stack.products(factors)
         stack.release()
     return total / factors[:, None] / factors[None]
 
 
 def _plan(
+    stacks: Sequence[Stack],
     updates: Sequence[DeltaFile],
     norms: Sequence[float],
     clips: Sequence[float],
@@ -182,21 +183,17 @@ def _plan(
 ) -> Mixture:
     """What the rules make of the round, as combinations of the updates as they were sent."""
     own: Tensor | None = None
-    if pipeline.needs >= Needs.PRODUCTS:
-        every = [*updates, root] if root is not None else list(updates)
-        squares = inner_products(every, [*norms, root.norm()] if root is not None else norms, spec)
-        products = squares[: len(updates), : len(updates)]
-        own = squares[len(updates)] if root is not None else None
+    if root is not None:
+        every = [*updates, root]
+        squares = inner_products(stacks_of(every, spec), [*norms, root.norm()])
+        products, own = squares[: len(updates), : len(updates)], squares[len(updates)]
+    elif pipeline.needs >= Needs.PRODUCTS:
+        products = inner_products(stacks, norms)
     else:
         products = torch.diag(torch.tensor([norm * norm for norm in norms], dtype=torch.float64))
     clipping = Mixture.scaled(torch.tensor(list(clips), dtype=torch.float64), weights)
     geometry = Geometry(products, weights, own).mixed(clipping)
     return pipeline.plan(geometry).after(clipping)
-
-
-def _stacks(updates: Sequence[DeltaFile], spec: BaseSpec) -> Iterator[Stack]:
-    for name in sorted({name for update in updates for name in update.names}):
-        yield stack_of(name, updates, tuple(spec.shapes[name]))
 
 
 def _power_of_two(norm: float) -> float:

@@ -18,7 +18,7 @@ from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup import merge, signs
 from gym_fed.soup.merging import inner_products
-from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, stack_of
+from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, stack_of, stacks_of
 
 SHAPES = {"down": (48, 172), "up": (33, 7), "norm": (16,)}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")
@@ -133,7 +133,7 @@ def test_inner_products_are_those_of_the_decoded_updates(
 ) -> None:
     with written(tmp_path, codecs) as updates:
         norms = [update.norm() for update in updates]
-        found = inner_products(updates, norms, SPEC).numpy()
+        found = inner_products(stacks_of(updates, SPEC), norms).numpy()
         rows = np.stack(
             [np.concatenate([u.decode(n).double().numpy().reshape(-1) for n in SHAPES]) for u in updates]
         )
@@ -146,8 +146,8 @@ def test_what_a_liar_sends_does_not_spoil_the_products_of_the_honest(tmp_path: P
         write_delta(tmp_path / "liar.gymdelta", entries, SPEC)
         with DeltaFile.open(tmp_path / "liar.gymdelta", SPEC) as liar:
             every = [*updates, liar]
-            found = inner_products(every, [update.norm() for update in every], SPEC)
-            alone = inner_products(updates, [update.norm() for update in updates], SPEC)
+            found = inner_products(stacks_of(every, SPEC), [update.norm() for update in every])
+            alone = inner_products(stacks_of(updates, SPEC), [update.norm() for update in updates])
     assert bool(torch.isfinite(found).all())
     torch.testing.assert_close(found[:4, :4], alone, rtol=1e-12, atol=0)
     assert float(found[4, 4]) == pytest.approx(1e60 * SPEC.num_parameters, rel=1e-6)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta import BaseSpec, DeltaFile
 from gym_fed.soup.stacks.base import Stack
 from gym_fed.soup.stacks.decoded import DecodedStack
 from gym_fed.soup.stacks.factors import FactorStack
 from gym_fed.soup.stacks.signs import SignStack
 
-__all__ = ["DecodedStack", "FactorStack", "SignStack", "Stack", "stack_of"]
+__all__ = ["DecodedStack", "FactorStack", "SignStack", "Stack", "stack_of", "stacks_of"]
 
 
 def stack_of(name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...]) -> Stack:
@@ -22,3 +22,9 @@ def stack_of(name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...]) ->
     if codecs == {"lora"}:
         return FactorStack(name, updates, shape)
     return DecodedStack(name, updates, shape)
+
+
+def stacks_of(updates: Sequence[DeltaFile], spec: BaseSpec) -> list[Stack]:
+    """Every tensor of the base that an update holds, by name."""
+    held = {name for update in updates for name in update.names}
+    return [stack_of(name, updates, tuple(spec.shapes[name])) for name in sorted(held)]

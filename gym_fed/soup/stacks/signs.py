@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from gym_quant import Payload
 from gym_quant.kernels import sign_products
 from torch import Tensor
 
@@ -27,14 +28,12 @@ class SignStack(Stack):
         holder = next(update for update in updates if name in update)
         size = holder.record(name).params.get("group_size")
         self.group_size = None if size is None else int(size)
-        like = holder.payload(name)
-        nothing = (torch.zeros_like(like["bits"]), torch.zeros_like(like["scales"], dtype=torch.float32))
-        self.bits: list[Tensor] = []
-        self.scales: list[Tensor] = []
-        for update in updates:
-            found = update.payload(name) if name in update else {"bits": nothing[0], "scales": nothing[1]}
-            self.bits.append(found["bits"])
-            self.scales.append(found["scales"].to(torch.float32))
+        found = [update.payload(name) if name in update else None for update in updates]
+        nothing: Payload = {}
+        if None in found:
+            nothing = {field: torch.zeros_like(tensor) for field, tensor in holder.payload(name).items()}
+        self.bits = [(nothing if payload is None else payload)["bits"] for payload in found]
+        self.scales = [(nothing if payload is None else payload)["scales"].float() for payload in found]
 
     def products(self, factors: Tensor) -> Tensor:
         found = sign_products(self.bits, self.scales, self.cols, self.group_size)
