@@ -5,9 +5,10 @@
 Updates of 10 and 32 contributors with 5 million float32 each (ten tensors), a fifth of them held to be liars. Ours are
 kernels and plans of the package as a merge uses them, on float32 in memory; Flower's are ``aggregate_train`` on replies
 in memory; ByzFL's are called on the matrix. ``packed`` merges opened ``.gymdelta`` files of sign bits into tensors in
-memory, ``files`` writes the soup too, encoded and synchronised to disk; no peer has either. Every side runs in processes of its own, in turns, and its fastest turn counts;
-memory is what the process grew by at its highest, inputs not counted. ByzFL's NNM is left out where it would take more
-than half of the memory that is free (17 GB for 32 contributors).
+memory, ``files`` writes the soup too, encoded and synchronised to disk; no peer has either. Every side runs in
+processes of its own, in turns, and its fastest run counts; memory is what the process grew by at its highest, inputs
+not counted. ByzFL's NNM is left out where it would take more than half of the memory that is free (17 GB for 32
+contributors).
 
 ByzFL is no dependency, since its package pulls CUDA: fetch it by ``pip download byzfl==0.0.11 --no-deps`` and name the
 wheel, or a folder it is unpacked in; without it those columns are absent. The same rule is not always the same
