@@ -1,7 +1,7 @@
 """Robust rules against attacks: accuracy under each, in the worst case, and what a minority keeps without attackers.
 
     python benchmarks/attacks.py [--quick] [--json] [--plot FILE] [--rules NAME ...] [--attacks NAME ...]
-        [--fractions 0.1 0.2 0.3] [--splits dirichlet iid] [--formats packed float] [--cells FILE]
+        [--fractions 0.1 0.2 0.3] [--splits dirichlet iid] [--formats packed float] [--first-seed N] [--cells FILE]
         [--federation stories260K [--shared FOLDER]]
 
 20 contributors learn scikit-learn's digits (a perceptron of 4,810 weights) over 80 rounds, five seeds; packed rounds
@@ -67,6 +67,7 @@ class Cell:
     packed: bool
     seeds: int
     rounds: int
+    first_seed: int = 0
     accuracies: tuple[float, ...] = ()
     backdoor: float = 0.0
 
@@ -110,6 +111,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--cells", type=Path, metavar="FILE", help="keep what is measured, and measure it once"
     )
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="seeds N to N + 4")
     parser.add_argument("--federation", choices=["stories260K"], help="attack a language model instead")
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
     arguments = parser.parse_args()
@@ -138,7 +140,16 @@ def planned(arguments: argparse.Namespace, setting: Setting) -> Iterator[Cell]:
     seeds, rounds = (2, 20) if arguments.quick else (5, Schedule().rounds)
     for rule in arguments.rules:
         for attack in arguments.attacks:
-            yield Cell(rule, attack, setting.liars, setting.split, setting.packed, seeds, rounds)
+            yield Cell(
+                rule,
+                attack,
+                setting.liars,
+                setting.split,
+                setting.packed,
+                seeds,
+                rounds,
+                arguments.first_seed,
+            )
 
 
 def measured(cell: Cell, file: Path | None) -> Cell:
@@ -154,7 +165,7 @@ def measured(cell: Cell, file: Path | None) -> Cell:
         liars=cell.liars,
         split=cell.split,
         packed=cell.packed,
-        seeds=tuple(range(cell.seeds)),
+        seeds=tuple(range(cell.first_seed, cell.first_seed + cell.seeds)),
         schedule=Schedule(rounds=cell.rounds),
     )
     found = replace(cell, accuracies=outcome.accuracies, backdoor=outcome.backdoor)
