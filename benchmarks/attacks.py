@@ -6,8 +6,9 @@
 
 20 contributors learn scikit-learn's digits (a perceptron of 4,810 weights) over 80 rounds, five seeds; packed rounds
 are sign bits with error feedback. The peer is the plain mean under the same attack. All rules and attacks
-share one training schedule (``_digits.Schedule``), which was chosen with the default rule on seeds 0 to 2. The full
-grid takes hours: the default is one fraction, one split and both formats; ``--cells FILE`` keeps what is measured, a
+share one training schedule (``_digits.Schedule``). Schedule and default rule were chosen on seeds 0 to 4, so that only
+other seeds (``--first-seed 5``) tell what to expect (docs/robustness.md). The full grid takes hours: the default is
+one fraction, one split and both formats; ``--cells FILE`` keeps what is measured, a
 JSON line each, and goes on from there. ``--federation`` attacks a real round instead: ten speakers of Shakespeare
 teach stories260K through the package's own encoding and merge, two of them lie.
 """

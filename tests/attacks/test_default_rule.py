@@ -45,7 +45,7 @@ def test_the_plain_mean_is_broken_by(attack: str) -> None:
     assert outcome("mean", attack).accuracy < 0.4
 
 
-def test_a_backdoor_enters_by_the_plain_mean_and_not_by_the_default() -> None:
+def test_a_backdoor_that_the_plain_mean_lets_in_takes_the_default_longer_than_twenty_rounds() -> None:
     assert outcome("mean", "backdoor").backdoor > 0.9
     assert outcome(DEFAULT, "backdoor").backdoor < 0.1
 
@@ -55,7 +55,8 @@ def test_float_rounds_withstand_the_inner_product_attack_too() -> None:
     assert outcome("mean", "inner_product", packed=False).accuracy < 0.4
 
 
-def test_without_attackers_the_worst_off_contributor_keeps_six_tenths_of_its_share() -> None:
+def test_without_attackers_the_filter_leaves_the_worst_off_six_tenths_of_its_share_by_length() -> None:
+    """By coefficient, which counts the shortening of long updates too, it keeps less: docs/robustness.md."""
     shares = minority(DEFAULT, split="dirichlet", seeds=SEEDS, schedule=SCHEDULE)
     assert shares.worst_by_length is not None
     assert shares.worst_by_length >= 0.6
@@ -64,7 +65,7 @@ def test_without_attackers_the_worst_off_contributor_keeps_six_tenths_of_its_sha
     assert krum.worst_by_length < 0.1
 
 
-def test_without_attackers_the_only_holder_of_a_label_keeps_six_tenths_of_its_share() -> None:
+def test_without_attackers_the_filter_leaves_a_labels_only_holder_six_tenths_by_length() -> None:
     shares = minority(DEFAULT, split="lone", seeds=SEEDS, schedule=SCHEDULE)
     assert shares.by_length is not None
     assert shares.by_length >= 0.6
