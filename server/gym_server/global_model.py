@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,9 +91,18 @@ class GlobalModel:
 
     @contextmanager
     def borrowed(self) -> Iterator[dict[str, Any]]:
-        """The model to train in place; a copy of its tensors as they are, to which it is put back afterwards."""
-        with self._restored(list(model_tensors(self._loaded.model))) as before:
-            yield before
+        """The model to train in place; a copy of its tensors as they are.
+
+        Whatever the training did or raised, the model has these tensors again afterwards and no LoRA layers.
+        """
+        model = self._loaded.model
+        with self._restored(list(model_tensors(model))) as before:
+            try:
+                yield before
+            finally:
+                _take_off_lora(model)
+                model.zero_grad(set_to_none=True)
+                model.eval()
 
     def _measure(self) -> float:
         return heldout_loss(
@@ -106,8 +116,21 @@ class GlobalModel:
         try:
             yield kept
         finally:
+            now = model_tensors(self._loaded.model)  # moving a model gives its parameters other storage
             for name, tensor in kept.items():
-                tensors[name].detach().copy_(tensor)
+                now[name].copy_(tensor)
+
+
+def _take_off_lora(model: Any) -> None:
+    """Put the layers that PEFT wrapped back, also where training broke off before anyone held the wrapper."""
+    if "peft" not in sys.modules:
+        return
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, LoraLayer):
+            model.set_submodule(name, layer.get_base_layer())
+    vars(model).pop("peft_config", None)
 
 
 def coordinator_rows(
