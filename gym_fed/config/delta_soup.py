@@ -57,6 +57,10 @@ class DeltaSoupConfig(StrictModel):
                 raise ValueError(
                     f"{key}.error_feedback: a DeltaSoup keeps nothing between soups; set it to false"
                 )
+        if self.method is AggregationMethod.FLTRUST:
+            raise ValueError(
+                "method fltrust needs a root update; use gym soup merge --root, or a hub with root data"
+            )
         if self.codec.distill_steps or self.soup_codec.distill_steps:
             raise ValueError("distill_steps: a DeltaSoup has no data to distil on; use BitDeltaQuantizer")
         return self

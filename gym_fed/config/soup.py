@@ -16,6 +16,9 @@ from gym_fed.errors import ErrorCode, GymError
 
 _RULES = Path(__file__).resolve().parents[1] / "soup"
 
+_LIARS = "num_malicious_nodes"
+_TRUSTS_A_ROOT = "fltrust"
+
 Option = bool | int | float | str
 
 
@@ -120,6 +123,12 @@ class SoupRecipe(StrictModel):
             raise ValueError(
                 "num_examples_cap is required for weighting: num_examples and belongs to no other"
             )
+        for key in ("aggregator_options", "server_optimizer_options"):
+            if _LIARS in getattr(self, key):
+                raise ValueError(f"{key}.{_LIARS}: set soup.{_LIARS}, which holds for every rule")
+        for name, options in self.pre_aggregator_options.items():
+            if _LIARS in options:
+                raise ValueError(f"pre_aggregator_options.{name}.{_LIARS}: set soup.{_LIARS} instead")
         if self.server_optimizer == "none" and self.server_optimizer_options:
             raise ValueError("server_optimizer_options need a server_optimizer")
         for name in self.pre_aggregator_options:
@@ -129,6 +138,15 @@ class SoupRecipe(StrictModel):
                 )
         return self
 
+    def for_round(self, server_round: int) -> SoupRecipe:
+        """The recipe of one round: what draws lots (``bucketing``) draws others every round."""
+        if "bucketing" not in self.pre_aggregators:
+            return self
+        options = self.pre_aggregator_options.get("bucketing", {})
+        seeded = {**options, "seed": int(options.get("seed", 0)) + server_round}
+        update = {"pre_aggregator_options": {**self.pre_aggregator_options, "bucketing": seeded}}
+        return self.model_copy(update=update)
+
     def check_feasible(self, contributors: int) -> None:
         """Whether ``contributors`` updates are enough to outvote ``num_malicious_nodes``, by any rule.
 
@@ -137,7 +155,8 @@ class SoupRecipe(StrictModel):
         Raises:
             GymError: ``CONFIG_INVALID`` with the number that is needed.
         """
-        needed = 2 * self.num_malicious_nodes + 1
+        majority = 1 if self.aggregator == _TRUSTS_A_ROOT else 2  # whom the root vouches for need not outvote
+        needed = majority * self.num_malicious_nodes + 1
         if contributors < needed:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -146,9 +146,7 @@ class CoordinateRule(Aggregator):
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
         drops = self.drops(weights)
-        if drops is not None:
-            signs.trimmed_mean(bits, strengths, drops, out)
-        return drops is not None
+        return drops is not None and signs.trimmed_mean(bits, strengths, drops, out)
 
 
 class WeightRule(Aggregator):

@@ -1,9 +1,10 @@
 """Merge a round's updates into one soup, tensor by tensor and a block of rows at a time.
 
-No more than a few blocks of numbers are held, however many contributors there are; merged tensors wait in a scratch
-file beside the result until they are encoded. Every step is elementwise or runs in a fixed order, so the same updates
-in the same order give the same bytes on any number of threads; sign deltas are merged by votes of whole numbers, which
-give the same bytes on any machine.
+No more than a few blocks of numbers are held beside the updates, and merged tensors wait in a scratch file beside the
+result until they are encoded; a server optimiser's moments and the factors of one LoRA tensor are in memory. Every step
+is elementwise or runs in a fixed order without a BLAS, so the same updates in the same order give the same bytes on any
+number of threads and with any kernels; sign deltas are merged by votes of whole numbers, in which not even the order
+counts.
 """
 
 from __future__ import annotations
@@ -98,6 +99,12 @@ def merge(
     if (optimizer is None) != (optimizer_state is None):
         raise GymError(
             ErrorCode.USAGE, f"server_optimizer {recipe.server_optimizer!r} and its state do not fit"
+        )
+    if recipe.codec.error_feedback != (residual is not None):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"the soup's codec has error_feedback: {recipe.codec.error_feedback}, but "
+            f"{'no' if residual is None else 'a'} residual was given",
         )
     norms = tuple(update.norm() for update in updates)
     clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)

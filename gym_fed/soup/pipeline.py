@@ -62,8 +62,16 @@ class Pipeline:
         rows = weights.numel()
         for step in self.pre_aggregators:
             rows = step.rows(rows)
-        merged_rows_differ = rows != weights.numel()
-        self.aggregator.check(torch.ones(rows) if merged_rows_differ else weights)
+        if rows == weights.numel():
+            self.aggregator.check(weights)
+            return
+        if bool((weights != weights[0]).any()):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "updates of unequal weight cannot be put into buckets: one liar's weight would count for its bucket",
+                "use weighting: uniform, or leave bucketing out",
+            )
+        self.aggregator.check(torch.ones(rows))
 
     def plan(self, geometry: Geometry) -> Mixture:
         """The combinations of the updates on which the aggregator's ``combine`` works."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 
 
 def split_pool(pool: int, shares: Mapping[str, float]) -> dict[str, int]:
@@ -12,10 +13,10 @@ def split_pool(pool: int, shares: Mapping[str, float]) -> dict[str, int]:
         pool: What is paid out, whole.
         shares: At least 0 each; when none is above, nothing is paid out.
     """
-    total = sum(shares.values())
+    total = sum(Fraction(share) for share in shares.values())
     if total <= 0:
         return {name: 0 for name in shares}
-    exact = {name: pool * share / total for name, share in shares.items()}
+    exact = {name: pool * Fraction(share) / total for name, share in shares.items()}
     amounts = {name: int(value) for name, value in exact.items()}
     by_remainder = sorted(exact, key=lambda name: (amounts[name] - exact[name], name))
     for name in by_remainder[: pool - sum(amounts.values())]:

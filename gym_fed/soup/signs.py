@@ -15,8 +15,12 @@ from torch import Tensor
 COMBINATION_TOTAL = 1 << 30
 """A combination's votes add up to about this, so rounding changes none by more than 1e-9 of the whole."""
 
-TRIMMED_TOTAL = (1 << 15) - 1
-"""So do those of every vector that is trimmed coordinate by coordinate: the largest with which 16 bits suffice."""
+TRIMMED_TOTALS = ((1 << 15) - 1, (1 << 31) - 1)
+"""So do those of the largest vector that is trimmed by coordinates: as 16 bits hold, or 32, at half the speed."""
+
+TRIMMED_ERROR = 1e-3
+"""What rounding may change the median vector by at most, of the most that it can be at a coordinate. A liar's scale
+sets the unit for all: where honest vectors would get too few votes, the updates are decoded instead."""
 
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -33,7 +37,7 @@ def combine(bits: Sequence[Tensor], strengths: Tensor, out: Tensor) -> None:
     signed_combination(bits, votes[0], unit, out.shape[1], out=out)
 
 
-def trimmed_mean(bits: Sequence[Tensor], strengths: Tensor, drops: int, out: Tensor) -> None:
+def trimmed_mean(bits: Sequence[Tensor], strengths: Tensor, drops: int, out: Tensor) -> bool:
     """Of m vectors ``sum_i strengths[k, i] * sign_i`` at each coordinate the mean of the middle ones.
 
     Args:
@@ -41,9 +45,16 @@ def trimmed_mean(bits: Sequence[Tensor], strengths: Tensor, drops: int, out: Ten
         strengths: ``[m, n]`` float64.
         drops: Values dropped on either side.
         out: ``[rows, cols]`` float32, filled.
+
+    Returns:
+        False where whole numbers would be too coarse; ``out`` is as it was then.
     """
-    votes, unit = whole_votes(strengths, TRIMMED_TOTAL)
+    total = _total(strengths)
+    if total is None:
+        return False
+    votes, unit = whole_votes(strengths, total)
     signed_trimmed(bits, votes, out.shape[1], drops, unit / (len(strengths) - 2 * drops), out=out)
+    return True
 
 
 def majority(bits: Sequence[Tensor], weights: Tensor, magnitude: float, out: Tensor) -> None:
@@ -59,6 +70,21 @@ def majority(bits: Sequence[Tensor], weights: Tensor, magnitude: float, out: Ten
         stop = min(len(out), start + step)
         votes = signed_votes([matrix[start:stop] for matrix in bits], weights, out.shape[1])
         out[start:stop] = torch.where(votes < 0, -magnitude, magnitude)
+
+
+def _total(strengths: Tensor) -> int | None:
+    """The smallest total with which rounding is within ``TRIMMED_ERROR``, if any."""
+    sizes = strengths.abs().sum(dim=1).sort().values
+    sizes = sizes[sizes > 0.0]
+    if not len(sizes):
+        return TRIMMED_TOTALS[0]
+    terms = int((strengths != 0.0).sum(dim=1).max())
+    spread = terms * float(sizes[-1] / sizes[(len(sizes) - 1) // 2])
+    for total in TRIMMED_TOTALS:
+        room = total - strengths.shape[1]
+        if room > 0 and spread / (2 * room) <= TRIMMED_ERROR:
+            return total
+    return None
 
 
 def whole_votes(strengths: Tensor, total: int) -> tuple[Tensor, float]:

@@ -53,10 +53,11 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
     judged = _screen_heldout(fed, model, judged)
     kept = [u for u in judged if u.kept]
     rejected = [u.judgement for u in judged if not u.kept]
-    needed = 2 * fed.config.soup.num_malicious_nodes + 1
-    if len(kept) < needed:
+    try:
+        fed.config.soup.check_feasible(len(kept))
+    except GymError as error:
         fed.journal.abort(
-            current.server_round, f"{len(kept)} updates passed the screens; {needed} are needed", rejected
+            current.server_round, f"{len(kept)} updates passed the screens: {error.message}", rejected
         )
         return
     try:
@@ -164,7 +165,7 @@ def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list
     return Ingredients(
         server_round=current.server_round,
         parent=fed.journal.head(),
-        recipe=fed.config.soup,
+        recipe=fed.config.soup.for_round(current.server_round),
         manifests=[UpdateManifest.parse(update.row.manifest) for update in kept],
         root=root_update(fed, model, current.server_round),
     )

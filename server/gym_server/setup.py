@@ -26,7 +26,7 @@ enrolment:
 
 rounds:
   num_rounds: 10
-  min_contributors: 3           # quorum; with fewer updates at the deadline the round is aborted
+  min_contributors: 4           # quorum; with fewer updates at the deadline the round is aborted
   deadline_seconds: 1800
   lease_seconds: 60             # who is silent for this long loses the task, and nobody waits
   learning_rate_decay: 1.0      # times the recipe's learning rate, after every committed round

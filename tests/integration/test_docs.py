@@ -2,8 +2,8 @@
 
 A page's ```console blocks are one session in an empty folder. `gym-server run` gets a terminal of its own, as the
 reader gives it one, and `gym-client join` a terminal at which "y" is typed. The pages for contributors find a hub that
-is running already. A block under the comment `<!-- not run: REASON -->` is left out; a ```python block under the comment
-`<!-- run -->` is a script that runs after the commands of its page.
+is running already. A block under the comment `<!-- not run: REASON -->` is left out; a ```python block under the
+comment `<!-- run -->` is a script that runs after the commands of its page.
 """
 
 from __future__ import annotations

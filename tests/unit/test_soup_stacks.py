@@ -179,9 +179,39 @@ def test_an_update_that_leaves_a_tensor_out_counts_as_zero(tmp_path: Path) -> No
         torch.testing.assert_close(found["down"], expected, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("loud", [3.0, 1e2, 1e4, 1e8, 1e30])
+@pytest.mark.parametrize("rule", ["trimmed_mean", "median"])
+def test_a_liars_scale_does_not_make_the_votes_of_the_honest_coarse(
+    tmp_path: Path, rule: str, loud: float
+) -> None:
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for index, scale in enumerate((0.01, 0.011, 0.012, 0.013, 0.014, 0.01 * loud)):
+            entry = DeltaEntry.of("down", scale * deltas(index)["down"].sign())
+            write_delta(tmp_path / f"{index}.gymdelta", [entry], SPEC)
+            opened.append(stack.enter_context(DeltaFile.open(tmp_path / f"{index}.gymdelta", SPEC)))
+        wanted = recipe(aggregator=rule, num_malicious_nodes=1)
+        found = soup(opened, tmp_path / "s.gymdelta", wanted)["down"]
+        expected = decoded_soup(opened, tmp_path, wanted)["down"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+def test_votes_of_very_many_updates_stay_fine_or_are_not_used() -> None:
+    for count, exact in ((1000, True), (40_000, True)):
+        strengths = torch.full((3, count), 1.0 / count, dtype=torch.float64)
+        total = signs._total(strengths)
+        assert total is not None
+        votes, unit = signs.whole_votes(strengths, total)
+        error = float((votes.double() * unit - strengths).sum(dim=1).abs().max())
+        assert (error <= signs.TRIMMED_ERROR) is exact
+        assert int(votes.long().abs().sum(dim=1).max()) <= total
+    uneven = torch.diag(torch.tensor([1.0, 1.0, 1.0, 1e9], dtype=torch.float64))
+    assert signs._total(uneven) is None
+
+
 def test_votes_round_strengths_to_whole_numbers_that_fit_and_give_them_back() -> None:
     strengths = torch.rand(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for total in (signs.TRIMMED_TOTAL, signs.COMBINATION_TOTAL):
+    for total in (*signs.TRIMMED_TOTALS, signs.COMBINATION_TOTAL):
         votes, unit = signs.whole_votes(strengths, total)
         assert int(votes.long().abs().sum(dim=1).max()) <= total
         torch.testing.assert_close(votes.double() * unit, strengths, rtol=0, atol=unit)

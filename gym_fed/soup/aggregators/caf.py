@@ -61,6 +61,8 @@ class CAF(WeightRule):
                 best, smallest = shares, largest
             if largest <= 0.0 or total <= count - 2 * self.num_malicious_nodes:
                 return torch.from_numpy(best)
+            if not projections.max() > 0.0:  # too small for float64 to tell apart
+                return torch.from_numpy(best)
             counts = counts * (1.0 - projections / projections.max())
 
 

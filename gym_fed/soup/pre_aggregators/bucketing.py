@@ -6,9 +6,9 @@ price that a liar spoils a bucket: f liars of ceil(n / s) >= 2f + 1. A bucket is
 and weighs as much as they do together; the last may be smaller.
 
 The permutation is a function of ``seed`` and n alone: contributors in the order of sha256("seed:n:index"), so that
-any library in any language can replay a round from its recipe. Whoever runs rounds gives each its own seed (its
-number does), or the same positions share a bucket every time; nothing that contributors send plays a part, or they
-could choose.
+any library in any language can replay a round from its recipe. Whoever runs rounds gives each its own seed
+(``SoupRecipe.for_round`` adds the round's number), or the same positions share a bucket every time. A hub orders
+updates by their digests: a contributor can choose its own, but knows no other's before the round is closed.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ coefficient times its scale (``gym_fed.soup.signs``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from gym_quant import Payload
@@ -19,21 +20,43 @@ from gym_fed.soup.geometry import Mixture
 from gym_fed.soup.stacks.base import Stack
 from gym_fed.soup.stacks.decoded import DecodedStack
 
+_KEPT_ELEMENTS = 1 << 21
+
 
 class SignStack(Stack):
     """Tensors of codec ``bitdelta`` with scales of one shape."""
 
     def __init__(self, name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...]) -> None:
         super().__init__(name, updates, shape)
-        holder = next(update for update in updates if name in update)
-        size = holder.record(name).params.get("group_size")
+        self._holder = next(update for update in updates if name in update)
+        size = self._holder.record(name).params.get("group_size")
         self.group_size = None if size is None else int(size)
-        found = [update.payload(name) if name in update else None for update in updates]
+
+    @cached_property
+    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Bits and float32 scales of every update: views of the files, but for what an update lacks."""
+        found = [update.payload(self.name) if self.name in update else None for update in self.updates]
         nothing: Payload = {}
         if None in found:
-            nothing = {field: torch.zeros_like(tensor) for field, tensor in holder.payload(name).items()}
-        self.bits = [(nothing if payload is None else payload)["bits"] for payload in found]
-        self.scales = [(nothing if payload is None else payload)["scales"].float() for payload in found]
+            like = self._holder.payload(self.name)
+            nothing = {field: torch.zeros_like(tensor) for field, tensor in like.items()}
+        full = [nothing if payload is None else payload for payload in found]
+        return [payload["bits"] for payload in full], [payload["scales"].float() for payload in full]
+
+    @property
+    def bits(self) -> list[Tensor]:
+        return self._parts[0]
+
+    @property
+    def scales(self) -> list[Tensor]:
+        return self._parts[1]
+
+    def release(self) -> None:
+        if (
+            self.rows * self.cols >= _KEPT_ELEMENTS
+        ):  # the views of small tensors cost more to make than to keep
+            self.__dict__.pop("_parts", None)
+        super().release()
 
     def products(self, factors: Tensor) -> Tensor:
         found = sign_products(self.bits, self.scales, self.cols, self.group_size)
