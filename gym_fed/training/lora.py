@@ -60,7 +60,9 @@ def frozen_factor(seed: int, name: str, rank: int, width: int) -> torch.Tensor:
     Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
     """
     stream = hashlib.shake_256(f"frozen A\n{seed}\n{name}".encode()).digest(4 * rank * width)
-    fractions = (np.frombuffer(stream, "<u4") >> 8).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+    fractions = (np.frombuffer(stream, "<u4") >> 8).astype(np.float32) * np.float32(2.0**-23) - np.float32(
+        1.0
+    )
     return torch.from_numpy(fractions * np.float32(1.0 / math.sqrt(width))).reshape(rank, width)
 
 
