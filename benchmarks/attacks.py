@@ -202,7 +202,7 @@ def told_of(report: Report, setting: Setting, cells: list[Cell], attacks: list[s
     if DEFAULT in by_rule:
         worst = min(by_rule[DEFAULT].values(), key=lambda cell: cell.percent)
         report.aim(
-            f"{DEFAULT}: accuracy in % under {worst.attack}, the worst of {len(attacks)} ({setting})",
+            f"{DEFAULT}: accuracy in % under {worst.attack}, the worst of {len({*attacks} - {'none'})} ({setting})",
             figure=worst.percent,
             aim=AIM_ACCURACY,
             better="higher",
