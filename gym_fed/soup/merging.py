@@ -140,21 +140,24 @@ def merge(
         )
     with tempfile.TemporaryFile(dir=folder) as scratch:
         merged: dict[str, Tensor] = {}
-        for stack in stacks:
-            shape = as_matrix(stack.shape)
+        by_name = {stack.name: stack for stack in stacks}
+        # a tensor that nobody sent has a zero aggregate; its moments step all the same
+        unsent = [] if optimizer_state is None else [n for n in optimizer_state.tensors() if n not in by_name]
+        for name in [*by_name, *unsent]:
+            shape = as_matrix(spec.shapes[name])
             target = torch.from_numpy(np.memmap(scratch, np.float32, "w+", scratch.seek(0, 2), shape))
-            stack.merge(plan, pipeline.aggregator, target)
+            if name in by_name:
+                by_name[name].merge(plan, pipeline.aggregator, target)
             if optimizer is not None and optimizer_state is not None:
-                target.copy_(optimizer.step(stack.name, target, optimizer_state))
+                target.copy_(optimizer.step(name, target, optimizer_state))
             if recipe.server_learning_rate != 1.0:
                 target.mul_(recipe.server_learning_rate)
             if not bool(torch.isfinite(target).all()):
-                raise GymError(
-                    ErrorCode.UPDATE_REFUSED, f"tensor {stack.name!r}: the aggregate overflows float32"
-                )
-            merged[stack.name] = target.reshape(stack.shape)
-            stack.release()
-            on_tensor(stack.name)
+                raise GymError(ErrorCode.UPDATE_REFUSED, f"tensor {name!r}: the aggregate overflows float32")
+            merged[name] = target.reshape(spec.shapes[name])
+            if name in by_name:
+                by_name[name].release()
+                on_tensor(name)
 
         def source(name: str) -> Tensor:
             return merged[name] if name in merged else torch.zeros(spec.shapes[name])

@@ -7,6 +7,7 @@ results the tests compare.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,44 +16,73 @@ import torch
 from torch import Tensor
 
 from gym_fed.delta import ErrorFeedback
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_json
 from gym_fed.soup.rule import Rule
 
+log = logging.getLogger("gym_fed")
+
 _STEP = "step"
+_RULE = "rule/"
+"""The name of one entry, after this prefix, is the rule whose moments these are."""
 
 
 class OptimizerState:
     """Moments by tensor, float32: those that the last round left, and those that this round makes of them."""
 
-    def __init__(self, held: Mapping[str, Tensor] | None = None) -> None:
-        """Begin from nothing, or from what ``load`` found."""
+    def __init__(self, held: Mapping[str, Tensor] | None = None, rule: str = "") -> None:
+        """Begin from nothing, or from what ``load`` found; ``rule`` is the optimiser whose moments these are."""
         self._held = dict(held or {})
+        self._rule = rule
         self._next: dict[str, Tensor] = {}
 
     @classmethod
-    def load(cls, path: str | Path, lineage: str) -> OptimizerState:
-        """Read a staged state; where there is no file yet, all moments are zero.
+    def load(cls, path: str | Path, lineage: str, rule: str) -> OptimizerState:
+        """Read a staged state; where there is no file yet, or one of another rule, all moments are zero.
 
         Args:
             path: The file.
             lineage: Digest of the base from which the federation started.
+            rule: ``ServerOptimizer.rule`` of the optimiser that begins from it.
 
         Raises:
             GymError: ``BASE_MISMATCH`` for a state of another lineage, ``STATE_CORRUPT`` for a broken one.
         """
         file = ErrorFeedback.load(path, lineage)
-        return cls({name: tensor for name in file.names() if (tensor := file.residual(name)) is not None})
+        held = {name: tensor for name in file.names() if (tensor := file.residual(name)) is not None}
+        made_by = {name.removeprefix(_RULE) for name in held if name.startswith(_RULE)}
+        if held and made_by != {rule}:
+            found = ", ".join(sorted(made_by)) or "an optimiser that it does not name"
+            log.warning("%s holds the moments of %s; %s starts afresh", path, found, rule)
+            held = {}
+        return cls({name: tensor for name, tensor in held.items() if not name.startswith(_RULE)}, rule)
 
     @property
     def step(self) -> int:
         """Number of this round, from 1."""
         return int(self._held[_STEP][0]) + 1 if _STEP in self._held else 1
 
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors with a moment from earlier rounds, sorted."""
+        return tuple(sorted({key.split("/", 1)[1] for key in self._held if key != _STEP}))
+
     def update(self, moment: str, name: str, like: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """``change`` a tensor's moment, keep the result for the next round, and return it."""
+        """``change`` a tensor's moment, keep the result for the next round, and return it.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` when it overflows float32: no later round could begin from it.
+        """
         key = f"{moment}/{name}"
         held = self._held.get(key)
-        self._next[key] = change(torch.zeros_like(like) if held is None else held)
-        return self._next[key]
+        changed = change(torch.zeros_like(like) if held is None else held)
+        if not bool(torch.isfinite(changed).all()):
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"tensor {name!r}: the server optimiser's moment {moment!r} overflows float32",
+                "the aggregate is too large for its square to be held; limit updates with max_norm",
+            )
+        self._next[key] = changed
+        return changed
 
     def advance(self) -> None:
         """The round is over: what it made is what the next one begins from."""
@@ -63,6 +93,7 @@ class OptimizerState:
         file = ErrorFeedback(Path(path), lineage, {})
         for name, tensor in self._after().items():
             file.record(name, tensor)
+        file.record(_RULE + self._rule, torch.ones(1))
         file.stage(path)
 
     def _after(self) -> dict[str, Tensor]:
@@ -71,6 +102,11 @@ class OptimizerState:
 
 class ServerOptimizer(Rule):
     """One optimiser. To add one, put a file with a subclass into ``gym_fed/soup/optimizers``, named like it."""
+
+    @property
+    def rule(self) -> str:
+        """Name and settings: the moments of one rule mean nothing to another."""
+        return f"{self.name} {canonical_json(self.config.model_dump(mode='json')).decode('utf-8')}"
 
     @abstractmethod
     def step(self, name: str, aggregate: Tensor, state: OptimizerState) -> Tensor:

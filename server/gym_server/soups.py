@@ -14,6 +14,7 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup import OptimizerState, SoupReport, merge
+from gym_fed.soup.registry import build_optimizer
 from gym_server.federation import Federation
 from gym_server.rounds import Version
 
@@ -83,8 +84,9 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
     feedback = optimizer = None
     if recipe.codec.error_feedback:
         feedback = ErrorFeedback.load(folder / (parent.residual or NOTHING_YET), lineage)
-    if recipe.server_optimizer != "none":
-        optimizer = OptimizerState.load(folder / optimizer_name(parent.server_round), lineage)
+    rule = build_optimizer(recipe)
+    if rule is not None:
+        optimizer = OptimizerState.load(folder / optimizer_name(parent.server_round), lineage, rule.rule)
     with contextlib.ExitStack() as stack:
 
         def opened(sha256: str) -> DeltaFile:
