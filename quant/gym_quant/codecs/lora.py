@@ -34,6 +34,10 @@ from gym_quant.sides import GROUP, check_side, decode_side, encode_sides, side_s
 _DEFAULT = "bfloat16"
 _PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _MAX_GROUP = 1 << 31
+_MOST_CANCELLED = 2.0**12
+"""How many times its norm the components of a product may have together. Independent ones have ``sqrt(r)`` times; at
+this limit the square of the norm, a sum of Gram entries in float64, is still right to six digits."""
+_CHUNK = 1 << 22
 
 
 class Lora(Codec):
@@ -156,6 +160,9 @@ class Lora(Codec):
         return product.mul_(float(params.get("scaling", 1.0))).to(torch.float32)
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
+        """Factors must be finite and must not cancel (``cancels``): every norm and inner product of LoRA updates is
+        taken from Gram matrices of the factors, so that a product may not be hidden in their rounding.
+        """
         if is_quantised(params):
             (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
             check_side(payload, parts, cols, group, "a")
@@ -166,6 +173,7 @@ class Lora(Codec):
         peak = math.prod(float(f.abs().max()) for f in factors) * int(params["rank"])
         if peak * abs(float(params.get("scaling", 1.0))) > torch.finfo(torch.float32).max:
             raise CodecError("the product of its factors may overflow float32")
+        _check_cancelling(*factors)
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
         """``|BA|_F = sqrt(sum((B'B) * (AA')))`` in float64, from two ``r x r`` Gram matrices."""
@@ -176,6 +184,34 @@ class Lora(Codec):
             a, b = (factor.to(torch.float64).numpy() for factor in factors)
             grams = np.einsum("rk,sk->rs", a, a) * np.einsum("kr,ks->rs", b, b)
         return abs(float(params.get("scaling", 1.0))) * math.sqrt(max(0.0, float(grams.sum())))
+
+
+def cancels(a: Tensor, b: Tensor) -> bool:
+    """Whether the components of ``b @ a`` (``[rows, r]``, ``[r, cols]``, any float dtype) cancel so far that their Gram
+    matrices no longer tell the norm of the product: ``sum_k |b_k| |a_k|`` is more than 4096 times ``|b @ a|``.
+    """
+    if a.shape[0] < 2:
+        return False
+    left, right = _gram(b.T), _gram(a)
+    together = float(np.sqrt(np.diagonal(left) * np.diagonal(right)).sum())
+    return together**2 > _MOST_CANCELLED**2 * float((left * right).sum())
+
+
+def _check_cancelling(a: Tensor, b: Tensor) -> None:
+    if cancels(a, b):
+        raise CodecError(
+            f"the components of its factors cancel each other to less than 1/{_MOST_CANCELLED:.0f} of their norms, "
+            "which hides the norm of their product"
+        )
+
+
+def _gram(rows: Tensor) -> np.ndarray:
+    """``[r, k]`` to ``[r, r]`` float64, some columns at a time."""
+    total = np.zeros((rows.shape[0], rows.shape[0]))
+    step = max(1, _CHUNK // rows.shape[0])
+    for start in range(0, rows.shape[1], step):
+        total += gram(rows[:, start : start + step]).numpy()
+    return total
 
 
 def is_quantised(params: Params) -> bool:
