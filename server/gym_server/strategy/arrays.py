@@ -28,6 +28,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup import Geometry, Mixture, Needs, OptimizerState, Pipeline, screen_norms
 from gym_fed.soup.registry import build_optimizer
 from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, mixed
+from gym_server.strategy.untrusted import comparable, read_array, read_metrics
 
 log = logging.getLogger("gym_server")
 
@@ -37,7 +38,7 @@ _COMFORTABLE = 1e15
 
 @dataclass(frozen=True)
 class _Reply:
-    """A usable reply: what it changed, key by key."""
+    """A usable reply: what it changed, key by key; bool arrays cannot change and are not among them."""
 
     node_id: int
     content: Any
@@ -49,8 +50,12 @@ class _Reply:
 class DeltaSoupStrategy(FedAvg):
     """FedAvg with DeltaSoup's rules in the place of the weighted mean.
 
-    A reply that cannot be used (an error, other keys or shapes, values that are not finite, a norm far above the
-    median) is left out and logged; a round that is too small for the rules changes nothing. Neither ends the run.
+    A reply that cannot be used (an error, other keys or shapes, bytes that are no array, values that are not finite, no
+    ``num-examples``, a norm far above the median) is left out and logged; a round that is too small for the rules, or
+    whose result the arrays' dtypes cannot hold, changes nothing and is logged. None of them ends the run.
+
+    Arrays of floats and integers are merged. Bool arrays, and places where the model itself is not finite (a mask of
+    ``-inf``), stay as they are: a reply that holds anything else there cannot be used.
 
     Args:
         aggregator: A file of ``gym_fed/soup/aggregators``.
@@ -132,7 +137,7 @@ class DeltaSoupStrategy(FedAvg):
         """Merge the usable replies.
 
         Returns:
-            The new arrays and the replies' metrics; two None when the round is too small for the rules.
+            The new arrays and those of the replies' metrics that all hold; two None when the round changes nothing.
         """
         usable = self._screened(list(self._usable(replies)))
         weights = torch.tensor(
@@ -140,27 +145,48 @@ class DeltaSoupStrategy(FedAvg):
         )
         try:
             self._pipeline.check(weights)
+            plan = self._plan(usable, weights)
+            arrays = ArrayRecord({key: Array(self._merged(key, usable, plan)) for key in self._current})
         except GymError as error:
             log.warning("round %d changes nothing: %s", server_round, error)
             return None, None
-        plan = self._plan(usable, weights)
-        arrays = ArrayRecord({key: Array(self._merged(key, usable, plan)) for key in self._current})
         self._state.advance()
-        metrics = self.train_metrics_aggr_fn([reply.content for reply in usable], self.weighted_by_key)
-        return arrays, metrics
+        contents = comparable([reply.content for reply in usable])
+        return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
-    def _usable(self, replies: Iterable[Message]) -> Iterator[_Reply]:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Merge the metrics of the usable replies, those that all hold.
+
+        Returns:
+            The metrics; None where no reply is usable.
+        """
+        contents = []
+        for node_id, reply in self._contents(replies):
+            try:
+                read_metrics(reply.content, self.weighted_by_key)
+            except GymError as error:
+                log.warning("node %d is left out: %s", node_id, error)
+            else:
+                contents.append(reply.content)
+        return self.evaluate_metrics_aggr_fn(comparable(contents), self.weighted_by_key) if contents else None
+
+    def _contents(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
         for reply in replies:
             node_id = reply.metadata.src_node_id
             if reply.has_error():
                 log.warning("node %d: %s", node_id, reply.error.reason)
-                continue
+            else:
+                yield node_id, reply
+
+    def _usable(self, replies: Iterable[Message]) -> Iterator[_Reply]:
+        for node_id, reply in self._contents(replies):
             try:
                 yield self._read(node_id, reply)
             except GymError as error:
                 log.warning("node %d is left out: %s", node_id, error)
 
     def _read(self, node_id: int, reply: Message) -> _Reply:
+        claimed = self._num_examples(reply)
         found = reply.content.array_records.get(self.arrayrecord_key)
         if found is None or set(found) != set(self._current):
             raise GymError(
@@ -169,31 +195,32 @@ class DeltaSoupStrategy(FedAvg):
             )
         deltas = {}
         for key, sent in self._current.items():
-            try:
-                array = found[key].numpy()
-            except (ValueError, TypeError, EOFError, OSError) as error:
-                raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} cannot be read: {error}") from error
-            if array.shape != sent.shape or not np.issubdtype(array.dtype, np.number):
+            array = read_array(key, found[key], sent)
+            kept = _kept(sent)
+            if not np.array_equal(array[kept], sent[kept], equal_nan=sent.dtype.kind == "f"):
                 raise GymError(
                     ErrorCode.UPDATE_REFUSED,
-                    f"array {key!r} is {array.dtype} {list(array.shape)}, not {sent.dtype} {list(sent.shape)}",
+                    f"array {key!r} differs where it is bool or not finite and must stay",
                 )
+            if sent.dtype.kind == "b":
+                continue
             with np.errstate(over="ignore", invalid="ignore"):
-                deltas[key] = (array.astype(np.float64) - sent).astype(np.float32).reshape(-1)
-            if not np.isfinite(deltas[key]).all():
+                delta = np.asarray((array.astype(np.float64) - sent).astype(np.float32))
+            delta[kept] = 0.0
+            if not np.isfinite(delta).all():
                 raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} holds values that are not finite")
+            deltas[key] = delta.reshape(-1)
         norm = float(np.sqrt(sum(float(np.square(d, dtype=np.float64).sum()) for d in deltas.values())))
-        return _Reply(node_id, reply.content, deltas, norm, self._num_examples(reply))
+        return _Reply(node_id, reply.content, deltas, norm, claimed)
 
     def _num_examples(self, reply: Message) -> int:
-        """What the reply claims; asked for only where it counts."""
+        """What the reply claims, where it counts; it has to claim something all the same, for the metrics' mean."""
+        claimed = read_metrics(reply.content, self.weighted_by_key)
         if self.recipe.num_examples_cap is None:
             return 1
-        for record in reply.content.metric_records.values():
-            claimed = record.get(self.weighted_by_key)
-            if isinstance(claimed, int | float) and claimed >= 1:
-                return int(min(claimed, self.recipe.num_examples_cap))
-        raise GymError(ErrorCode.UPDATE_REFUSED, f"it tells no {self.weighted_by_key!r} of at least 1")
+        if claimed < 1:
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"it tells no {self.weighted_by_key!r} of at least 1")
+        return int(min(claimed, self.recipe.num_examples_cap))
 
     def _screened(self, usable: list[_Reply]) -> list[_Reply]:
         if self._norm_ratio is None or len(usable) < _MIN_FOR_NORM_SCREEN:
@@ -209,7 +236,7 @@ class DeltaSoupStrategy(FedAvg):
         if self._pipeline.needs >= Needs.PRODUCTS:
             scales = torch.where(norms > _COMFORTABLE, 1.0 / norms.clamp_min(1.0), torch.ones_like(norms))
             found = torch.zeros(len(usable), len(usable), dtype=torch.float64)
-            for key in self._current:
+            for key in usable[0].deltas:
                 for _, block in _blocks([reply.deltas[key] for reply in usable]):
                     products(
                         (block * scales[:, None]).float() if bool((scales < 1).any()) else block, out=found
@@ -223,7 +250,14 @@ class DeltaSoupStrategy(FedAvg):
         return self._pipeline.plan(Geometry(found, weights).mixed(clipping)).after(clipping)
 
     def _merged(self, key: str, usable: Sequence[_Reply], plan: Mixture) -> np.ndarray:
+        """The array after this round, in the dtype that was sent.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` where that dtype cannot hold the result, and what the rules raise.
+        """
         sent = self._current[key]
+        if sent.dtype.kind == "b":
+            return sent
         merged = torch.empty(sent.size)
         for start, block in _blocks([reply.deltas[key] for reply in usable]):
             part = self._pipeline.aggregator.combine(mixed(block, plan.matrix), plan.weights)
@@ -231,10 +265,23 @@ class DeltaSoupStrategy(FedAvg):
         if self._optimizer is not None:
             merged = self._optimizer.step(key, merged, self._state)
         change = merged.numpy().astype(np.float64).reshape(sent.shape) * self.recipe.server_learning_rate
-        fresh = sent + change
-        if not np.issubdtype(sent.dtype, np.floating):
-            fresh = np.rint(fresh)
-        return np.asarray(fresh.astype(sent.dtype))
+        kept = _kept(sent)
+        with np.errstate(over="ignore", invalid="ignore"):
+            fresh = np.asarray(sent + change)
+            if sent.dtype.kind != "f":
+                fresh = np.rint(fresh)
+            made = np.asarray(fresh.astype(sent.dtype))
+            # An integer that does not fit wraps, which shows on the way back; a float becomes infinite.
+            held = np.isfinite(made) if sent.dtype.kind == "f" else made.astype(np.float64) == fresh
+        if not (held | kept).all():
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} would leave the range of {sent.dtype}")
+        made[kept] = sent[kept]
+        return made
+
+
+def _kept(sent: np.ndarray) -> np.ndarray:
+    """Places that no round changes, since no difference is defined there: bool in the shape of ``sent``."""
+    return np.ones(sent.shape, np.bool_) if sent.dtype.kind == "b" else np.asarray(~np.isfinite(sent))
 
 
 def _blocks(rows: Sequence[np.ndarray]) -> Iterator[tuple[int, Tensor]]:

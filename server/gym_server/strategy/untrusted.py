@@ -1,0 +1,140 @@
+"""What a client of a Flower app sent, read so that nothing in it can end the run or take the server's memory."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from flwr.app import Array, MetricRecord, RecordDict
+
+from gym_fed.errors import ErrorCode, GymError
+
+log = logging.getLogger("gym_server")
+
+_STYPE = "numpy.ndarray"
+_HEADER_LIMIT = 1024
+
+
+def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
+    """The values of an array that stands for ``sent``, as a view of the received bytes.
+
+    ``numpy.load`` is not used: it takes zip archives for arrays too, and allocates what a header asks for before it
+    has seen as many bytes.
+
+    Args:
+        key: Its name, for messages.
+        array: As Flower delivered it.
+        sent: The array that the client was given.
+
+    Returns:
+        The shape of ``sent``; bool where ``sent`` is bool, else any float or integer dtype.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` for any other shape or dtype, or bytes that are not such an array.
+    """
+    with _refusing(f"array {key!r}"):
+        if array.stype != _STYPE:
+            raise _refusal(f"array {key!r} is serialised as {array.stype[:80]!r}, not {_STYPE!r}")
+        header = io.BytesIO(array.data)
+        version = np.lib.format.read_magic(header)
+        if version != (1, 0):  # the version numpy.save gives every array of plain numbers
+            raise _refusal(f"array {key!r} is a file of version {version}, not (1, 0)")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=_HEADER_LIMIT)
+        if shape != sent.shape or tuple(array.shape) != sent.shape or not _fits(dtype, sent.dtype):
+            raise _refusal(f"array {key!r} is {dtype} {list(shape)}, not {sent.dtype} {list(sent.shape)}")
+        if np.dtype(array.dtype).name != dtype.name:
+            raise _refusal(f"array {key!r} is declared {array.dtype[:80]!r} and holds {dtype}")
+        held, due = len(array.data) - header.tell(), sent.size * dtype.itemsize
+        if held != due:
+            raise _refusal(f"array {key!r} holds {held} bytes, not {due}")
+        values = np.frombuffer(array.data, dtype, offset=header.tell())
+        return values.reshape(shape, order="F" if fortran else "C")
+
+
+def read_metrics(content: RecordDict, weighted_by: str) -> float:
+    """What a reply claims to weigh, once its metrics are such as Flower's functions can work on.
+
+    Args:
+        content: Of the reply.
+        weighted_by: Key of the claim.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` unless there is one metric record, of numbers and lists of numbers, with a
+            finite positive number under ``weighted_by``.
+    """
+    with _refusing("its metric record"):
+        records = list(content.metric_records.values())
+        if len(records) != 1:
+            raise _refusal(f"it holds {len(records)} metric records, not one")
+        for key, value in records[0].items():
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, bool) or not isinstance(number, int | float):
+                    raise _refusal(f"metric {key!r} holds something that is not a number")
+                float(number)  # OverflowError for a whole number that no mean could hold
+        claimed = records[0].get(weighted_by)
+        if not isinstance(claimed, int | float) or not (math.isfinite(claimed) and claimed > 0):
+            raise _refusal(f"it tells no {weighted_by!r} that is one finite positive number")
+        return float(claimed)
+
+
+def comparable(contents: Sequence[RecordDict]) -> list[RecordDict]:
+    """Replies whose metrics can be merged: those keys that all have in one form, under one record's name.
+
+    Args:
+        contents: Each accepted by ``read_metrics``; not changed.
+
+    Returns:
+        The same replies, where need be with a metric record that lacks the other keys, which are logged.
+    """
+    named = [next(iter(content.metric_records.items())) for content in contents]
+    if not named:
+        return []
+    name = Counter(name for name, _ in named).most_common(1)[0][0]
+    forms = [{key: _form(value) for key, value in record.items()} for _, record in named]
+    kept = [key for key, form in forms[0].items() if all(other.get(key) == form for other in forms)]
+    dropped = sorted({key for form in forms for key in form} - set(kept))
+    if dropped:
+        log.warning("metrics that not all replies hold, or not in one form, are left out: %s", dropped)
+    same = []
+    for content, (own, record) in zip(contents, named, strict=True):
+        if own == name and len(record) == len(kept):
+            same.append(content)
+            continue
+        others = {key: value for key, value in content.items() if key != own}
+        same.append(RecordDict({**others, name: MetricRecord({key: record[key] for key in kept})}))
+    return same
+
+
+def _form(value: object) -> int:
+    """The length of a list; -1 for a number."""
+    return len(value) if isinstance(value, list) else -1
+
+
+def _fits(dtype: np.dtype[np.generic], sent: np.dtype[np.generic]) -> bool:
+    """Whether a change can be told from the two; timedelta64 is an integer to numpy, but not here."""
+    return dtype == sent if sent.kind == "b" else dtype.kind in "fiu"
+
+
+def _refusal(message: str) -> GymError:
+    return GymError(ErrorCode.UPDATE_REFUSED, message)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Make a refusal of this one reply of whatever its content sets off.
+
+    Any exception, since the bytes are a stranger's and the parsers of numpy and Python name no closed set (ValueError,
+    SyntaxError, RecursionError, MemoryError, ...): one that is missed would end the run for all.
+    """
+    try:
+        yield
+    except GymError:
+        raise
+    except Exception as error:
+        told = " ".join(str(error).split())[:200]
+        raise _refusal(f"{what} cannot be read: {type(error).__name__}: {told}") from error
