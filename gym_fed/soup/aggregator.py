@@ -72,7 +72,7 @@ class Aggregator(Rule):
             ``[d]`` float32.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for values that are not finite, ``USAGE`` for shapes or weights that
+            GymError: ``UPDATE_REFUSED`` for values that are not finite in float32, ``USAGE`` for shapes or weights that
                 do not fit, and what ``check`` raises.
         """
         if updates.dim() != 2 or weights.shape != updates.shape[:1]:
@@ -85,18 +85,22 @@ class Aggregator(Rule):
                 ErrorCode.USAGE,
                 f"aggregator {self.name!r} {'needs' if root is None else 'takes no'} root update",
             )
-        finite = torch.isfinite(updates).all(dim=1)
+        rows = updates.to(torch.float32)
+        finite = torch.isfinite(rows).all(dim=1)
         if not bool(finite.all()):
             culprit = int((~finite).nonzero()[0, 0])
-            raise GymError(ErrorCode.UPDATE_REFUSED, f"update {culprit} holds values that are not finite")
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED, f"update {culprit} holds values that are not finite in float32"
+            )
         exact = weights.to(torch.float64)
         if self.needs is Needs.NOTHING:
             mixture = self.mix(Geometry(torch.zeros(len(exact), len(exact), dtype=torch.float64), exact))
         else:
             mixture = self.mix(Geometry.of(updates, exact, root))
-        rows = updates.to(torch.float32)
         if not _is_identity(mixture, len(updates)):
             rows = mixture.applied(updates).to(torch.float32)
+            if not bool(torch.isfinite(rows).all()):
+                raise GymError(ErrorCode.UPDATE_REFUSED, "the updates' combination is not finite in float32")
         return self.combine(rows, mixture.weights)
 
     def check(self, weights: Tensor) -> None:

@@ -181,6 +181,22 @@ def test_values_that_are_not_finite_are_refused_with_the_update_that_holds_them(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_doubles_beyond_float32_are_refused_with_the_update_that_holds_them(name: str) -> None:
+    updates = updates_of(5).to(torch.float64)
+    updates[3, 7] = 1e39
+    with pytest.raises(GymError, match="update 3") as caught:
+        merged(name, updates)
+    assert caught.value.code is ErrorCode.UPDATE_REFUSED
+
+
+def test_a_combination_that_float32_cannot_hold_is_refused() -> None:
+    updates = torch.ones(3, 4, dtype=torch.float64)
+    with pytest.raises(GymError, match="combination") as caught:
+        merged("fltrust", updates, root=torch.full((4,), 1e39, dtype=torch.float64))
+    assert caught.value.code is ErrorCode.UPDATE_REFUSED
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 0.0, 1.0], [1.0, -1.0, 1.0], [1.0, float("nan"), 1.0]])
 def test_weights_that_make_no_sense_are_refused(name: str, weights: list[float]) -> None:
     with pytest.raises(GymError) as caught:
