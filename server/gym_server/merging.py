@@ -23,7 +23,7 @@ from gym_server.global_model import GlobalModel
 from gym_server.rewards import reward
 from gym_server.root import root_update
 from gym_server.rounds import Judgement, Round, SoupRecord
-from gym_server.soups import Ingredients, make_soup
+from gym_server.soups import RESIDUAL, Ingredients, discard, make_soup, residual_name, soup_path
 from gym_server.store.tables import updates
 
 log = logging.getLogger("gym_server")
@@ -56,15 +56,17 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
     try:
         fed.config.soup.check_feasible(len(kept))
     except GymError as error:
+        discard(fed, current.server_round)
         fed.journal.abort(
             current.server_round, f"{len(kept)} updates passed the screens: {error.message}", rejected
         )
         return
     try:
         ingredients = _ingredients(fed, model, current, kept)
-        soup = make_soup(fed, ingredients, fed.folder / "staging" / f"soup-{current.server_round}.gymdelta")
-        residual = soup.stage(fed, current.server_round)
+        soup = make_soup(fed, ingredients, soup_path(fed, current.server_round))
+        state = soup.stage(fed, current.server_round)
     except GymError as error:
+        discard(fed, current.server_round)
         fed.journal.abort(current.server_round, f"the merge failed: {error.message}", rejected)
         return
     before = model.loss() if model.has_gate else None
@@ -72,7 +74,7 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
     limit = fed.config.gate.max_loss_increase
     if before is not None and after is not None and not after <= before + limit:
         reason = f"rolled back: held-out loss {before:.4f} > {after:.4f}, allowed is +{limit:g}"
-        soup.path.unlink()
+        discard(fed, current.server_round)
         fed.journal.abort(current.server_round, reason, rejected)
         return
     fed.store.put_file(soup.path)
@@ -88,7 +90,8 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
             root=ingredients.root,
             heldout_before=before,
             heldout_after=after,
-            residual=residual,
+            residual=residual_name(current.server_round) if RESIDUAL in state else None,
+            state=state,
             judgements=judgements,
         ),
     )

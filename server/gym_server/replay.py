@@ -1,11 +1,14 @@
 """Make a committed soup again, from the stored objects and what the ledger says, and compare the digests.
 
 Nothing that the hub believes is taken over: which updates were merged and by which recipe is read from the signed
-ledger, every object must hash to its name, and every manifest to the id under which the ledger knows it.
+ledger, every object must hash to its name, every manifest to the id under which the ledger knows it, and the server's
+own state to the digest that the ledger has from the version before. (A version committed before the ledger had digests
+of state leaves one that cannot be checked; the log says so.)
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,11 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_server.federation import Federation
-from gym_server.soups import Ingredients, make_soup
+from gym_server.soups import Ingredients, make_soup, state_files
 from gym_server.store.objects import file_sha256
 from gym_server.store.tables import updates
+
+log = logging.getLogger("gym_server")
 
 
 def replay(fed: Federation, server_round: int) -> dict[str, Any]:
@@ -33,16 +38,19 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
             manifest is not what it was, or when the digests differ.
     """
     fed.ledger.verify()
-    told = _version_entry(fed, server_round)
+    told = _version_entry(fed, "server_round", server_round)
+    merged = told["merged"] if "merged" in told else _merged_by_verdicts(fed, server_round)
+    root = told.get("root")  # entries of before there was a root name none
     ingredients = Ingredients(
         server_round=server_round,
         parent=fed.journal.version(told["height"] - 1),
         recipe=SoupRecipe.model_validate(told["recipe"]),
-        manifests=[_manifest(fed, update_id) for update_id in told["merged"]],
-        root=told["root"],
+        manifests=[_manifest(fed, update_id) for update_id in merged],
+        root=root,
     )
-    for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([told["root"]] if told["root"] else []):
+    for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
         _require_intact(fed.store.local_path(sha256), sha256)
+    _require_state(fed, ingredients)
     with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="replay-") as folder:
         soup = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta")
     found = soup.report.sha256
@@ -62,15 +70,42 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
     }
 
 
-def _version_entry(fed: Federation, server_round: int) -> dict[str, Any]:
+def _version_entry(fed: Federation, key: str, number: int) -> dict[str, Any]:
+    """The ledger's entry for the version with this ``server_round`` or ``height``."""
     for entry in fed.ledger.entries():
-        if entry.kind == "version" and entry.body["server_round"] == server_round:
+        if entry.kind == "version" and entry.body[key] == number:
             return entry.body
     raise GymError(
         ErrorCode.NOT_FOUND,
-        f"no version came of round {server_round}",
+        f"no version came of round {number}" if key == "server_round" else f"there is no version {number}",
         "gym-server rounds lists the rounds that were committed",
     )
+
+
+def _merged_by_verdicts(fed: Federation, server_round: int) -> list[str]:
+    """Ids of a round's merged updates, for a version entry of before it listed them."""
+    verdicts = (entry.body for entry in fed.ledger.entries() if entry.kind == "verdict")
+    return sorted(
+        {v["update"] for v in verdicts if (v.get("server_round"), v["verdict"]) == (server_round, "merged")}
+    )
+
+
+def _require_state(fed: Federation, ingredients: Ingredients) -> None:
+    """The server's state as the parent version left it is what the ledger says."""
+    parent = ingredients.parent
+    told = _version_entry(fed, "height", parent.height).get("state") if parent.height else {}
+    if told is None:
+        log.warning("the ledger has no digest of the state that round %d left", parent.server_round)
+        return
+    for kind, path in state_files(fed, ingredients.recipe, parent).items():
+        found = file_sha256(path) if path.exists() else None
+        if found != told.get(kind):
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"the server's {kind} after round {parent.server_round}, {path}, has sha256 {found or 'none'}; "
+                f"the ledger says {told.get(kind) or 'that there is none'}",
+                "restore the hub's folder from a backup",
+            )
 
 
 def _manifest(fed: Federation, update_id: str) -> UpdateManifest:

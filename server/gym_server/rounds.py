@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,8 @@ class SoupRecord:
     residual: str | None
     root: str | None = None
     judgements: Sequence[Judgement] = field(default_factory=list)
+    state: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of each file of state that the round leaves to the next one, by kind."""
 
 
 def next_digest(parent: str, soup_sha256: str, server_round: int) -> str:
@@ -228,6 +230,7 @@ class Journal:
                 "recipe": soup.recipe,
                 "merged": used,
                 "root": soup.root,
+                "state": dict(soup.state),
             }
             self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
             tx.execute(

@@ -17,8 +17,11 @@ from gym_fed.soup import OptimizerState, SoupReport, merge
 from gym_fed.soup.registry import build_optimizer
 from gym_server.federation import Federation
 from gym_server.rounds import Version
+from gym_server.store.objects import file_sha256
 
 NOTHING_YET = "none.safetensors"
+RESIDUAL, OPTIMIZER = "residual", "optimizer"
+"""The kinds of state that the server takes from round to round, as the ledger calls them."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +59,20 @@ class Soup:
     feedback: ErrorFeedback | None
     optimizer: OptimizerState | None
 
-    def stage(self, fed: Federation, server_round: int) -> str | None:
+    def stage(self, fed: Federation, server_round: int) -> dict[str, str]:
         """Write the server's state under the round's own name, for the version that may come of it.
 
         Returns:
-            The residual's file name, or None without error feedback.
+            sha256 of every file that was written, by ``RESIDUAL`` and ``OPTIMIZER``, for the ledger.
         """
-        folder = residuals_folder(fed)
+        folder, written = residuals_folder(fed), {}
         if self.optimizer is not None:
             self.optimizer.stage(folder / optimizer_name(server_round), fed.base.digest)
-        if self.feedback is None:
-            return None
-        name = f"round-{server_round}.safetensors"
-        self.feedback.stage(folder / name)
-        return name
+            written[OPTIMIZER] = file_sha256(folder / optimizer_name(server_round))
+        if self.feedback is not None:
+            self.feedback.stage(folder / residual_name(server_round))
+            written[RESIDUAL] = file_sha256(folder / residual_name(server_round))
+        return written
 
 
 def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup:
@@ -80,13 +83,13 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
     """
     recipe, parent = ingredients.recipe, ingredients.parent
     spec = BaseSpec(fed.base.model_name, parent.digest, fed.base.shapes)
-    folder, lineage = residuals_folder(fed), fed.base.digest
+    state, lineage = state_files(fed, recipe, parent), fed.base.digest
     feedback = optimizer = None
-    if recipe.codec.error_feedback:
-        feedback = ErrorFeedback.load(folder / (parent.residual or NOTHING_YET), lineage)
+    if RESIDUAL in state:
+        feedback = ErrorFeedback.load(state[RESIDUAL], lineage)
     rule = build_optimizer(recipe)
     if rule is not None:
-        optimizer = OptimizerState.load(folder / optimizer_name(parent.server_round), lineage, rule.rule)
+        optimizer = OptimizerState.load(state[OPTIMIZER], lineage, rule.rule)
     with contextlib.ExitStack() as stack:
 
         def opened(sha256: str) -> DeltaFile:
@@ -104,6 +107,37 @@ def residuals_folder(fed: Federation) -> Path:
     folder = fed.folder / "residuals"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def state_files(fed: Federation, recipe: SoupRecipe, parent: Version) -> dict[str, Path]:
+    """Where the server's state as ``parent`` left it lies, or would lie: what a soup by ``recipe`` begins from."""
+    folder, files = residuals_folder(fed), {}
+    if recipe.codec.error_feedback:
+        files[RESIDUAL] = folder / (parent.residual or NOTHING_YET)
+    if recipe.server_optimizer != "none":
+        files[OPTIMIZER] = folder / optimizer_name(parent.server_round)
+    return files
+
+
+def soup_path(fed: Federation, server_round: int) -> Path:
+    """Where a round's soup waits until it is committed."""
+    return fed.folder / "staging" / f"soup-{server_round}.gymdelta"
+
+
+def discard(fed: Federation, server_round: int) -> None:
+    """Delete what a round that comes to nothing wrote: its soup and its state."""
+    folder = residuals_folder(fed)
+    for path in (
+        soup_path(fed, server_round),
+        folder / residual_name(server_round),
+        folder / optimizer_name(server_round),
+    ):
+        path.unlink(missing_ok=True)
+
+
+def residual_name(server_round: int) -> str:
+    """File of the residual as a round left it."""
+    return f"round-{server_round}.safetensors"
 
 
 def optimizer_name(server_round: int) -> str:
