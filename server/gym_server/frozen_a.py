@@ -12,17 +12,20 @@ from gym_fed.delta import DeltaFile
 def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
     """The first tensor whose A is not the one that the round's seed gives; None when all are.
 
-    With one A for all, rules on coordinates work on B and are exact. Who sends another one would make the
-    whole tensor fall back to decoded merging, and is not doing the round's task.
+    It must be that of the recipe's rank, stored as the task's codec says: a part of it, or the same numbers in another
+    format, are another A. With one A for all, rules on coordinates work on B and are exact. Who sends another one would
+    make the whole tensor fall back to decoded merging, and is not doing the round's task.
     """
     from gym_fed.training.lora import frozen_factor
 
     seed = spec.recipe.seed + spec.server_round
     for name in delta.names:
         record = delta.record(name)
-        if record.codec != "lora":
+        if record.codec != "lora" or record.params.get("factors", "bfloat16") != spec.codec.factors:
             return name
         a = Lora().factors(delta.payload(name), record.shape, record.params)[0]
+        if a.shape[0] != spec.recipe.lora.r:
+            return name
         wanted = frozen_factor(seed, name.removesuffix(".weight"), *a.shape)
         if not torch.equal(a, wanted.to(a.dtype)):
             return name
