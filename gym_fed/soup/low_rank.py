@@ -18,12 +18,16 @@ import torch
 from gym_quant import Params, Payload
 from gym_quant.codec import Shape
 from gym_quant.codecs.lora import Lora
-from gym_quant.exact import RightFactor, gram
+from gym_quant.exact import RightFactor, Sliced
+from gym_quant.exact import products as exact_products
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 
 _LORA = Lora()
+_BLOCK_RANKS = 512
+"""Components whose Gram matrices with as many others are held at a time."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +75,62 @@ def products(factors: Sequence[LowRank | None]) -> Tensor:
         factors: n updates, None for one that leaves the weight out and counts as zero.
 
     Returns:
-        ``[n, n]`` float64, symmetric, from two Gram matrices of the size of all ranks together.
+        ``[n, n]`` float64, symmetric, no square below zero, from two Gram matrices. They are made a block of updates
+        against another at a time: memory does not grow with the square of n.
     """
     found = torch.zeros(len(factors), len(factors), dtype=torch.float64)
-    places = [i for i, factor in enumerate(factors) if factor is not None and factor.rank]
-    present = [factor for factor in factors if factor is not None and factor.rank]
+    blocks = _blocks(factors)
+    present = [factor for block in blocks for _, factor in block]
     if not present:
         return found
     common_shape(present)
-    core = gram(torch.cat([f.b for f in present], dim=1).T) * gram(torch.cat([f.a for f in present]))
-    starts = np.cumsum([0, *(f.rank for f in present[:-1])])
-    sums = np.add.reduceat(np.add.reduceat(core.numpy(), starts, axis=0), starts, axis=1)
-    found[np.ix_(places, places)] = torch.from_numpy((sums + sums.T) / 2)
+    for at, block in enumerate(blocks):
+        left = _Grams(block)
+        for other in blocks[at:]:
+            right = left if other is block else _Grams(other)
+            sums = left.products(right)
+            found[np.ix_(left.places, right.places)] = sums
+            found[np.ix_(right.places, left.places)] = sums.T
+    found.diagonal().clamp_(min=0.0)  # squares that rounding took below zero
     return found
+
+
+class _Grams:
+    """Some updates' factors, ready for inner products with others'; these have the same bits in any blocks."""
+
+    def __init__(self, block: Sequence[tuple[int, LowRank]]) -> None:
+        self.places = [place for place, _ in block]
+        self._starts = np.cumsum([0, *(factor.rank for _, factor in block[:-1])])
+        self._a = Sliced.of(torch.cat([factor.a for _, factor in block]))
+        self._b = Sliced.of(torch.cat([factor.b for _, factor in block], dim=1).T)
+
+    def products(self, other: _Grams) -> Tensor:
+        core = (exact_products(self._b, other._b) * exact_products(self._a, other._a)).numpy()
+        one = _sums(core, self._starts, other._starts)
+        return torch.from_numpy(
+            (one + _sums(np.ascontiguousarray(core.T), other._starts, self._starts).T) / 2
+        )
+
+
+def _sums(core: NDArray[np.float64], rows: NDArray[np.int64], cols: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Sums of the parts of a matrix that start at some rows and columns; rows are added first."""
+    found: NDArray[np.float64] = np.add.reduceat(np.add.reduceat(core, rows, axis=0), cols, axis=1)
+    return found
+
+
+def _blocks(factors: Sequence[LowRank | None]) -> list[list[tuple[int, LowRank]]]:
+    """The updates that are there, with their places, in blocks of about ``_BLOCK_RANKS`` components."""
+    blocks: list[list[tuple[int, LowRank]]] = []
+    held = _BLOCK_RANKS
+    for place, factor in enumerate(factors):
+        if factor is None or not factor.rank:
+            continue
+        if held + factor.rank > _BLOCK_RANKS:
+            blocks.append([])
+            held = 0
+        blocks[-1].append((place, factor))
+        held += factor.rank
+    return blocks
 
 
 def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
@@ -128,6 +175,13 @@ def frozen_a(factors: Sequence[LowRank | None]) -> Tensor | None:
     if not present or not all(torch.equal(present[0], a) for a in present[1:]):
         return None
     return present[0]
+
+
+def powers_of_two(rows: Tensor) -> Tensor:
+    """``[n]`` float64: the largest power of two up to the largest magnitude of each row of ``[n, k]`` float64; 1 for a
+    row of zeros."""
+    peaks = rows.abs().amax(dim=1).numpy()
+    return torch.from_numpy(np.where(peaks > 0.0, np.ldexp(1.0, np.frexp(peaks)[1] - 1), 1.0))
 
 
 def common_shape(factors: Sequence[LowRank]) -> tuple[int, int]:
