@@ -11,17 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
+from gym_quant.codecs.lora import cancels
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta import BaseSpec, EncodeReport, lora_delta
-from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.aggregator import Aggregator, CoordinateRule
 from gym_fed.soup.geometry import Mixture
-from gym_fed.soup.low_rank import LowRank
+from gym_fed.soup.low_rank import LowRank, powers_of_two
 from gym_fed.soup.refactor import refactor
 from gym_fed.soup.stacks import FactorStack, Stack
 
 _EXACT = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
+_LIKE_SIZE = 40
+"""Components whose peaks in both factors lie within two to the plus and minus this are written as they are."""
+_MOST_CANCELLED = 64.0
+"""Components that cancel further are made anew, for what is left of them would be lost when they are rounded."""
 
 
 def write_adapters(
@@ -43,7 +50,7 @@ def write_adapters(
         plan: What the rules make of the updates.
         rule: The aggregator.
         residual_path: Where the rest goes as a delta of its own, exact float32 factors; None drops it.
-        on_tensor: Called with the name of every tensor that is merged.
+        on_tensor: Called with the name of every tensor that is merged, once it is certain that the soup is factors.
 
     Returns:
         What was written, and for every tensor the part of its norm that the rank leaves out; None where the soup has to
@@ -52,6 +59,9 @@ def write_adapters(
     """
     if policy.codec != "lora" or policy.lora_rank is None or policy.error_feedback:
         return None
+    if not all(isinstance(stack, FactorStack) for stack in stacks):
+        return None
+    certain = len(plan.matrix) == 1 and not isinstance(rule, CoordinateRule)
     kept: dict[str, tuple[Tensor, Tensor, float]] = {}
     rest: dict[str, tuple[Tensor, Tensor, float]] = {}
     lost: dict[str, float] = {}
@@ -60,7 +70,7 @@ def write_adapters(
         if whole is None:
             return None
         lost[stack.name] = 0.0
-        if whole.rank > min(policy.lora_rank, *whole.shape):
+        if whole.rank > min(policy.lora_rank, *whole.shape) or cancels(whole.a, whole.b, _MOST_CANCELLED):
             cut = refactor(whole, min(policy.lora_rank, *whole.shape))
             whole, lost[stack.name] = cut.kept, cut.relative_residual
             if cut.residual.rank:
@@ -68,7 +78,11 @@ def write_adapters(
         if whole.rank:
             kept[stack.name] = _factors(whole, learning_rate)
         stack.release()
-        on_tensor(stack.name)
+        if certain:
+            on_tensor(stack.name)
+    if not certain:
+        for stack in stacks:
+            on_tensor(stack.name)
     report = lora_delta(kept, out_path, spec, extra, policy)
     if residual_path is not None:
         lora_delta(rest, residual_path, spec, {"residual_of": report.sha256}, _EXACT)
@@ -76,4 +90,10 @@ def write_adapters(
 
 
 def _factors(found: LowRank, scale: float) -> tuple[Tensor, Tensor, float]:
-    return found.a, found.b * scale, 1.0
+    """A, B and scaling. Where the components of one are far larger than those of the other, a power of two moves
+    between them: their product fits the codec's numbers, and so must they."""
+    a, b = found.a, found.b * scale
+    exponents = [np.frexp(powers_of_two(rows).numpy())[1] for rows in (a, b.T)]
+    far = np.maximum(*np.abs(exponents)) > _LIKE_SIZE
+    moved = torch.from_numpy(np.ldexp(1.0, np.where(far, (exponents[1] - exponents[0]) // 2, 0)))
+    return a * moved[:, None], b / moved, 1.0

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from gym_quant import CodecError, Encoded
 from gym_quant.codecs.lora import Lora, cancels
 from torch import Tensor
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, lora_delta, write_delta
+from gym_fed.soup import low_rank, merge
+from gym_fed.soup.low_rank import LowRank, products
+from gym_fed.soup.stacks import FactorStack
 
 LORA = Lora()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -92,3 +104,125 @@ def test_what_cancels_less_has_the_norm_of_its_product(doubt: float) -> None:
     wanted = LORA.decode(encoded.payload, (64, 64), encoded.params).double().norm()
     assert LORA.norm(encoded.payload, (64, 64), encoded.params) == pytest.approx(float(wanted), rel=1e-5)
     assert cancels(torch.cat([a, -a + rest / 2.0**14]), right)
+
+
+SPEC = BaseSpec.of({"w.weight": torch.zeros(48, 32)}, "tiny")
+EXACT = CodecPolicy(codec="lora", lora_rank=4, factors="float32", error_feedback=False)
+DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+
+
+@contextlib.contextmanager
+def opened(folder: Path, sent: Sequence[tuple[Tensor, Tensor, float]]) -> Iterator[list[DeltaFile]]:
+    with contextlib.ExitStack() as stack:
+        files = []
+        for index, factors in enumerate(sent):
+            path = folder / f"{index}.gymdelta"
+            lora_delta({"w.weight": factors}, path, SPEC, None, EXACT)
+            files.append(stack.enter_context(DeltaFile.open(path, SPEC)))
+        yield files
+
+
+def honest(count: int, one_a: bool = False) -> list[tuple[Tensor, Tensor, float]]:
+    """Updates that agree in the main."""
+    a, b = randn(4, 32), randn(48, 4, seed=1)
+    return [
+        (a if one_a else a + 0.3 * randn(4, 32, seed=9 + i), b + 0.2 * randn(48, 4, seed=99 + i), 0.01)
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("rule", ["trimmed_mean", "median", "mean_around_median"])
+@pytest.mark.parametrize("steps", [[], ["norm_cap", "nnm"]], ids=str)
+def test_with_one_a_a_b_beyond_float32_is_one_more_liar(tmp_path: Path, rule: str, steps: list[str]) -> None:
+    sent = [(a * 1e-3, b, s) for a, b, s in honest(6, one_a=True)]
+    sent.append((sent[0][0], sent[0][1] / sent[0][1].abs().max() * 1e38, 20.0))
+    recipe = SoupRecipe(aggregator=rule, num_malicious_nodes=1, pre_aggregators=steps, codec=DENSE)
+    with opened(tmp_path, sent) as updates:
+        assert len(FactorStack("w.weight", updates, (48, 32)).factors) == 7
+        norms = sorted(update.norm() for update in updates)
+        assert norms[-1] > 1e30
+        assert merge(updates, [1.0] * 7, recipe, tmp_path / "soup", SPEC).norm < 2 * norms[-2]
+
+
+@pytest.mark.parametrize("rank", [8, 32])
+def test_a_tiny_a_beside_a_huge_scaling_is_written_as_an_adapter(tmp_path: Path, rank: int) -> None:
+    sent = honest(5)
+    sent.append((sent[0][0] * 1e-42, sent[0][1], 1e40))
+    sent.append((sent[0][0] * 1e30, sent[0][1] * 1e-32, 1.0))
+    adapter = CodecPolicy(codec="lora", lora_rank=rank, error_feedback=False)
+    with opened(tmp_path, sent) as updates:
+        merge(updates, [1.0] * 7, SoupRecipe(codec=adapter), tmp_path / "soup", SPEC)
+        wanted = torch.stack([update.decode("w.weight").double() for update in updates]).mean(dim=0)
+    with DeltaFile.open(tmp_path / "soup", SPEC) as soup:
+        assert soup.record("w.weight").params["rank"] == min(rank, 28)
+        lost = (soup.decode("w.weight") - wanted).norm() / wanted.norm()
+    assert lost < (0.25 if rank == 8 else 0.02)
+
+
+@pytest.mark.parametrize("factors", ["bfloat16", "float32"])
+def test_a_soup_of_updates_that_all_but_cancel_is_written_as_it_is(tmp_path: Path, factors: str) -> None:
+    a, b = randn(4, 32), randn(48, 4, seed=1)
+    sent = [(a, b, 1.0), (-a * (1 - 2.0**-13), b, 1.0)]
+    adapter = CodecPolicy.model_validate({**EXACT.model_dump(), "lora_rank": 16, "factors": factors})
+    with opened(tmp_path, sent) as updates:
+        merge(updates, [1.0] * 2, SoupRecipe(codec=adapter), tmp_path / "soup", SPEC)
+    wanted = (b.double() @ a.double()) * 2.0**-14
+    with DeltaFile.open(tmp_path / "soup", SPEC) as soup:
+        assert (soup.decode("w.weight") - wanted).norm() < 0.01 * wanted.norm()
+
+
+def test_products_of_updates_far_below_one_are_those_of_their_directions(tmp_path: Path) -> None:
+    a, b = randn(4, 32), randn(48, 4, seed=1)
+    sent = [(a, b, 1.0), (a * 2.0**100, b, 2.0**-620)]
+    with opened(tmp_path, sent) as updates:
+        stack = FactorStack("w.weight", updates, (48, 32))
+        norms = [update.norm() for update in updates]
+        found = stack.products(torch.tensor([1 / norm for norm in norms], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.ones(2, 2, dtype=torch.float64))
+
+
+def test_squares_that_rounding_takes_below_zero_are_zero() -> None:
+    squares = []
+    for seed in range(60):
+        a, b = telescope(torch.bfloat16, seed)
+        squares.append(float(products([LowRank(a.double(), b.double())])[0, 0]))
+    assert min(squares) == 0.0
+
+
+def test_products_of_many_updates_hold_no_gram_matrix_of_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits in blocks, each of which is small."""
+    factors = [
+        None if i == 5 else LowRank(randn(16, 8, seed=i).double(), randn(8, 16, seed=50 + i).double())
+        for i in range(40)
+    ]
+    sizes, exact = [], low_rank.exact_products
+    monkeypatch.setattr(low_rank, "_BLOCK_RANKS", 1 << 30)
+    whole = products(factors)
+    monkeypatch.undo()
+
+    def watched(left: Any, right: Any) -> Tensor:
+        found = exact(left, right)
+        sizes.append(found.numel())
+        return found
+
+    monkeypatch.setattr(low_rank, "exact_products", watched)
+    assert torch.equal(products(factors), whole)
+    assert max(sizes) <= 512 * 512
+    assert bool((whole[5] == 0.0).all())
+
+
+def test_a_tensor_is_announced_once_whichever_way_it_is_written(tmp_path: Path) -> None:
+    both = BaseSpec.of({"a": torch.zeros(48, 32), "b": torch.zeros(48, 32)}, "tiny")
+    lora_delta({"a": honest(1)[0], "b": honest(1)[0]}, tmp_path / "factors", both)
+    lora_delta({"a": honest(2)[1], "b": honest(1)[0]}, tmp_path / "other", both)
+    write_delta(tmp_path / "dense", [DeltaEntry.of("b", randn(48, 32), "dense")], both)
+    adapter = CodecPolicy(codec="lora", lora_rank=4, error_feedback=False)
+    for beside, rule in (("dense", "mean"), ("other", "mean"), ("other", "median")):
+        seen: list[str] = []
+        with (
+            DeltaFile.open(tmp_path / "factors", both) as one,
+            DeltaFile.open(tmp_path / beside, both) as two,
+        ):
+            recipe = SoupRecipe(aggregator=rule, codec=adapter)
+            merge([one, two], [1.0, 1.0], recipe, tmp_path / "soup", both, on_tensor=seen.append)
+        assert sorted(seen) == ["a", "b"]

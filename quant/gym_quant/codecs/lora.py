@@ -186,15 +186,16 @@ class Lora(Codec):
         return abs(float(params.get("scaling", 1.0))) * math.sqrt(max(0.0, float(grams.sum())))
 
 
-def cancels(a: Tensor, b: Tensor) -> bool:
-    """Whether the components of ``b @ a`` (``[rows, r]``, ``[r, cols]``, any float dtype) cancel so far that their Gram
-    matrices no longer tell the norm of the product: ``sum_k |b_k| |a_k|`` is more than 4096 times ``|b @ a|``.
+def cancels(a: Tensor, b: Tensor, most: float = _MOST_CANCELLED) -> bool:
+    """Whether the components of ``b @ a`` (``[rows, r]``, ``[r, cols]``, any float dtype) cancel each other: whether
+    ``sum_k |b_k| |a_k|`` is more than ``most`` times ``|b @ a|``, absent 4096 times, so far that their Gram matrices
+    no longer tell the norm of the product.
     """
     if a.shape[0] < 2:
         return False
     left, right = _gram(b.T), _gram(a)
     together = float(np.sqrt(np.diagonal(left) * np.diagonal(right)).sum())
-    return together**2 > _MOST_CANCELLED**2 * float((left * right).sum())
+    return together**2 > most**2 * float((left * right).sum())
 
 
 def _check_cancelling(a: Tensor, b: Tensor) -> None:
