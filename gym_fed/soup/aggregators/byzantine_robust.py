@@ -1,10 +1,10 @@
 """The default against liars: equal norms, then the covariance-bound filter (CAF).
 
 Of the combinations of this package that were tried against the attacks of ``benchmarks/attacks.py``, the one whose
-worst case was best but for an attack made against it (docs/robustness.md has the table): ``equal_norm`` takes from liars the use of size, small or large,
-and ``caf`` weighs down what then stretches the round most in one direction, until nothing stretches it by more than a
-lone contributor with unlike data would. Both see inner products only, so the soup of sign deltas is one vote of whole
-numbers, and that of LoRA factors is exact.
+worst case was best but for an attack made against it (docs/robustness.md has the table): ``equal_norm`` takes from
+liars the use of size, small or large, and ``caf`` weighs down what then stretches the round most in one direction,
+until nothing stretches it by more than a lone contributor with unlike data would. Both see inner products only, so the
+soup of sign deltas is one vote of whole numbers, and that of LoRA factors is exact.
 """
 
 from __future__ import annotations
