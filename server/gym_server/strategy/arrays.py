@@ -5,7 +5,7 @@
     strategy = DeltaSoupStrategy(aggregator="byzantine_robust", num_malicious_nodes=2, min_train_nodes=8)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
 
-Everything else is Flower's FedAvg: sampling, messages, evaluation, the mean of metrics (of those that all replies hold).
+Everything else is Flower's FedAvg: sampling, messages, evaluation, the mean of those metrics that all replies hold.
 """
 
 from __future__ import annotations
