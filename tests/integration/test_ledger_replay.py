@@ -99,6 +99,18 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
     path.write_bytes(kept.read_bytes())
     assert json.loads(replay(finished, 2).stdout)["same"]
 
+    told = next(e["body"] for e in entries(finished) if e["kind"] == "version")
+    assert {state.name for state in (finished / "residuals").glob("round-1.*")} == {
+        {"residual": "round-1.safetensors", "optimizer": "round-1.optimizer.safetensors"}[kind]
+        for kind in told["state"]
+    }
+    for state in (finished / "residuals").glob("round-1.*"):
+        shutil.move(state, kept)
+        without = replay(finished, 2)
+        assert without.returncode != 0
+        assert f"{state}, has sha256 none; the ledger says" in without.stderr
+        shutil.move(kept, state)
+
 
 def entries(folder: Path) -> list[dict[str, Any]]:
     done = subprocess.run(
