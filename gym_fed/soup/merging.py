@@ -75,6 +75,8 @@ def merge(
 ) -> SoupReport:
     """Clip, pre-aggregate, aggregate, step and encode; codecs may be mixed.
 
+    Memory: a block of rows of all updates, but of LoRA updates all factors of one tensor, in float64.
+
     Args:
         updates: Open deltas of ``spec``; a tensor that an update leaves out counts as zero.
         weights: A positive weight for each.
