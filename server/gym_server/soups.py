@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup import OptimizerState, SoupReport, merge
 from gym_fed.soup.registry import build_optimizer
@@ -79,13 +80,20 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
     """Merge; nothing but ``out_path`` is written.
 
     Raises:
-        GymError: What ``gym_fed.soup.merge`` raises, and ``NOT_FOUND`` for an object that the store lacks.
+        GymError: What ``gym_fed.soup.merge`` raises, ``NOT_FOUND`` for an object that the store lacks, and
+            ``STATE_CORRUPT`` when the residual of the parent version is gone.
     """
     recipe, parent = ingredients.recipe, ingredients.parent
     spec = BaseSpec(fed.base.model_name, parent.digest, fed.base.shapes)
     state, lineage = state_files(fed, recipe, parent), fed.base.digest
     feedback = optimizer = None
     if RESIDUAL in state:
+        if parent.residual is not None and not state[RESIDUAL].exists():
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"the residual of version {parent.height} is missing: {state[RESIDUAL]}",
+                "restore the hub's folder from a backup; without it what the last soup lost is lost for good",
+            )
         feedback = ErrorFeedback.load(state[RESIDUAL], lineage)
     rule = build_optimizer(recipe)
     if rule is not None:

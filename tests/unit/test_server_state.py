@@ -204,3 +204,17 @@ def test_a_merge_that_fails_after_a_crash_deletes_what_the_first_try_staged(
     assert "the aggregate overflows" in hub.journal.history()[1]["reason"]
     assert state_of(hub) == left
     assert not list((hub.folder / "staging").iterdir())
+
+
+def test_a_round_is_aborted_with_a_reason_when_the_residual_it_begins_from_is_gone(
+    hub: Federation, model: GlobalModel
+) -> None:
+    merge_next(hub, model)
+    residual = hub.journal.head().residual
+    assert residual is not None
+    (hub.folder / "residuals" / residual).unlink()
+    number = merge_next(hub, model)
+    ended = hub.journal.current()
+    assert ended is not None
+    assert (ended.server_round, ended.state) == (number, "aborted")
+    assert "the residual of version 1 is missing" in ended.reason
