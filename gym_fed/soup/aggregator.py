@@ -97,7 +97,7 @@ class Aggregator(Rule):
             mixture = self.mix(Geometry(torch.zeros(len(exact), len(exact), dtype=torch.float64), exact))
         else:
             mixture = self.mix(Geometry.of(updates, exact, root))
-        if not _is_identity(mixture, len(updates)):
+        if len(updates) == 1 or not _is_identity(mixture, len(updates)):  # never the caller's own memory
             rows = mixture.applied(updates).to(torch.float32)
             if not bool(torch.isfinite(rows).all()):
                 raise GymError(ErrorCode.UPDATE_REFUSED, "the updates' combination is not finite in float32")
@@ -165,7 +165,7 @@ class WeightRule(Aggregator):
         return Mixture.combination(self.weigh(geometry))
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        return rows[0].clone()
+        return rows[0]
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
         signs.combine(bits, strengths[0], out)

@@ -350,3 +350,11 @@ def test_settings_that_a_rule_does_not_have_are_refused(name: str) -> None:
     with pytest.raises(GymError, match="colour: unknown key") as caught:
         build_aggregator(SoupRecipe(aggregator=name, aggregator_options={"colour": "red"}))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_single_update_does_not_share_its_memory_with_the_result(name: str) -> None:
+    update = updates_of(1)
+    before = update.clone()
+    merged(name, update, torch.ones(1)).add_(1.0)
+    assert torch.equal(update, before)
