@@ -17,7 +17,7 @@ def round_training(
     return TrainingConfig(
         algorithm=recipe.algorithm,
         finetuning=recipe.finetuning,
-        lora=LoraSettings(**recipe.lora.model_dump()),
+        lora=LoraSettings(**recipe.lora.model_dump()) if recipe.finetuning == "lora" else None,
         max_steps=recipe.max_steps,
         learning_rate=recipe.learning_rate,
         per_device_train_batch_size=recipe.per_device_train_batch_size,

@@ -91,8 +91,14 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
 
 
 def dump_yaml(config: BaseModel) -> str:
-    """The resolved config as YAML, in schema order, readable by ``load_config`` again."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The resolved config as YAML, in schema order, readable by ``load_config`` again; absent sections are left out."""
+    fields = type(config).model_fields
+    values = {
+        key: value
+        for key, value in config.model_dump(mode="json").items()
+        if value is not None or fields[key].default is not None
+    }
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def _unshared(value: Any) -> Any:

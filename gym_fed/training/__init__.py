@@ -8,8 +8,8 @@ from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig
-    from gym_fed.training.lora import lora_factors
     from gym_fed.training.trainer import Trainer, TrainResult
+    from gym_fed.training.tuning.lora import lora_factors
 
 __all__ = [
     "TrainResult",
@@ -23,5 +23,5 @@ __getattr__ = lazy(
     TrainResult="gym_fed.training.trainer",
     Trainer="gym_fed.training.trainer",
     TrainingConfig="gym_fed.config.training",
-    lora_factors="gym_fed.training.lora",
+    lora_factors="gym_fed.training.tuning.lora",
 )

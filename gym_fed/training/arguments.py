@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.training.optimizers import get_optimizer
 
 _NO_LIMIT = -1
 
 
-def common_arguments(config: TrainingConfig, checkpoints: Path) -> dict[str, Any]:
+def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: bool = False) -> dict[str, Any]:
     """Keyword arguments for any subclass of ``transformers.TrainingArguments``.
 
     TRL's defaults that would surprise are set here: mixed precision and gradient checkpointing are off unless
@@ -28,6 +29,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path) -> dict[str, Any
         "max_steps": config.max_steps if config.max_steps is not None else _NO_LIMIT,
         "num_train_epochs": config.num_train_epochs,
         "per_device_train_batch_size": config.per_device_train_batch_size,
+        "per_device_eval_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "train_sampling_strategy": "group_by_length" if config.group_by_length else "random",
         "gradient_checkpointing": config.gradient_checkpointing,
@@ -41,8 +43,10 @@ def common_arguments(config: TrainingConfig, checkpoints: Path) -> dict[str, Any
         "save_steps": config.save_steps or 1,
         "save_total_limit": config.save_total_limit,
         "report_to": "none",
+        "eval_strategy": "epoch" if evaluate else "no",
         "push_to_hub": False,
         "disable_tqdm": True,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
+        **get_optimizer(config.optimizer).arguments(config),
     }

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.models import NANO
-from gym_fed.training.lora import save_adapter
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.tuning import get_tuning
 
 
-def save_final(model: Any, tokenizer: Any, config: TrainingConfig, folder: Path) -> None:
+def save_final(
+    trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, folder: Path
+) -> None:
     """Save beside the run's other files; a kill half-way leaves the run unfinished, never half a model.
 
     Args:
+        trainer: What has run.
         model: The trained model or PEFT model; it is not changed.
         tokenizer: Saved with it.
-        config: Gives ``save_dtype`` and the base's name.
+        algorithm: Writes what it has beside the model.
+        config: Gives the tuning method, ``save_dtype`` and the base's name.
         folder: The run folder.
     """
-    import torch
-
     part = folder / ".final.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
-    if config.finetuning == "lora":
-        save_adapter(model, part, _portable_name(config.model))
-    else:
-        saved = model
-        if config.save_dtype is not None and config.save_dtype != config.dtype:
-            saved = copy.deepcopy(model).to(getattr(torch, config.save_dtype))
-        saved.save_pretrained(str(part))
+    get_tuning(config.finetuning).save(model, config, part, _portable_name(config.model))
+    algorithm.save(trainer, part)
     tokenizer.save_pretrained(str(part))
     for file in part.iterdir():
         file.replace(folder / file.name)

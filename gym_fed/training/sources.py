@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 from gym_fed.config.training import DataConfig, TrainingConfig
 from gym_fed.data.formats import load_rows
@@ -11,17 +11,18 @@ from gym_fed.data.tasks import generate_mix
 from gym_fed.errors import ErrorCode, GymError
 
 
-def rows_of(config: TrainingConfig) -> list[dict[str, Any]]:
-    """Every row that ``config.data`` names, source after source.
+def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") -> list[dict[str, Any]]:
+    """Every row that ``config.data`` (or ``eval_data``) names, source after source; those to forget are marked.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when no data is named; see ``load_rows`` and ``get_task`` for the others.
     """
-    if not config.data:
+    sources: list[DataConfig] = getattr(config, key)
+    if not sources:
         raise GymError(
-            ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"
+            ErrorCode.CONFIG_INVALID, f"{key}: no rows to train on", "list at least one path or tasks entry"
         )
-    return [row for index, source in enumerate(config.data) for row in _weighted(source, config.seed + index)]
+    return [row for index, source in enumerate(sources) for row in _weighted(source, config.seed + index)]
 
 
 def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
@@ -33,4 +34,5 @@ def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
         )
     times, fraction = divmod(source.weight, 1.0)
     extra = random.Random(seed).sample(rows, round(fraction * len(rows)))
-    return rows * int(times) + extra
+    weighted = rows * int(times) + extra
+    return [{**row, "forget": True} for row in weighted] if source.role == "forget" else weighted

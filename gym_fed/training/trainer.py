@@ -7,22 +7,31 @@ its last checkpoint and ends with the same weights as one that was not.
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model, pick_device, quiet_loading
+from gym_fed.models import pick_device, quiet_loading
 from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.checks import check_config
 from gym_fed.training.hooks import OnStep, RunHooks, ShouldStop
-from gym_fed.training.lora import add_lora
+from gym_fed.training.job import Job
+from gym_fed.training.loading import load_for_training
+from gym_fed.training.optimizers import get_optimizer
 from gym_fed.training.run_folder import RunFolder
 from gym_fed.training.saving import save_final
 from gym_fed.training.trl_glue import unpatched_afterwards
+from gym_fed.training.tuning import get_tuning
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.graders import Grader
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class TrainResult:
         steps: Optimiser steps of the whole run, those before a resume included.
         final_loss: Mean loss of the last ``logging_steps`` steps, in nats per token.
         losses: Loss of every step.
+        history: What the algorithm logged at every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
         output_dir: The run folder.
         num_examples: Rows trained on (each counted once).
         num_tokens: Tokens seen, repeats included, padding not.
@@ -43,6 +53,7 @@ class TrainResult:
     steps: int
     final_loss: float
     losses: list[float]
+    history: list[dict[str, float]] = field(repr=False)
     output_dir: Path
     num_examples: int
     num_tokens: int
@@ -63,6 +74,7 @@ class Trainer:
         model: Train this model in place instead of loading ``config.model`` (under ``finetuning: lora`` its weights
             stay as they are, and the result's model is a PEFT wrapper; ``unload()`` gives the model back).
         tokenizer: Goes with ``model``.
+        graders: What rewards answers, beside those of ``config.rewards``.
         on_step: Called after every optimiser step with ``(step, total, loss)``.
         should_stop: Asked after every step; True saves a checkpoint and raises ``INTERRUPTED``.
     """
@@ -73,6 +85,7 @@ class Trainer:
         *,
         model: Any = None,
         tokenizer: Any = None,
+        graders: Sequence[Grader] = (),
         on_step: OnStep | None = None,
         should_stop: ShouldStop | None = None,
     ) -> None:
@@ -82,14 +95,22 @@ class Trainer:
             raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
         self.config = config
         self._given = None if model is None else (model, tokenizer)
+        check_config(config)
+        self._graders = [*graders]
         self._on_step = on_step
         self._should_stop = should_stop
 
-    def train(self, dataset: Sequence[dict[str, Any]] | None = None, resume: bool = True) -> TrainResult:
+    def train(
+        self,
+        dataset: Sequence[dict[str, Any]] | None = None,
+        eval_dataset: Sequence[dict[str, Any]] | None = None,
+        resume: bool = True,
+    ) -> TrainResult:
         """Run to the end, from the last checkpoint if there is one.
 
         Args:
-            dataset: Rows (``messages`` or ``text``) instead of ``config.data``.
+            dataset: Rows (see ``gym_fed.data.rows``) instead of ``config.data``.
+            eval_dataset: Rows instead of ``config.eval_data``.
             resume: False refuses an unfinished run in ``output_dir`` instead of continuing it.
 
         Raises:
@@ -106,26 +127,32 @@ class Trainer:
             torch.set_num_threads(config.num_threads)
         folder = RunFolder(config.output_dir)
         folder.require_unfinished()
-        if dataset is None:
-            from gym_fed.training.sources import rows_of
-
-            dataset = rows_of(config)
-        model, tokenizer = self._given or self._load()
-        encoded = algorithm.encode(config, tokenizer, list(dataset))
+        rows = _rows(config, dataset, eval_dataset, algorithm)
+        model, tokenizer = self._given or load_for_training(config)
+        encoded, eval_encoded = (part and algorithm.encode(config, tokenizer, part) for part in rows)
+        assert encoded is not None  # there are rows
         checkpoint = folder.open(config, _digest(encoded), resume=resume)
 
         set_seed(config.seed)
-        model = model.to(device)
-        if config.finetuning == "lora":
-            model = add_lora(model, config.lora, seed=config.seed)
-        else:
-            model.requires_grad_(True)  # a model that an adapter was merged into or taken off is still frozen
+        tuning = get_tuning(config.finetuning)
+        model = tuning.prepare(algorithm.adapt(model, tokenizer, config).to(device), config)
+        optimizer = get_optimizer(config.optimizer)
         hooks = RunHooks(folder.metrics, config.logging_steps, self._on_step, self._should_stop)
-        with quiet_loading(), unpatched_afterwards(model), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # of transformers, about its own next major version
-            trainer = algorithm.build(config, model, tokenizer, encoded, folder.checkpoints, [hooks])
+        with quiet_loading(), unpatched_afterwards(model), self._ready_graders(), warnings.catch_warnings():
+            # Of transformers, about its own next major version.
+            warnings.simplefilter("ignore", FutureWarning)
+            job = Job(
+                config=config,
+                model=model,
+                tokenizer=tokenizer,
+                encoded=encoded,
+                eval_encoded=eval_encoded,
+                checkpoints=folder.checkpoints,
+                callbacks=[hooks],
+                graders=self._graders,
+            )
+            trainer = algorithm.build(job)
+            trainer.make_optimizer = lambda model: optimizer.make(model, config)
             trainer.remove_callback(PrinterCallback)
             if checkpoint is None:
                 trainer.train()
@@ -145,35 +172,44 @@ class Trainer:
             steps=steps,
             final_loss=sum(last) / len(last),
             losses=hooks.losses,
+            history=trainer.state.log_history,
             output_dir=folder.path,
-            num_examples=len(dataset),
+            num_examples=len(rows[0] or ()),
             num_tokens=hooks.num_tokens,
             model=model,
             tokenizer=tokenizer,
         )
         if config.save_final:
             with quiet_loading():
-                save_final(model, tokenizer, config, folder.path)
+                save_final(trainer, model, tokenizer, algorithm, config, folder.path)
             folder.finish(result.summary())
         return result
 
-    def _load(self) -> tuple[Any, Any]:
-        config = self.config
-        if config.model_init is not None:
-            from gym_fed.training.scratch import init_model
+    @contextmanager
+    def _ready_graders(self) -> Iterator[None]:
+        """Graders are set up for as long as the run lasts."""
+        with ExitStack() as stack:
+            for grader in self._graders:
+                stack.callback(grader.teardown)
+                grader.setup()
+            yield
 
-            return init_model(config.model_init, seed=config.seed, dtype=config.dtype)
-        assert config.model is not None  # the constructor refuses this
-        loaded = load_model(config.model, dtype=config.dtype)
-        if not hasattr(loaded.model, "merge_and_unload"):
-            return loaded.model, loaded.tokenizer
-        if config.finetuning == "lora":
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"model: {config.model} is itself a LoRA adapter",
-                "train on with finetuning: full, or start from its base model",
-            )
-        return loaded.model.merge_and_unload(), loaded.tokenizer
+
+def _rows(
+    config: TrainingConfig,
+    dataset: Sequence[dict[str, Any]] | None,
+    eval_dataset: Sequence[dict[str, Any]] | None,
+    algorithm: Algorithm,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Training and held-out rows of the kind that the algorithm learns from."""
+    from gym_fed.data.rows import as_kind
+    from gym_fed.training.sources import rows_of
+
+    rows = rows_of(config) if dataset is None else list(dataset)
+    if eval_dataset is None and config.eval_data:
+        eval_dataset = rows_of(config, "eval_data")
+    held_out = None if eval_dataset is None else as_kind(eval_dataset, algorithm.row_kind)
+    return as_kind(rows, algorithm.row_kind), held_out
 
 
 def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks) -> bool:
@@ -189,10 +225,10 @@ def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks) -> bool:
     return True
 
 
-def _digest(encoded: list[dict[str, list[int]]]) -> str:
+def _digest(encoded: list[dict[str, Any]]) -> str:
     """Digest of what is trained on, so that a resumed run cannot silently continue on other rows."""
     digest = hashlib.sha256()
     for row in encoded:
-        for key in sorted(row):
-            digest.update(array("q", [len(row[key]), *row[key]]).tobytes())
+        digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
+        digest.update(b"\n")
     return digest.hexdigest()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
-
-from trl import SFTTrainer
 
 
 class LocalOnly:
@@ -16,15 +15,39 @@ class LocalOnly:
     than an environment variable set, because the variable is read only when huggingface_hub is first imported.
     """
 
+    make_optimizer: Any = None
+    """Set on an instance, ``Callable[[model], Optimizer | None]``: makes an optimiser that transformers has no name for."""
+
+    wrap_dataloader: Any = None
+    """Set on an instance, ``Callable[[DataLoader], DataLoader]``: what the training dataloader is passed through."""
+
     def _send_telemetry(self) -> None:
         """Nothing leaves this machine."""
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: our own run folder says what was trained."""
 
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The optimiser of the config, when it is not one that transformers makes."""
+        trainer: Any = self
+        if self.make_optimizer is not None and trainer.optimizer is None:
+            trainer.optimizer = self.make_optimizer(trainer.model if model is None else model)
+        parent: Any = super()  # the trainer that this is mixed with
+        return parent.create_optimizer(model)
 
-class LocalSFTTrainer(LocalOnly, SFTTrainer):
-    """TRL's ``SFTTrainer`` without side effects."""
+    def get_train_dataloader(self) -> Any:
+        """The trainer's own, passed through ``wrap_dataloader``."""
+        parent: Any = super()
+        loader = parent.get_train_dataloader()
+        return loader if self.wrap_dataloader is None else self.wrap_dataloader(loader)
+
+
+@cache
+def local(trainer: type) -> Any:
+    """A TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
+    return type(
+        f"Local{trainer.__name__}", (LocalOnly, trainer), {"__doc__": f"{trainer.__name__}, local only."}
+    )
 
 
 @contextmanager
@@ -33,11 +56,12 @@ def unpatched_afterwards(model: Any) -> Iterator[None]:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     missing = object()
     before = base.__dict__.get("forward", missing)
-    use_cache = base.config.use_cache
+    use_cache = getattr(base.config, "use_cache", missing)
     try:
         yield
     finally:
-        base.config.use_cache = use_cache
+        if use_cache is not missing:
+            base.config.use_cache = use_cache
         if before is missing:
             base.__dict__.pop("forward", None)
         else:

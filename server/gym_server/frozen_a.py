@@ -16,7 +16,7 @@ def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
     format, are another A. With one A for all, rules on coordinates work on B and are exact. Who sends another one would
     make the whole tensor fall back to decoded merging, and is not doing the round's task.
     """
-    from gym_fed.training.lora import frozen_factor
+    from gym_fed.training.tuning.lora import frozen_factor
 
     seed = spec.recipe.seed + spec.server_round
     for name in delta.names:

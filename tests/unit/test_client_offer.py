@@ -16,7 +16,7 @@ from gym_fed.config.task import LoraRecipe, TrainingRecipe
 from gym_fed.config.training import LoraSettings
 from gym_fed.delta import encode_delta, lora_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.lora import add_lora, lora_factors
+from gym_fed.training.tuning.lora import add_lora, lora_factors
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 

@@ -11,7 +11,7 @@ from gym_server.frozen_a import foreign_a
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import LoraRecipe, TaskSpec, TrainingRecipe
 from gym_fed.delta import BaseSpec, DeltaFile, lora_delta
-from gym_fed.training.lora import frozen_factor
+from gym_fed.training.tuning.lora import frozen_factor
 
 SPEC = BaseSpec.of({"q.weight": torch.zeros(24, 32)}, "tiny")
 DIGEST = "sha256:" + "0" * 64

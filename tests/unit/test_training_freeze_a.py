@@ -20,7 +20,7 @@ from gym_fed.delta import BaseSpec, DeltaFile, lora_delta
 from gym_fed.models import load_model
 from gym_fed.soup.low_rank import LowRank, frozen_a
 from gym_fed.training import Trainer, lora_factors
-from gym_fed.training.lora import add_lora, frozen_factor
+from gym_fed.training.tuning.lora import add_lora, frozen_factor
 
 DIGEST = "sha256:" + "0" * 64
 RECIPE = TrainingRecipe(

@@ -174,7 +174,7 @@ def test_a_saved_adapter_names_its_base_and_loads_with_it(tiny_base: Path, tmp_p
     loaded = load_model(str(tmp_path / "run"))
     ids = loaded.tokenizer("hello", return_tensors="pt")["input_ids"]
     torch.testing.assert_close(loaded.model(ids).logits, result.model(ids).logits)
-    with pytest.raises(GymError, match="is itself a LoRA adapter"):
+    with pytest.raises(GymError, match="is itself an adapter"):
         Trainer(config(tmp_path / "next", finetuning="lora", model=str(tmp_path / "run"))).train(ROWS)
     merged = Trainer(config(tmp_path / "full", model=str(tmp_path / "run"), max_steps=1)).train(ROWS)
     assert merged.steps == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.data.encoding import Encoded, encode_rows
+from gym_fed.data.encoding import encode_rows
+from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.job import Job
 
 
 class Sft(Algorithm):
@@ -16,46 +17,33 @@ class Sft(Algorithm):
     assistant_only_default = True
     packing_default = False
 
-    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[dict[str, Any]]) -> list[Encoded]:
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         assistant_only = _or(config.assistant_only_loss, self.assistant_only_default and not config.packing)
-        return encode_rows(
+        encoded = encode_rows(
             tokenizer,
             rows,
             max_length=config.max_length,
             assistant_only=assistant_only,
             packing=_or(config.packing, self.packing_default and not assistant_only),
         )
+        return [{**row, "length": len(row["input_ids"])} for row in encoded]
 
-    def build(
-        self,
-        config: TrainingConfig,
-        model: Any,
-        tokenizer: Any,
-        encoded: list[Encoded],
-        checkpoints: Path,
-        callbacks: list[Any],
-    ) -> Any:
-        from datasets import Dataset
-        from trl import SFTConfig
+    def build(self, job: Job) -> Any:
+        from trl import SFTConfig, SFTTrainer
 
-        from gym_fed.training.arguments import common_arguments
-        from gym_fed.training.trl_glue import LocalSFTTrainer
+        from gym_fed.training.trl_glue import local
 
         arguments = SFTConfig(
-            **common_arguments(config, checkpoints),
-            max_length=config.max_length,
+            **job.arguments(),
+            max_length=job.config.max_length,
             dataset_kwargs={"skip_prepare_dataset": True},
         )
-        columns: dict[str, list[Any]] = {
-            key: [row[key] for row in encoded] for key in ("input_ids", "labels")
-        }
-        columns["length"] = [len(row["input_ids"]) for row in encoded]
-        return LocalSFTTrainer(
-            model=model,
+        return local(SFTTrainer)(
+            model=job.model,
             args=arguments,
-            train_dataset=Dataset.from_dict(columns),
-            processing_class=tokenizer,
-            callbacks=callbacks,
+            processing_class=job.tokenizer,
+            callbacks=job.callbacks,
+            **job.datasets(),
         )
 
 

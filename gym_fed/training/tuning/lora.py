@@ -11,10 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from gym_fed.config.training import LoraSettings
+from gym_fed.config.training import LoraSettings, TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.tuning.base import Tuning
 
 LoraFactors = dict[str, tuple[torch.Tensor, torch.Tensor, float]]
+
+
+class Lora(Tuning):
+    """Two factors beside each linear layer, Hu et al. 2021."""
+
+    def prepare(self, model: Any, config: TrainingConfig) -> Any:
+        assert config.lora is not None  # filled in by the config
+        return add_lora(model, config.lora, seed=config.seed)
 
 
 def add_lora(model: Any, settings: LoraSettings, *, seed: int) -> Any:

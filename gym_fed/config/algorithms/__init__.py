@@ -1,0 +1,52 @@
+"""The settings of every training algorithm: one section of the YAML each, named like the algorithm."""
+
+from __future__ import annotations
+
+from gym_fed.config.algorithms.distillation import DistillationSettings, SequenceDistillationSettings
+from gym_fed.config.algorithms.preference import (
+    DpoSettings,
+    KtoSettings,
+    OrpoSettings,
+    RewardModelSettings,
+    SimpoSettings,
+    TdpoSettings,
+)
+from gym_fed.config.algorithms.reinforcement import GrpoSettings, GspoSettings, PpoSettings, RlooSettings
+from gym_fed.config.algorithms.unlearning import GradientDifferenceSettings, NpoSettings
+from gym_fed.config.base import StrictModel
+
+ALGORITHM_SECTIONS = (
+    "reward_model",
+    "dpo",
+    "kto",
+    "orpo",
+    "simpo",
+    "tdpo",
+    "ppo",
+    "grpo",
+    "gspo",
+    "rloo",
+    "distillation",
+    "sequence_distillation",
+    "gradient_difference",
+    "npo",
+)
+
+
+class AlgorithmSections(StrictModel):
+    """Only the section of the chosen ``algorithm`` may be given; it is filled with its defaults when it is not."""
+
+    reward_model: RewardModelSettings | None = None
+    dpo: DpoSettings | None = None
+    kto: KtoSettings | None = None
+    orpo: OrpoSettings | None = None
+    simpo: SimpoSettings | None = None
+    tdpo: TdpoSettings | None = None
+    ppo: PpoSettings | None = None
+    grpo: GrpoSettings | None = None
+    gspo: GspoSettings | None = None
+    rloo: RlooSettings | None = None
+    distillation: DistillationSettings | None = None
+    sequence_distillation: SequenceDistillationSettings | None = None
+    gradient_difference: GradientDifferenceSettings | None = None
+    npo: NpoSettings | None = None

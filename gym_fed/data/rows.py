@@ -1,0 +1,83 @@
+"""What a row is once it is read: five kinds, and the conversions between them.
+
+=============  =====================================================================================
+``supervised``   ``{"messages": [...]}`` or ``{"text": str}``; with ``tools`` or ``images`` where there are any
+``preference``   ``{"prompt": P, "chosen": A, "rejected": A}``
+``unpaired``     ``{"prompt": P, "completion": A, "label": bool}``: an answer that was liked, or not
+``prompt``       ``{"prompt": P}`` and, for graders, ``answer`` and whatever else the row had
+``any``          rows as they are
+=============  =====================================================================================
+
+P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from gym_fed.errors import ErrorCode, GymError
+
+Row = dict[str, Any]
+RowKind = Literal["supervised", "preference", "unpaired", "prompt", "any"]
+_KEYS = {"preference": ("prompt", "chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
+_REMEDY = {
+    "supervised": "give conversations (messages) or text",
+    "preference": "give prompt, chosen and rejected",
+    "unpaired": "give prompt, completion and label, or preference pairs",
+    "prompt": "give a prompt, or conversations that end with the assistant",
+}
+
+
+def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
+    """Rows of one kind, converted where nothing is lost that the kind needs.
+
+    Conversations become prompts (the last answer is kept as ``answer``) and preference pairs become two unpaired rows,
+    one prompts, or supervised rows of the chosen answer.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the first row that cannot be used.
+    """
+    if kind == "any":
+        return list(rows)
+    return [converted for number, row in enumerate(rows, 1) for converted in _convert(row, kind, number)]
+
+
+def kind_of(row: Row) -> RowKind | None:
+    """The kind a row has as it is, or None for what is no row."""
+    if "messages" in row or "text" in row:
+        return "supervised"
+    for kind, keys in _KEYS.items():
+        if all(key in row for key in keys):
+            return kind  # type: ignore[return-value]  # the keys of _KEYS are kinds
+    return "prompt" if "prompt" in row else None
+
+
+def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
+    found = kind_of(row)
+    if found == kind:
+        return [row]
+    if found == "preference":
+        rest = {k: v for k, v in row.items() if k not in ("chosen", "rejected")}
+        if kind == "unpaired":
+            return [
+                {**rest, "completion": row["chosen"], "label": True},
+                {**rest, "completion": row["rejected"], "label": False},
+            ]
+        if kind == "prompt":
+            return [rest]
+        if kind == "supervised":
+            return [_joined(row["prompt"], row["chosen"])]
+    if found == "supervised" and kind == "prompt" and "messages" in row:
+        messages = row["messages"]
+        if messages[-1]["role"] == "assistant" and len(messages) > 1:
+            rest = {k: v for k, v in row.items() if k != "messages"}
+            return [{"answer": messages[-1]["content"], **rest, "prompt": messages[:-1]}]
+    problem = "has none of the keys of a row" if found is None else f"is a {found} row"
+    raise GymError(
+        ErrorCode.DATA_INVALID, f"row {number} {problem}, and {kind} rows are needed", _REMEDY[kind]
+    )
+
+
+def _joined(prompt: Any, answer: Any) -> Row:
+    return {"text": prompt + answer} if isinstance(prompt, str) else {"messages": [*prompt, *answer]}

@@ -1,0 +1,48 @@
+"""What a grader is: set up once, asked often, torn down once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer to be graded.
+
+    Attributes:
+        prompt: Messages, or plain text.
+        completion: The answer as text, without special tokens.
+        row: The other columns of the prompt's row (``answer``, ``tests``, ...).
+    """
+
+    prompt: list[dict[str, Any]] | str
+    completion: str
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Grader(ABC):
+    """Gives every sample a number, higher is better. Used by reinforcement learning and by evaluation alike."""
+
+    name: str
+    """How the reward is called in metrics."""
+
+    def setup(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Load models, open connections, check what is needed. Called once before the first ``grade``.
+
+        Raises:
+            GymError: Naming what is missing.
+        """
+
+    @abstractmethod
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        """One finite number a sample, in the same order.
+
+        Raises:
+            GymError: ``DATA_INVALID`` when a row lacks the column that this grader reads.
+        """
+
+    def teardown(self) -> None:  # noqa: B027 - most have nothing to close
+        """Give back what ``setup`` took. Called once, after errors too."""

@@ -1,0 +1,32 @@
+"""The model that a config names, ready to be prepared for training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model
+
+
+def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
+    """The model and tokenizer of ``config.model`` or ``config.model_init``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an adapter on an adapter; see ``load_model`` for the others.
+    """
+    if config.model_init is not None:
+        from gym_fed.training.scratch import init_model
+
+        return init_model(config.model_init, seed=config.seed, dtype=config.dtype)
+    assert config.model is not None  # the trainer refuses this
+    loaded = load_model(config.model, dtype=config.dtype)
+    if not hasattr(loaded.model, "merge_and_unload"):
+        return loaded.model, loaded.tokenizer
+    if config.finetuning not in ("full", "freeze"):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"model: {config.model} is itself an adapter",
+            "train on with finetuning: full, or start from its base model",
+        )
+    return loaded.model.merge_and_unload(), loaded.tokenizer

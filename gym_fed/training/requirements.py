@@ -1,0 +1,37 @@
+"""What a config needs of this machine and installation; what is missing is named before anything is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from gym_fed.errors import ErrorCode, GymError
+
+
+def require_package(module: str, what: str, extra: str) -> None:
+    """Refuse ``what`` (a key and value of the config) where ``module`` is not installed.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` with the command that installs it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{what} needs the package {module}, which is not installed",
+            f"pip install 'gym-fed[{extra}]'",
+        )
+
+
+def require_cuda(what: str) -> None:
+    """Refuse ``what`` where there is no CUDA device.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{what} needs a CUDA GPU, and this machine has none",
+            "remove it from the config, or run on a machine with a GPU",
+        )

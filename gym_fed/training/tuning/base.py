@@ -1,0 +1,33 @@
+"""What a tuning method is: it prepares a model for training, and writes what was trained."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gym_fed.config.training import TrainingConfig
+
+
+class Tuning(ABC):
+    """One way to choose trainable weights. Stateless."""
+
+    is_adapter: ClassVar[bool] = True
+    """Whether the model's own weights stay as they are and what is trained is saved alone."""
+
+    def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most methods refuse nothing
+        """Refuse a config that this method, machine or installation cannot honour, before anything is loaded.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
+        """
+
+    @abstractmethod
+    def prepare(self, model: Any, config: TrainingConfig) -> Any:
+        """The model to train: ``model`` itself with gradients where they belong, or a PEFT model around it."""
+
+    def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
+        """Write what was trained. Adapters name their base."""
+        from gym_fed.training.tuning.lora import save_adapter
+
+        save_adapter(model, folder, base_name)

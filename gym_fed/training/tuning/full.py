@@ -1,0 +1,29 @@
+"""Every weight is trained."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.training.tuning.base import Tuning
+
+
+class Full(Tuning):
+    """All weights of the model, in place."""
+
+    is_adapter = False
+
+    def prepare(self, model: Any, config: TrainingConfig) -> Any:
+        model.requires_grad_(True)  # a model that an adapter was merged into or taken off is still frozen
+        return model
+
+    def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
+        """The whole model, in ``save_dtype``."""
+        import torch
+
+        saved = model
+        if config.save_dtype is not None and config.save_dtype != config.dtype:
+            saved = copy.deepcopy(model).to(getattr(torch, config.save_dtype))
+        saved.save_pretrained(str(folder))
