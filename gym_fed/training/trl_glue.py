@@ -16,7 +16,7 @@ class LocalOnly:
     """
 
     make_optimizer: Any = None
-    """Set on an instance, ``Callable[[model], Optimizer | None]``: makes an optimiser that transformers has no name for."""
+    """Set on an instance, ``Callable[[model], Optimizer | None]``: an optimiser that transformers does not make."""
 
     wrap_dataloader: Any = None
     """Set on an instance, ``Callable[[DataLoader], DataLoader]``: what the training dataloader is passed through."""
