@@ -1,0 +1,84 @@
+"""TRL's ``GKDTrainer`` with rows that are tokenised already, and with the temperature in the divergence.
+
+TRL 1.16 uses ``temperature`` for sampling alone, and divides an on-policy batch by the number of tokens of the rows
+that the student's answers replaced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.experimental.gkd import GKDTrainer
+
+from gym_fed.data.encoding import IGNORED
+
+_Gkd: Any = GKDTrainer  # its annotations are no promise
+
+
+class DistillationTrainer(_Gkd):  # type: ignore[misc]
+    """Loss: the divergence from the teacher, in nats per labelled token."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        tokenizer = kwargs["processing_class"]
+        super().__init__(*args, data_collator=PromptedRows(tokenizer.pad_token_id or 0), **kwargs)
+        if self.lmbda:
+            # How many tokens the student will write in an accumulated step is not known beforehand.
+            self.loss_is_scaled_for_ga = False
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The mean over labelled tokens; over those of all accumulated batches where their number is known."""
+        given = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+        outputs = model(**given, use_cache=False)
+        self.teacher_model.eval()
+        with torch.no_grad():
+            wanted = self.teacher_model(**given, use_cache=False).logits
+        labelled = inputs["labels"][:, 1:] != IGNORED
+        total = divergence(
+            outputs.logits[:, :-1][labelled], wanted[:, :-1][labelled], self.beta, self.temperature
+        )
+        if num_items_in_batch is None or self.lmbda:
+            loss = total / labelled.sum().clamp(min=1)
+        else:
+            loss = total / num_items_in_batch
+            if self.args.average_tokens_across_devices:
+                loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        if self.model.training:
+            tokens = self.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum().item()
+            self._total_train_tokens += tokens // self._tp_size
+            self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        return (loss, outputs) if return_outputs else loss
+
+
+def divergence(student: Tensor, teacher: Tensor, beta: float, temperature: float) -> Tensor:
+    """Sum of the generalised Jensen-Shannon divergence over ``[n, vocabulary]`` logits, in nats, float32."""
+    total: Tensor = GKDTrainer.generalized_jsd_loss(
+        student.float(), teacher.float(), beta=beta, temperature=temperature, reduction="sum"
+    )
+    return total
+
+
+class PromptedRows:
+    """Pads ``input_ids`` and ``labels`` on the right, and on the left what stands before the last answer."""
+
+    def __init__(self, pad_token_id: int) -> None:
+        self._pad = pad_token_id
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        prompts = [row["input_ids"][: row["prompt_length"]] for row in rows]
+        return {
+            "input_ids": _padded([row["input_ids"] for row in rows], self._pad),
+            "labels": _padded([row["labels"] for row in rows], IGNORED),
+            "attention_mask": _padded([[1] * len(row["input_ids"]) for row in rows], 0),
+            "prompts": _padded(prompts, self._pad, left=True),
+            "prompt_attention_mask": _padded([[1] * len(prompt) for prompt in prompts], 0, left=True),
+        }
+
+
+def _padded(rows: list[list[int]], value: int, *, left: bool = False) -> Tensor:
+    width = max(map(len, rows))
+    fills = [[value] * (width - len(row)) for row in rows]
+    return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])

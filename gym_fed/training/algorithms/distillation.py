@@ -1,0 +1,121 @@
+"""Knowledge distillation: the student's distribution is drawn to the teacher's at every token it learns from.
+
+``L = D_beta(teacher, student)`` in nats per token; forward KL, reverse KL or the generalised Jensen-Shannon divergence,
+on the data's words or the student's own. Agarwal et al. 2024, "On-Policy Distillation of Language Models" (GKD),
+equations 1 and 2; Hinton et al. 2015 for the temperature (the loss is not multiplied by its square).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.encoding import IGNORED
+from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.algorithms.sft import Sft as _Sft
+from gym_fed.training.job import Job
+
+_HINT = "choose a teacher of the student's family, or algorithm: sequence_distillation, where they may differ"
+
+
+class Distillation(Algorithm):
+    """TRL's ``GKDTrainer`` on rows that are tokenised here; the teacher is a model name or folder."""
+
+    def check(self, config: TrainingConfig) -> None:
+        from gym_fed.models import resolve
+
+        settings = config.distillation
+        assert settings is not None  # filled in by the config
+        resolve(settings.teacher)
+        if settings.lmbda and (config.packing or config.assistant_only_loss is False):
+            key = "packing" if config.packing else "assistant_only_loss"
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"distillation.lmbda: {settings.lmbda} needs rows with a prompt, which {key} does away with",
+                f"remove {key}, or set distillation.lmbda: 0",
+            )
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        from gym_fed.models import load_tokenizer
+
+        settings = config.distillation
+        assert settings is not None
+        ours, theirs = tokenizer.get_vocab(), load_tokenizer(settings.teacher).get_vocab()
+        if ours != theirs:
+            differ = f"{len(theirs)} tokens, the student's {len(ours)}"
+            if len(ours) == len(theirs):
+                differ += ", but not the same ones"
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"distillation.teacher: {settings.teacher} has {differ}", _HINT
+            )
+        encoded = _Sft().encode(config, tokenizer, rows)
+        for number, row in enumerate(encoded, start=1):
+            row["prompt_length"] = _prompt_length(row["labels"])
+            if settings.lmbda and not row["prompt_length"]:
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"row {number} has no prompt that the student could answer",
+                    "give conversations, or set distillation.lmbda: 0",
+                )
+        return encoded
+
+    def build(self, job: Job) -> Any:
+        from gym_fed.training.trl_glue import local
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "You are importing from 'trl.experimental'")
+            from trl.experimental.gkd import GKDConfig
+
+            from gym_fed.training.algorithms._distillation_trainer import DistillationTrainer
+
+        settings = job.config.distillation
+        assert settings is not None
+        arguments = GKDConfig(
+            **job.arguments(),
+            max_length=job.config.max_length,
+            beta=settings.beta,
+            temperature=settings.temperature,
+            lmbda=settings.lmbda,
+            max_new_tokens=settings.max_completion_length,
+            disable_dropout=False,  # lora_dropout is the config's to decide
+        )
+        return local(DistillationTrainer)(
+            model=job.model,
+            teacher_model=_teacher(job),
+            args=arguments,
+            processing_class=job.tokenizer,
+            callbacks=job.callbacks,
+            **job.datasets(),
+        )
+
+
+def _prompt_length(labels: list[int]) -> int:
+    """Tokens before the last run of labels: what stands before the last answer."""
+    end = max(i for i, label in enumerate(labels) if label != IGNORED)
+    while end >= 0 and labels[end] != IGNORED:
+        end -= 1
+    return end + 1
+
+
+def _teacher(job: Job) -> Any:
+    from gym_fed.models import load_model
+
+    settings = job.config.distillation
+    assert settings is not None
+    teacher = load_model(
+        settings.teacher,
+        dtype=settings.teacher_dtype or job.config.dtype,
+        device=str(next(job.model.parameters()).device),
+    ).model
+    teacher.requires_grad_(False)
+    ours, theirs = (m.config.get_text_config().vocab_size for m in (job.model, teacher))
+    if ours != theirs:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"distillation.teacher: {settings.teacher} gives {theirs} logits a token, the student {ours}",
+            _HINT,
+        )
+    return teacher.eval()
