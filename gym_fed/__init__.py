@@ -13,16 +13,18 @@ from gym_fed import flower_env as _flower_env  # sets Flower's variables before 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Experiment": "gym_fed.tracking",
     "GymError": "gym_fed.errors",
     "Trainer": "gym_fed.training",
     "TrainingConfig": "gym_fed.config",
 }
 del _flower_env
-__all__ = ["GymError", "Trainer", "TrainingConfig", "__version__"]
+__all__ = ["Experiment", "GymError", "Trainer", "TrainingConfig", "__version__"]
 
 if TYPE_CHECKING:
     from gym_fed.config import TrainingConfig
     from gym_fed.errors import GymError
+    from gym_fed.tracking import Experiment
     from gym_fed.training import Trainer
 
 

@@ -18,6 +18,7 @@ from gym_fed.config.model_init import ModelInit
 from gym_fed.config.optimization import OptimizationSections
 from gym_fed.config.rewards import RewardSections
 from gym_fed.config.run import RunSections
+from gym_fed.config.tracking import TrackingSections
 from gym_fed.config.tuning import TUNING_SECTIONS, LoraSettings, TuningSections
 
 __all__ = ["DataConfig", "LoraSettings", "ModelInit", "TrainingConfig"]
@@ -35,6 +36,7 @@ class TrainingConfig(
     ComputeSections,
     DistributedSections,
     RunSections,
+    TrackingSections,
 ):
     """Everything that decides a run. Two runs of one config on one machine are bit-identical (CPU, one process)."""
 

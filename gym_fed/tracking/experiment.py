@@ -1,0 +1,119 @@
+"""`Experiment`: one place to say what a run is, what it measured and what it gave, whoever keeps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import BaseModel
+
+from gym_fed.config.tracking import ALWAYS
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.tracking.trackers import Tracker, get_tracker
+from gym_fed.tracking.trackers.base import RunInfo
+
+
+class Experiment:
+    """A run that is tracked. Used as a context manager, or closed with ``close``.
+
+    ::
+
+        with Experiment("runs/mine", trackers=["jsonl", "tensorboard", "wandb"]) as experiment:
+            experiment.log_config({"learning_rate": 1e-3})
+            experiment.log_metrics({"loss": 0.5}, step=1)
+            experiment.log_artifacts([Path("model.safetensors")])
+
+    Args:
+        folder: The run folder (a bare name means ``runs/NAME``); made when the first thing is logged.
+        trackers: Names of ``gym_fed/tracking/trackers``; ``jsonl`` and ``tensorboard`` are always among them.
+        project: What the run belongs to, for trackers that ask.
+        name: The run's name there; by default the folder's.
+        tags: Free words, for trackers that ask.
+        mode: ``online`` lets a service be talked to; ``offline`` keeps everything in the folder.
+        uri: Address of the service, where it is not the package's own.
+        from_step: Continue after this step: what was logged of later ones is dropped. None appends.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` or ``CONFIG_INVALID``, before anything is written.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        trackers: Sequence[str] = ALWAYS,
+        *,
+        project: str = "gym-fed",
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        mode: str = "offline",
+        uri: str | None = None,
+        from_step: int | None = None,
+    ) -> None:
+        if mode not in ("offline", "online"):
+            raise GymError(ErrorCode.CONFIG_INVALID, f"mode: {mode!r} is neither offline nor online")
+        path = Path(folder)
+        if isinstance(folder, str) and path.name == folder:
+            path = Path("runs") / folder
+        self.folder = path
+        self._trackers: list[Tracker] = [get_tracker(t) for t in dict.fromkeys((*ALWAYS, *trackers))]
+        self._run = RunInfo(path, project, name or path.name, tuple(tags), mode == "online", uri, from_step)
+        self._open = False
+        self._closed = False
+
+    def log_config(self, config: Mapping[str, Any] | BaseModel) -> None:
+        """Tell the run's settings."""
+        values = config.model_dump(mode="json") if isinstance(config, BaseModel) else dict(config)
+        for tracker in self._opened():
+            tracker.log_config(values)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Tell figures of one step; those that are not finite are left out, for no tracker draws them.
+
+        Args:
+            metrics: Name and figure.
+            step: Counts from 1.
+        """
+        finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        if finite:
+            for tracker in self._opened():
+                tracker.log_metrics(finite, step)
+
+    def log_artifacts(self, paths: Sequence[str | Path]) -> None:
+        """Tell what files or folders the run gave.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND``, before anyone is told.
+        """
+        files = [Path(path) for path in paths]
+        missing = [path for path in files if not path.exists()]
+        if missing:
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"artifact {missing[0]} does not exist")
+        for tracker in self._opened():
+            tracker.log_artifacts(files)
+
+    def close(self) -> None:
+        """Write what is still in memory; a second call does nothing."""
+        if self._open and not self._closed:
+            for tracker in self._trackers:
+                tracker.close()
+        self._closed = True
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _opened(self) -> list[Tracker]:
+        if self._closed:
+            raise GymError(ErrorCode.USAGE, "the experiment is closed")
+        if not self._open:
+            for tracker in self._trackers:
+                tracker.open(self._run)
+            self._open = True
+        return self._trackers

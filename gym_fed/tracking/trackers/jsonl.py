@@ -1,0 +1,61 @@
+"""Figures as lines of JSON: ``metrics.jsonl``, and ``performance.jsonl`` for what differs from day to day."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_fed.tracking.trackers.base import RunInfo, Tracker
+
+PERFORMANCE = "performance/"
+"""Begins the name of figures that differ from day to day (speed, memory), and so are kept out of ``metrics.jsonl``."""
+
+
+class Jsonl(Tracker):
+    """``metrics.jsonl`` of two runs of one config are equal byte by byte."""
+
+    def open(self, run: RunInfo) -> None:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        self._metrics = run.folder / "metrics.jsonl"
+        self._performance = run.folder / "performance.jsonl"
+        self._artifacts = run.folder / "artifacts.jsonl"
+        if run.from_step is not None:
+            for file in (self._metrics, self._performance):
+                _cut(file, run.from_step)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        known = {key: value for key, value in metrics.items() if not key.startswith(PERFORMANCE)}
+        timed = {
+            key.removeprefix(PERFORMANCE): v for key, v in metrics.items() if key.startswith(PERFORMANCE)
+        }
+        for file, values in ((self._metrics, known), (self._performance, timed)):
+            if values:
+                _append(file, {"step": step, **values})
+
+    def log_artifacts(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            _append(self._artifacts, {"path": str(path)})
+
+    def close(self) -> None:
+        """Nothing is in memory."""
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of figures; a last line that a kill tore is left out."""
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _append(file: Path, line: Mapping[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line) + "\n")
+
+
+def _cut(file: Path, last_step: int) -> None:
+    """Drop lines of steps that will be repeated, and a torn one."""
+    kept = [line for line in read_lines(file) if line["step"] <= last_step]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")

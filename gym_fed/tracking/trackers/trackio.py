@@ -1,0 +1,46 @@
+"""Trackio, Hugging Face's local tracker. Offline by default: its database lies in the run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_fed.tracking.trackers.base import RunInfo, Tracker
+
+
+class Trackio(Tracker):
+    """``TRACKIO_DIR=RUN/trackio trackio show`` shows it; online, ``uri`` is the Space that it is sent to."""
+
+    package = "trackio"
+
+    def open(self, run: RunInfo) -> None:
+        if not run.online:
+            os.environ["TRACKIO_DIR"] = str((run.folder / "trackio").resolve())  # read when it is imported
+        import trackio
+
+        self._trackio: Any = trackio
+        self._run_arguments: dict[str, Any] = {"project": run.project, "name": run.name, "resume": "allow"}
+        if run.online and run.uri is not None:
+            self._run_arguments["space_id"] = run.uri
+        self._config: dict[str, Any] = {}
+        self._started = False
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        self._config = dict(config)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        if (
+            not self._started
+        ):  # the config is told with the first figure, for Trackio takes it at the start only
+            self._trackio.init(config=self._config, **self._run_arguments)
+            self._started = True
+        self._trackio.log(dict(metrics), step=step)
+
+    def log_artifacts(self, paths: Sequence[Path]) -> None:
+        """Trackio keeps figures only; the files lie in the run folder."""
+
+    def close(self) -> None:
+        if self._started:
+            self._trackio.finish()

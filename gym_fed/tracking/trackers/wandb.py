@@ -1,0 +1,61 @@
+"""Weights & Biases. Offline by default: `wandb sync RUN/wandb/offline-run-*` sends it later, if ever."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_fed.tracking.trackers.base import RunInfo, Tracker
+
+
+class WandB(Tracker):
+    """One run; a resumed one has the same id. No code, machine facts or console output are recorded."""
+
+    package = "wandb"
+
+    def open(self, run: RunInfo) -> None:
+        import wandb
+
+        self._wandb: Any = wandb
+        asked = os.environ.get("WANDB_MODE", "online")  # its own switch may turn the network off, never on
+        run.folder.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project=run.project,
+            name=run.name,
+            tags=list(run.tags),
+            id=hashlib.sha256(str(run.folder.resolve()).encode()).hexdigest()[:16],
+            resume="allow" if run.online else None,
+            dir=str(run.folder),
+            mode=(asked if asked in ("offline", "disabled") else "online") if run.online else "offline",
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                save_code=False,
+                x_disable_stats=True,
+                x_disable_meta=True,
+                x_disable_machine_info=True,
+            ),
+        )
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        self._run.config.update(dict(config), allow_val_change=True)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def log_artifacts(self, paths: Sequence[Path]) -> None:
+        artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
+        for path in paths:
+            if path.is_dir():
+                artifact.add_dir(str(path), name=path.name)
+            else:
+                artifact.add_file(str(path), name=path.name)
+        self._run.log_artifact(artifact)
+
+    def close(self) -> None:
+        self._run.finish()
