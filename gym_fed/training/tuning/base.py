@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,8 +28,26 @@ class Tuning(ABC):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         """The model to train: ``model`` itself with gradients where they belong, or a PEFT model around it."""
 
+    def callbacks(self, model: Any, config: TrainingConfig) -> list[Any]:
+        """``transformers.TrainerCallback`` objects that the method needs while the prepared ``model`` is trained."""
+        return []
+
+    def finish(self, model: Any, config: TrainingConfig) -> None:  # noqa: B027 - most have nothing to undo
+        """After training, also one that was stopped: give the base its own weights back where ``prepare`` changed them.
+
+        What ``model`` computes stays the same.
+        """
+
+    @contextmanager
+    def finishing(self, model: Any, config: TrainingConfig) -> Iterator[None]:
+        """``finish``, whatever happens within."""
+        try:
+            yield
+        finally:
+            self.finish(model, config)
+
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
         """Write what was trained. Adapters name their base."""
-        from gym_fed.training.tuning.lora import save_adapter
+        from gym_fed.training.tuning._peft import save_adapter
 
         save_adapter(model, folder, base_name)

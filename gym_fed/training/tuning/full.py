@@ -15,6 +15,11 @@ class Full(Tuning):
 
     is_adapter = False
 
+    def check(self, config: TrainingConfig) -> None:
+        from gym_fed.training.tuning._checks import refuse_quantization
+
+        refuse_quantization(config, "weights in few bits cannot be trained")
+
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         model.requires_grad_(True)  # a model that an adapter was merged into or taken off is still frozen
         return model

@@ -1,9 +1,11 @@
-"""LoRA on a model in memory: wrapping it, and reading its factors under the base model's parameter names."""
+"""LoRA on a model in memory: wrapping it, and reading its factors under the base model's parameter names.
+
+Its variants are settings of one method: DoRA, rsLoRA, LoRA+, LoRA-FA, and the starts PiSSA, OLoRA and LoftQ.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ import torch
 
 from gym_fed.config.training import LoraSettings, TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.tuning._peft import save_adapter, task_type, wrap
 from gym_fed.training.tuning.base import Tuning
+
+__all__ = ["Lora", "LoraFactors", "add_lora", "frozen_factor", "lora_factors", "save_adapter"]
 
 LoraFactors = dict[str, tuple[torch.Tensor, torch.Tensor, float]]
 
@@ -21,44 +26,99 @@ LoraFactors = dict[str, tuple[torch.Tensor, torch.Tensor, float]]
 class Lora(Tuning):
     """Two factors beside each linear layer, Hu et al. 2021."""
 
+    def check(self, config: TrainingConfig) -> None:
+        from gym_fed.training.tuning._checks import refuse_quantization
+
+        settings = config.lora
+        assert settings is not None  # filled in by the config
+        start = settings.init_lora_weights
+        if start == "loftq" and (config.quantization is None or config.quantization.bits != 4):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "lora.init_lora_weights: loftq makes up for quantization to 4 bits, which is not asked for",
+                "add quantization: {bits: 4}, or choose another start",
+            )
+        if start.startswith("pissa") or start == "olora":
+            refuse_quantization(config, f"lora.init_lora_weights {start} changes the base's weights")
+        if settings.bias != "none":
+            refuse_quantization(config, "lora.bias trains weights of the base")
+        if settings.lora_fa and config.optimizer != "adamw":
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"lora.lora_fa: has an optimiser of its own, an AdamW; optimizer is {config.optimizer}",
+                "set optimizer to adamw",
+            )
+
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
-        assert config.lora is not None  # filled in by the config
-        return add_lora(model, config.lora, seed=config.seed)
+        settings = config.lora
+        assert settings is not None  # filled in by the config
+        adapted = add_lora(model, settings, seed=config.seed, task=task_type(config))
+        if settings.init_lora_weights == "loftq":
+            from gym_fed.training.tuning._loftq import start_from_loss
+
+            start_from_loss(adapted, config)
+        return adapted
+
+    def finish(self, model: Any, config: TrainingConfig) -> None:
+        from gym_fed.training.tuning._starts import to_plain_lora
+
+        to_plain_lora(model)
+
+    def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
+        """The adapter, for the base as it is outside this run."""
+        from gym_fed.training.tuning._starts import start_subtracted
+
+        with start_subtracted(model):
+            save_adapter(model, folder, base_name)
 
 
-def add_lora(model: Any, settings: LoraSettings, *, seed: int) -> Any:
+def add_lora(model: Any, settings: LoraSettings, *, seed: int, task: str = "CAUSAL_LM") -> Any:
     """Wrap ``model`` for LoRA; its own weights are frozen and stay shared with the wrapper.
 
     Args:
-        model: A ``transformers`` causal LM.
-        settings: Rank, scale and targets.
+        model: A ``transformers`` model.
+        settings: Rank, scale, targets and variant. (``loftq`` starts as ``default``: ``Lora.prepare`` goes on from it.)
         seed: Decides the random A factors (B starts at zero). With ``settings.freeze_a`` they follow from it and the
             layer's name alone, whoever trains and on whatever machine, and are not trained.
+        task: PEFT's name of what the model does.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when ``target_modules`` names no layer of the model.
     """
-    from peft import LoraConfig, get_peft_model
-    from transformers import set_seed
+    from peft import LoraConfig
 
-    set_seed(seed)
+    from gym_fed.training.tuning._starts import keeping_originals
+
+    start = settings.init_lora_weights
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    first: Any = True if start in ("default", "loftq") else start
     config = LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type=task,
         r=settings.r,
         lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
         target_modules=settings.target_modules,
+        exclude_modules=settings.exclude_modules or None,
+        rank_pattern=settings.rank_pattern,
+        alpha_pattern=settings.alpha_pattern,
+        bias=settings.bias,
+        use_dora=settings.use_dora,
+        use_rslora=settings.use_rslora,
+        modules_to_save=settings.modules_to_save or None,
+        init_lora_weights=first,
+        # An output head that shares the embeddings' weights goes on sharing them.
+        ensure_weight_tying=bool(tied and {"embed_tokens", "lm_head"} & set(settings.modules_to_save)),
     )
-    try:
-        adapted = get_peft_model(model, config)
-    except ValueError as error:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"lora.target_modules: {settings.target_modules!r} fits no layer of {type(model).__name__}",
-            "use all-linear, or names such as q_proj and v_proj",
-        ) from error
+    if start.startswith("pissa") or start == "olora":
+        adapted = keeping_originals(model, lambda: wrap(model, config, "lora", seed=seed))
+    else:
+        adapted = wrap(model, config, "lora", seed=seed)
     if settings.freeze_a:
         _freeze_a(adapted, seed)
+    if settings.lora_fa:
+        for name, value in adapted.named_parameters():
+            if "lora_A" in name:
+                value.requires_grad_(False)
     return adapted
 
 
@@ -120,14 +180,3 @@ def lora_factors(model: Any) -> LoraFactors:
             "train with finetuning: lora",
         )
     return factors
-
-
-def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
-    """Write the adapter as PEFT does, naming its base so that it can be loaded anywhere the base is."""
-    model.save_pretrained(str(folder), save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)
-    if base_name is not None:
-        file = folder / "adapter_config.json"
-        values = json.loads(file.read_text(encoding="utf-8"))
-        values["base_model_name_or_path"] = base_name
-        file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,77 @@
+"""What the adapters share: PEFT's wrapper around a model, with errors that name our keys, and what is saved."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.config.training import TrainingConfig
+
+
+def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
+    """``model`` in a ``peft.PeftModel``; its own weights are frozen and stay shared with the wrapper.
+
+    Args:
+        model: A ``transformers`` model.
+        peft_config: A ``peft.PeftConfig``.
+        section: The section of the YAML that it was made of, for errors.
+        seed: Decides the random factors.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when the settings fit no layer of the model, or PEFT would change them to fit.
+    """
+    from peft import get_peft_model
+    from transformers import set_seed
+
+    set_seed(seed)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
+            warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would take another one
+            return get_peft_model(model, peft_config)
+    except (ValueError, UserWarning) as error:
+        first = str(error).strip().splitlines()[0]
+        if "arget modules" in first or "target_modules" in first:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{section}.target_modules: {_shown(peft_config.target_modules)} fits no layer of "
+                f"{type(model).__name__}",
+                "use all-linear, or names such as q_proj and v_proj",
+            ) from error
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{section}: does not fit {type(model).__name__}: {first}",
+            f"change the sizes in {section}, or its target_modules",
+        ) from error
+
+
+def task_type(config: TrainingConfig) -> str:
+    """PEFT's name of what the algorithm's model does."""
+    from gym_fed.training.algorithms import get_algorithm
+
+    return get_algorithm(config.algorithm).task_type
+
+
+def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
+    """Write the adapter as PEFT does, naming its base so that it can be loaded anywhere the base is."""
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    name_base(folder, base_name)
+
+
+def name_base(folder: Path, base_name: str | None) -> None:
+    """Write the base's name into an adapter's config; PEFT's card goes."""
+    (folder / "README.md").unlink(missing_ok=True)
+    if base_name is not None:
+        file = folder / "adapter_config.json"
+        values = json.loads(file.read_text(encoding="utf-8"))
+        values["base_model_name_or_path"] = base_name
+        file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _shown(targets: Any) -> str:
+    return repr(sorted(targets) if isinstance(targets, set) else targets)

@@ -1,0 +1,128 @@
+"""LoRA starts that take their factors out of the base (PiSSA, OLoRA), made plain LoRA again at the end.
+
+They train ``W' + s B A`` with ``W' = W - s B0 A0`` (Meng et al. 2024, PiSSA, equation 5; Büyükakyüz 2024, OLoRA).
+That equals ``W + s [B, -B0] [A; A0]``: an ordinary adapter of twice the rank on the W that everybody has.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_ATTRIBUTE = "_gym_lora_start"
+
+
+@dataclass
+class _Start:
+    """What one layer began with.
+
+    Attributes:
+        weight: The base's own weight, on the CPU; None where it was not changed (LoftQ, whose base stays in few bits).
+        a: A0 ``[r, in]``.
+        b: B0 ``[out, r]``.
+    """
+
+    weight: torch.Tensor | None
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+def keeping_originals(model: Any, wrap: Callable[[], Any]) -> Any:
+    """The wrapped model, with the weights that wrapping takes something out of kept aside (in main memory)."""
+    before = {
+        id(module): module.weight.detach().to("cpu", copy=True)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    adapted = wrap()
+    for layer in lora_layers(adapted):
+        remember_start(layer, before[id(layer.get_base_layer())])
+    # An adapter that is added later (a trainer's frozen copy of this one) must not take from the base again.
+    adapted.peft_config["default"].init_lora_weights = True
+    return adapted
+
+
+def remember_start(layer: Any, weight: torch.Tensor | None) -> None:
+    """Keep the factors that ``layer`` begins with."""
+    a, b = (factor["default"].weight.detach().clone() for factor in (layer.lora_A, layer.lora_B))
+    setattr(layer, _ATTRIBUTE, _Start(weight, a, b))
+
+
+def lora_layers(model: Any) -> Iterator[Any]:
+    """Every layer of ``model`` with a LoRA adapter called default."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in model.modules():
+        if isinstance(module, LoraLayer) and "default" in module.lora_A:
+            yield module
+
+
+@torch.no_grad()
+def to_plain_lora(model: Any) -> None:
+    """Give the base its weights back, and the adapter the start it now has to subtract. Plain LoRA is left alone.
+
+    A base in few bits keeps what it is; for it the start is subtracted in what is saved, not here.
+    """
+    changed = [layer for layer in lora_layers(model) if hasattr(layer, _ATTRIBUTE)]
+    changed = [layer for layer in changed if getattr(layer, _ATTRIBUTE).weight is not None]
+    if not changed:
+        return
+    for name in [name for name in model.peft_config if name != "default"]:
+        model.delete_adapter(name)  # a copy of the start, true only beside the changed base
+    for layer in changed:
+        start: _Start = getattr(layer, _ATTRIBUTE)
+        assert start.weight is not None
+        layer.get_base_layer().weight.copy_(start.weight)
+        _append(layer, start)
+        delattr(layer, _ATTRIBUTE)
+    double(model.peft_config["default"])
+
+
+@contextmanager
+def start_subtracted(model: Any) -> Iterator[None]:
+    """For saving: an adapter on a base in few bits, as one for the base that everybody has."""
+    changed = [layer for layer in lora_layers(model) if hasattr(layer, _ATTRIBUTE)]
+    if not changed:
+        yield
+        return
+    trained = [(layer, layer.lora_A["default"], layer.lora_B["default"]) for layer in changed]
+    config = model.peft_config["default"]
+    model.peft_config["default"] = copy.deepcopy(config)
+    double(model.peft_config["default"])
+    for layer in changed:
+        _append(layer, getattr(layer, _ATTRIBUTE))
+    try:
+        yield
+    finally:
+        model.peft_config["default"] = config
+        for layer, a, b in trained:
+            layer.lora_A["default"], layer.lora_B["default"] = a, b
+            layer.r["default"] //= 2
+            layer.lora_alpha["default"] /= 2
+
+
+def double(config: Any) -> None:
+    """The ``LoraConfig`` of an adapter whose rank was doubled at the same scale."""
+    grown = math.sqrt(2) if config.use_rslora else 2
+    config.r *= 2
+    config.lora_alpha *= grown
+    config.rank_pattern = {name: 2 * rank for name, rank in config.rank_pattern.items()}
+    config.alpha_pattern = {name: alpha * grown for name, alpha in config.alpha_pattern.items()}
+
+
+def _append(layer: Any, start: _Start) -> None:
+    """``[A; A0]`` and ``[B, -B0]`` in the place of A and B."""
+    for factors, first, dimension in ((layer.lora_A, start.a, 0), (layer.lora_B, -start.b, 1)):
+        old = factors["default"].weight
+        joined = torch.cat([old, first.to(old)], dim=dimension)
+        linear = torch.nn.Linear(joined.shape[1], joined.shape[0], bias=False, device="meta")
+        linear.weight = torch.nn.Parameter(joined, requires_grad=old.requires_grad)
+        factors["default"] = linear
+    layer.r["default"] *= 2
+    layer.lora_alpha["default"] *= 2

@@ -1,0 +1,50 @@
+"""Butterfly orthogonal fine-tuning: a rotation as a product of sparse factors.
+
+Liu et al. 2023, "Parameter-Efficient Orthogonal Finetuning via Butterfly Factorization".
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.training.requirements import require_cuda, require_package
+from gym_fed.training.tuning.base import Tuning
+
+
+class Boft(Tuning):
+    """``(B_m ... B_1) W`` with butterfly factors B; PEFT's CPU path needs no compiler."""
+
+    def check(self, config: TrainingConfig) -> None:
+        from gym_fed.training.tuning._checks import refuse_quantization
+
+        refuse_quantization(config, "PEFT has no BOFT layers for quantised weights")
+        assert config.boft is not None  # filled in by the config
+        if config.boft.boft_n_butterfly_factor > 1:
+            require_cuda("boft.boft_n_butterfly_factor above 1: PEFT's kernel for it")
+            require_package("ninja", "boft.boft_n_butterfly_factor above 1: PEFT's kernel for it", "gpu")
+
+    def prepare(self, model: Any, config: TrainingConfig) -> Any:
+        from peft import BOFTConfig
+
+        from gym_fed.training.tuning._peft import task_type, wrap
+
+        settings = config.boft
+        assert settings is not None  # filled in by the config
+        wanted = BOFTConfig(
+            task_type=task_type(config),
+            boft_block_size=settings.boft_block_size,
+            boft_block_num=settings.boft_block_num,
+            boft_n_butterfly_factor=settings.boft_n_butterfly_factor,
+            boft_dropout=settings.boft_dropout,
+            bias=settings.bias,
+            target_modules=settings.target_modules,
+            modules_to_save=settings.modules_to_save or None,
+        )
+        with warnings.catch_warnings():
+            if settings.boft_n_butterfly_factor == 1:  # the kernel that PEFT misses would not be used
+                warnings.filterwarnings("ignore", message="Failed to load the CUDA extension|Setting boft_n")
+            else:
+                warnings.filterwarnings("error", message="Setting boft_n")
+            return wrap(model, wanted, "boft", seed=config.seed)

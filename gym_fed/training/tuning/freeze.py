@@ -1,0 +1,73 @@
+"""Some layers are trained in place and the others stay as they are: the last ones, or the first, or parts of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.tuning.full import Full as _Full
+
+
+class Freeze(_Full):
+    """Whole-model training of a few layers; saved as a whole model."""
+
+    def prepare(self, model: Any, config: TrainingConfig) -> Any:
+        settings = config.freeze
+        assert settings is not None  # filled in by the config
+        layers = _layers(model)
+        count = settings.num_trainable_layers
+        if abs(count) > len(layers):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"freeze.num_trainable_layers: is {count}, but the model has {len(layers)} layers",
+                "give at most that many",
+            )
+        model.requires_grad_(False)
+        for head in _heads(model):
+            head.requires_grad_(True)
+        chosen = layers[-count:] if count > 0 else layers[: -count or 0]
+        for layer in chosen:
+            if not settings.trainable_modules:
+                layer.requires_grad_(True)
+        for name in settings.trainable_modules:
+            _unfreeze(chosen, name, "freeze.trainable_modules")
+        for name in settings.extra_modules:
+            _unfreeze([model], name, "freeze.extra_modules")
+        return model
+
+
+def _layers(model: Any) -> list[Any]:
+    """The decoder's layers, whatever the architecture calls them."""
+    import torch
+
+    wanted = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    for _, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == wanted:
+            return list(module)
+    raise GymError(
+        ErrorCode.MODEL_INVALID,
+        f"finetuning: freeze finds no list of {wanted} layers in {type(model).__name__}",
+        "use finetuning: full or lora",
+    )
+
+
+def _heads(model: Any) -> list[Any]:
+    """Heads that an algorithm put on the model and that start at random, such as a reward model's score."""
+    return [module for name, module in model.named_children() if name in ("score", "classifier")]
+
+
+def _unfreeze(roots: list[Any], name: str, key: str) -> None:
+    parts = name.split(".")
+    found = False
+    for root in roots:
+        for path, module in root.named_modules():
+            if path.split(".")[-len(parts) :] == parts:
+                module.requires_grad_(True)
+                found = True
+    if not found:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{key}: {name!r} names no module",
+            "give names such as mlp, self_attn.q_proj, embed_tokens, norm or lm_head",
+        )
