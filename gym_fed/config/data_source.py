@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
 
-DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "text"]
+DataFormat = Literal[
+    "auto", "alpaca", "sharegpt", "messages", "preference", "kto", "completion", "prompt", "text"
+]
 
 
 class DataConfig(StrictModel):

@@ -8,7 +8,7 @@ from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.data.encoding import encode_rows
-    from gym_fed.data.formats import load_rows
+    from gym_fed.data.reading import load_rows
     from gym_fed.data.tasks import generate, generate_mix
 
 __all__ = [
@@ -23,5 +23,5 @@ __getattr__ = lazy(
     encode_rows="gym_fed.data.encoding",
     generate="gym_fed.data.tasks",
     generate_mix="gym_fed.data.tasks",
-    load_rows="gym_fed.data.formats",
+    load_rows="gym_fed.data.reading",
 )

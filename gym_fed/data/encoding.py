@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
+
+from jinja2 import TemplateError
 
 from gym_fed.errors import ErrorCode, GymError
 
@@ -24,20 +27,23 @@ def encode_rows(
 
     Args:
         tokenizer: Of the model that is trained; conversations need its chat template.
-        rows: ``{"messages": ...}`` or ``{"text": ...}``, as ``load_rows`` gives them; the two may be mixed.
+        rows: Supervised rows (``gym_fed.data.rows``): ``messages`` with or without ``tools``, ``text``, or ``prompt``
+            and ``completion``; they may be mixed.
         max_length: Longer rows are cut to so many tokens.
-        assistant_only: In conversations, label the assistant's words alone. Texts are always labelled whole.
+        assistant_only: In conversations, label the assistant's words alone; of prompt and completion, the completion.
+            Texts are always labelled whole.
         packing: Join all rows, with an end token after each, and cut them into rows of ``max_length``.
 
     Returns:
         ``{"input_ids", "labels"}`` per row. Rows whose labels are all ignored after cutting are left out.
 
     Raises:
-        GymError: ``DATA_INVALID`` when there is no chat template, or when nothing is left to learn from.
+        GymError: ``DATA_INVALID`` when there is no chat template, when it refuses a row or drops its tools (the row is
+            named), or when nothing is left to learn from.
     """
     encoded: list[Encoded] = []
     for start in range(0, len(rows), _CHUNK_ROWS):
-        encoded += _encode_chunk(tokenizer, rows[start : start + _CHUNK_ROWS], assistant_only)
+        encoded += _encode_chunk(tokenizer, rows[start : start + _CHUNK_ROWS], assistant_only, start + 1)
     if packing:
         encoded = _pack(encoded, max_length)
     cut = [{key: ids[:max_length] for key, ids in row.items()} for row in encoded]
@@ -52,52 +58,119 @@ def encode_rows(
     return kept
 
 
-def _encode_chunk(tokenizer: Any, rows: Sequence[dict[str, Any]], assistant_only: bool) -> list[Encoded]:
+def _encode_chunk(
+    tokenizer: Any, rows: Sequence[dict[str, Any]], assistant_only: bool, first: int
+) -> list[Encoded]:
+    """``first`` is the number of the first row, for messages."""
     result: list[Encoded | None] = [None] * len(rows)
-    chats = [i for i, row in enumerate(rows) if "messages" in row]
-    texts = [i for i, row in enumerate(rows) if "messages" not in row]
-    if chats:
-        for i, encoded in zip(
-            chats, _encode_chats(tokenizer, [rows[i] for i in chats], assistant_only), strict=True
-        ):
+    texts: list[int] = []
+    chats: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        if "messages" in row:  # a call to the template takes one set of tools
+            chats.setdefault(json.dumps(row.get("tools")), []).append(i)
+        elif "completion" in row:
+            result[i] = _encode_completion(tokenizer, row, assistant_only)
+        else:
+            texts.append(i)
+    for group in chats.values():
+        numbered = [(first + i, rows[i]) for i in group]
+        for i, encoded in zip(group, _encode_chats(tokenizer, numbered, assistant_only), strict=True):
             result[i] = encoded
     if texts:
-        end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         for i, ids in zip(texts, tokenizer([rows[i]["text"] for i in texts])["input_ids"], strict=True):
-            whole = ids if ids[-1:] == end else ids + end
+            whole = _ended(tokenizer, ids)
             result[i] = {"input_ids": whole, "labels": whole}
     return [encoded for encoded in result if encoded is not None]
 
 
-def _encode_chats(tokenizer: Any, rows: list[dict[str, Any]], assistant_only: bool) -> list[Encoded]:
+def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: bool) -> Encoded:
+    """Both in one piece, as they are met; where a token spans the border, it counts as the completion's."""
+    prompt = tokenizer(row["prompt"])["input_ids"]
+    ids = _ended(tokenizer, tokenizer(row["prompt"] + row["completion"])["input_ids"])
+    shared = next((i for i, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(prompt))
+    return {"input_ids": ids, "labels": [IGNORED] * shared + ids[shared:] if completion_only else ids}
+
+
+def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    return ids if ids[-1:] == end else ids + end
+
+
+def _encode_chats(
+    tokenizer: Any, numbered: list[tuple[int, dict[str, Any]]], assistant_only: bool
+) -> list[Encoded]:
+    """Conversations, each with its row's number, that have the same tools."""
     template = require_chat_template(tokenizer)
+    _check_tools_are_used(tokenizer, numbered)
+    try:
+        return _apply_template(tokenizer, template, [row for _, row in numbered], assistant_only)
+    except TemplateError:
+        for one in numbered:  # which of them was it?
+            try:
+                _apply_template(tokenizer, template, [one[1]], assistant_only)
+            except TemplateError as error:
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"row {one[0]}: the model's chat template refuses it: {error}",
+                    "change or drop the row, or use a model whose template takes it",
+                ) from error
+        raise
+
+
+def _apply_template(
+    tokenizer: Any, template: str, rows: list[dict[str, Any]], assistant_only: bool
+) -> list[Encoded]:
     conversations = [row["messages"] for row in rows]
+    arguments = {"tokenize": True, "return_dict": True, "tools": rows[0].get("tools")}
     if not assistant_only:
-        ids = tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True)["input_ids"]
+        ids = tokenizer.apply_chat_template(conversations, **arguments)["input_ids"]
         return [{"input_ids": row, "labels": row} for row in ids]
     if "{% generation" not in template and "{%- generation" not in template:
-        return [_encode_by_prefix(tokenizer, conversation) for conversation in conversations]
-    out = tokenizer.apply_chat_template(
-        conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
+        return [_encode_by_prefix(tokenizer, conversation, arguments) for conversation in conversations]
+    out = tokenizer.apply_chat_template(conversations, return_assistant_tokens_mask=True, **arguments)
     return [
         {"input_ids": ids, "labels": [i if m else IGNORED for i, m in zip(ids, mask, strict=True)]}
         for ids, mask in zip(out["input_ids"], out["assistant_masks"], strict=True)
     ]
 
 
-def _encode_by_prefix(tokenizer: Any, conversation: list[dict[str, str]]) -> Encoded:
+def _check_tools_are_used(tokenizer: Any, numbered: list[tuple[int, dict[str, Any]]]) -> None:
+    """Templates that know no tools leave them out without a word."""
+    for number, row in numbered:
+        messages, tools = row["messages"], row.get("tools")
+        calls = any("tool_calls" in message for message in messages)
+        if not tools and not calls:
+            continue
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        if tools and text == tokenizer.apply_chat_template(messages, tokenize=False):
+            _refuse_tools(number, "has tools")
+        silent = [{k: v for k, v in m.items() if k != "tool_calls"} for m in messages]
+        if calls and text == tokenizer.apply_chat_template(silent, tools=tools, tokenize=False):
+            _refuse_tools(number, "calls tools")
+
+
+def _refuse_tools(number: int, what: str) -> None:
+    raise GymError(
+        ErrorCode.DATA_INVALID,
+        f"row {number} {what}, but the model's chat template leaves them out",
+        "use a model whose chat template knows tools, or drop the row",
+    )
+
+
+def _encode_by_prefix(
+    tokenizer: Any, conversation: list[dict[str, Any]], arguments: dict[str, Any]
+) -> Encoded:
     """For templates without ``{% generation %}``: an answer is what a turn adds to the prompt before it."""
-    ids = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True)["input_ids"]
+
+    def ids_of(messages: list[dict[str, Any]], **more: Any) -> list[int]:
+        return list(tokenizer.apply_chat_template(messages, **arguments, **more)["input_ids"])
+
+    ids = ids_of(conversation)
     labels = [IGNORED] * len(ids)
     for turn, message in enumerate(conversation):
         if message["role"] == "assistant":
-            before = tokenizer.apply_chat_template(
-                conversation[:turn], tokenize=True, return_dict=True, add_generation_prompt=True
-            )["input_ids"]
-            after = tokenizer.apply_chat_template(conversation[: turn + 1], tokenize=True, return_dict=True)[
-                "input_ids"
-            ]
+            before = ids_of(conversation[:turn], add_generation_prompt=True)
+            after = ids_of(conversation[: turn + 1])
             if ids[: len(before)] != before or ids[: len(after)] != after:
                 raise GymError(
                     ErrorCode.DATA_INVALID,

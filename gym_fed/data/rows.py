@@ -1,7 +1,8 @@
 """What a row is once it is read: five kinds, and the conversions between them.
 
 =============  =====================================================================================
-``supervised``   ``{"messages": [...]}`` or ``{"text": str}``; with ``tools`` or ``images`` where there are any
+``supervised``   ``{"messages": [...]}``, ``{"text": str}``, or ``{"prompt": str, "completion": str}``, of which only
+               the completion is learnt
 ``preference``   ``{"prompt": P, "chosen": A, "rejected": A}``
 ``unpaired``     ``{"prompt": P, "completion": A, "label": bool}``: an answer that was liked, or not
 ``prompt``       ``{"prompt": P}`` and, for graders, ``answer`` and whatever else the row had
@@ -9,6 +10,9 @@
 =============  =====================================================================================
 
 P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).
+Beside them stand ``tools`` (OpenAI's functions, for the chat template) and ``images`` (paths of files, data URLs or
+``{"bytes", "path"}``, in the order of their places: ``<image>`` in a text, or parts ``{"type": "image"}``). A message
+has ``role`` (system, user, assistant, tool), ``content``, and ``tool_calls`` where the assistant calls tools.
 """
 
 from __future__ import annotations
@@ -50,7 +54,9 @@ def kind_of(row: Row) -> RowKind | None:
     for kind, keys in _KEYS.items():
         if all(key in row for key in keys):
             return kind  # type: ignore[return-value]  # the keys of _KEYS are kinds
-    return "prompt" if "prompt" in row else None
+    if "prompt" in row:
+        return "supervised" if "completion" in row else "prompt"
+    return None
 
 
 def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
@@ -67,7 +73,10 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
         if kind == "prompt":
             return [rest]
         if kind == "supervised":
-            return [_joined(row["prompt"], row["chosen"])]
+            return [_joined(row)]
+    if found == "supervised" and kind == "prompt" and "completion" in row:
+        rest = {k: v for k, v in row.items() if k != "completion"}
+        return [{"answer": row["completion"], **rest}]
     if found == "supervised" and kind == "prompt" and "messages" in row:
         messages = row["messages"]
         if messages[-1]["role"] == "assistant" and len(messages) > 1:
@@ -79,5 +88,10 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     )
 
 
-def _joined(prompt: Any, answer: Any) -> Row:
-    return {"text": prompt + answer} if isinstance(prompt, str) else {"messages": [*prompt, *answer]}
+def _joined(row: Row) -> Row:
+    """The chosen answer as what is to be learnt."""
+    context: Row = {key: row[key] for key in ("tools", "images") if key in row}
+    prompt, answer = row["prompt"], row["chosen"]
+    if isinstance(prompt, str):
+        return {"prompt": prompt, "completion": answer, **context}
+    return {"messages": [*prompt, *answer], **context}

@@ -81,3 +81,63 @@ def test_a_model_with_two_end_tokens_and_no_template_learns_text(shared_folder: 
     (row,) = encode_rows(stories, [{"text": "Once upon a time"}], max_length=64)
     assert row["labels"] == row["input_ids"]
     assert len(row["input_ids"]) > 4
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+CALLING = {
+    "messages": [
+        {"role": "user", "content": "1+2?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "three"},
+    ],
+    "tools": TOOLS,
+}
+KNOWS_TOOLS = (
+    "{% if tools %}{% for t in tools %}[{{ t['function']['name'] }}]{% endfor %}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}{{ c['function']['name'] }}{{ c['function']['arguments'] | tojson }}"
+    "{% endfor %}<|im_end|>{% endgeneration %}{% else %}{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
+)
+
+
+def test_tools_reach_the_template_and_calls_are_learnt() -> None:
+    knowing = load_tokenizer("gym-nano")
+    knowing.chat_template = KNOWS_TOOLS
+    plain, calling = encode_rows(knowing, [CHAT, CALLING], max_length=200)
+    assert knowing.decode(calling["input_ids"]).startswith("[add]")
+    assert learnt(knowing, calling) == 'add{"a": 1}<|im_end|>three<|im_end|>'
+    assert "[add]" not in knowing.decode(plain["input_ids"])
+
+
+def test_a_template_that_leaves_tools_out_is_refused_with_the_row(tokenizer: Any) -> None:
+    with pytest.raises(GymError, match=r"row 2 has tools, but .* leaves them out"):
+        encode_rows(tokenizer, [CHAT, CALLING], max_length=200)
+    without = {"messages": CALLING["messages"]}
+    with pytest.raises(GymError, match=r"row 3 calls tools"):
+        encode_rows(tokenizer, [CHAT, CHAT, without], max_length=200)
+
+
+def test_a_row_that_the_template_refuses_is_named() -> None:
+    strict = load_tokenizer("gym-nano")
+    strict.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        + strict.chat_template
+    )
+    fine = {"messages": CHAT["messages"][1:]}
+    with pytest.raises(GymError, match="row 2: the model's chat template refuses it: no system"):
+        encode_rows(strict, [fine, CHAT], max_length=200)
+
+
+def test_of_prompt_and_completion_only_the_completion_is_learnt(tokenizer: Any) -> None:
+    row = {"prompt": "one plus one is", "completion": " two"}
+    (encoded,) = encode_rows(tokenizer, [row], max_length=100)
+    assert tokenizer.decode(encoded["input_ids"]) == "one plus one is two<|im_end|>"
+    assert learnt(tokenizer, encoded) == " two<|im_end|>"
+    (whole,) = encode_rows(tokenizer, [row], max_length=100, assistant_only=False)
+    assert whole["labels"] == whole["input_ids"]

@@ -117,7 +117,7 @@ def test_files_that_cannot_be_told_or_read_are_refused(tmp_path: Path) -> None:
     ("file", "rows", "key"),
     [
         ("sharegpt_dummy/dummy_conversation.json", 500, "messages"),
-        ("llamafactory_demo/kto_en_demo.json", 300, "messages"),
+        ("llamafactory_demo/kto_en_demo.json", 300, "completion"),
         ("llamafactory_demo/c4_demo.jsonl", 300, "text"),
         ("llamafactory_demo/identity.json", 91, "messages"),
     ],

@@ -1,0 +1,209 @@
+"""Reads raw rows from JSON, JSONL, CSV, Parquet and text files, each with the words that name its place.
+
+JSONL, CSV and Parquet are read as they are consumed; a JSON list or a text is held whole while its rows are taken.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from gym_fed.data.locations import DataFile
+from gym_fed.errors import ErrorCode, GymError
+
+Placed = tuple[str, Any]
+_BOM = b"\xef\xbb\xbf"
+_MAX_CELL_CHARS = 1 << 26
+_PARQUET_ROWS = 256
+_JSON_CELLS = (
+    "messages",
+    "conversations",
+    "history",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "images",
+)
+
+
+def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
+    """Rows as they stand in the file, in order.
+
+    Args:
+        file: Its suffix decides how it is read; what is unknown is read as JSONL.
+        text_lines: A ``.txt`` file is a row a line (as LLaMA-Factory reads it), not one text.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming file and line, or the row where there are no lines.
+    """
+    try:
+        with file.open() as stream:
+            if file.suffix == ".txt":
+                yield from _read_text(file.name, stream, text_lines)
+            elif file.suffix in (".csv", ".tsv"):
+                yield from _read_csv(file.name, stream, "\t" if file.suffix == ".tsv" else ",")
+            elif file.suffix == ".parquet":
+                yield from _read_parquet(file.name, stream)
+            elif file.suffix == ".json":
+                yield from _read_json(file.name, _decoded(file.name, stream.read()))
+            else:
+                yield from _read_jsonl(file.name, stream)
+    except (EOFError, zlib.error, OSError) as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{file.name}: cannot be read: {error}",
+            "restore the file, or leave it out",
+        ) from error
+
+
+def _read_text(name: str, stream: BinaryIO, lines: bool) -> Iterator[Placed]:
+    if not lines:
+        yield name, {"text": _decoded(name, stream.read())}
+        return
+    for place, line in _lines(name, stream):
+        yield place, {"text": line.rstrip("\r\n")}
+
+
+def _lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, str]]:
+    """Lines that hold something, with ``file:line``."""
+    start = 0
+    for number, line in enumerate(stream, start=1):
+        text = _decoded(name, line, start)
+        start += len(line)
+        if text.strip():
+            yield f"{name}:{number}", text
+
+
+def _decoded(name: str, data: bytes, start: int = 0) -> str:
+    try:
+        return (data.removeprefix(_BOM) if start == 0 else data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        skipped = len(_BOM) if start == 0 and data.startswith(_BOM) else 0
+        at = start + skipped + error.start
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"{name}: not UTF-8 at byte {at}", "save the file as UTF-8"
+        ) from error
+
+
+def _read_jsonl(name: str, stream: BinaryIO) -> Iterator[Placed]:
+    lines = _lines(name, stream)
+    for index, (place, line) in enumerate(lines):
+        if index == 0 and line.lstrip().startswith("["):
+            skipped = "\n" * (int(place.rpartition(":")[2]) - 1)  # so that lines are counted right
+            yield from _read_json(name, skipped + line + _decoded(name, stream.read(), start=1))
+            return
+        try:
+            yield place, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: not valid JSON: {error.msg} at column {error.colno}",
+                "each line of a .jsonl file is one JSON object",
+            ) from error
+        except RecursionError as error:
+            raise GymError(ErrorCode.DATA_INVALID, f"{place}: nested too deeply", "drop the row") from error
+
+
+def _read_json(name: str, text: str) -> Iterator[Placed]:
+    """Items of one list, taken one after the other so that each has its line."""
+    try:
+        yield from _items(name, text)
+    except json.JSONDecodeError as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{name}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}",
+            "a .json file is one list of rows; name the file .jsonl if it has a row a line",
+        ) from error
+    except RecursionError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"{name}: nested too deeply", "flatten the rows") from error
+
+
+def _items(name: str, text: str) -> Iterator[Placed]:
+    decoder = json.JSONDecoder()
+    at = _after_space(text, 0)
+    if text[at : at + 1] != "[":
+        json.loads(text)
+        raise GymError(ErrorCode.DATA_INVALID, f"{name}: expected a list of rows", "put the rows in [ ]")
+    at = _after_space(text, at + 1)
+    line, counted, number = 1, 0, 0
+    while text[at : at + 1] != "]" or number:
+        value, end = decoder.raw_decode(text, at)
+        line, counted, number = line + text.count("\n", counted, at), at, number + 1
+        yield f"{name}:{line}: row {number}", value
+        at = _after_space(text, end)
+        if text[at : at + 1] == "]":
+            break
+        if text[at : at + 1] != ",":
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+        at = _after_space(text, at + 1)
+    rest = _after_space(text, at + 1)
+    if rest != len(text):
+        raise json.JSONDecodeError("Extra data", text, rest)
+
+
+def _after_space(text: str, at: int) -> int:
+    while text[at : at + 1] in (" ", "\t", "\n", "\r"):
+        at += 1
+    return at
+
+
+def _read_csv(name: str, stream: BinaryIO, delimiter: str) -> Iterator[Placed]:
+    """Rows under a header line; empty cells are absent, and cells that are lists elsewhere are read as JSON."""
+    csv.field_size_limit(_MAX_CELL_CHARS)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    reader = csv.DictReader(text, delimiter=delimiter, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID, f"{name}:{line}: not valid CSV: {error}", "quote the cell"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID, f"{name}: not UTF-8 near line {line}", "save the file as UTF-8"
+            ) from error
+        if row is None:
+            return
+        place = f"{name}:{max(line, 2)}"
+        if None in row or None in row.values():
+            found = "more" if None in row else "fewer"
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: {found} cells than the header has",
+                "quote cells with commas",
+            )
+        yield place, {key: _cell(key, value) for key, value in row.items() if value != ""}
+
+
+def _cell(key: str, value: str) -> Any:
+    if key in ("label", "kto_tag") and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if key in _JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value  # a text that begins with a bracket; the format says whether it may be one
+    return value
+
+
+def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(stream).iter_batches(batch_size=_PARQUET_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{name}: row {number}", {k: v for k, v in row.items() if v is not None}
+    except pyarrow.ArrowException as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"{name}: not a readable Parquet file: {error}", "write it again"
+        ) from error

@@ -1,0 +1,95 @@
+"""A prompt and the answers to it, both conversations or both texts, however the two are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.data.formats import alpaca
+from gym_fed.data.formats.base import BadRow, Message, Raw, string, system_of
+from gym_fed.data.formats.turns import conversation
+
+
+def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tuple[Any, list[Any]]:
+    """The prompt of a row, and its answers under ``keys``.
+
+    The prompt stands in ``prompt``, ``messages``, ``conversations`` or ``instruction``; without one, it is what the
+    answers begin with alike (TRL's implicit prompt).
+
+    Returns:
+        A text and texts, or a list of messages and lists of messages.
+
+    Raises:
+        BadRow: When an answer is missing or empty, or no prompt can be told.
+    """
+    answers = [_answer(row, key, images) for key in keys]
+    prompt: Any
+    if "messages" in row or "conversations" in row:
+        key = "messages" if "messages" in row else "conversations"
+        prompt = [*system_of(row), *conversation(row[key], key, images)]
+    elif "instruction" in row:
+        prompt = alpaca.question(row)
+    elif isinstance(row.get("prompt"), list):
+        prompt = [*system_of(row), *conversation(row["prompt"], "prompt", images)]
+    elif "prompt" in row:
+        prompt = string(row, "prompt")
+    else:
+        return _implicit(answers, keys)
+    if isinstance(prompt, str):
+        if all(isinstance(answer, str) for answer in answers) and not system_of(row):
+            return prompt, answers
+        if _whole(answers):
+            return _whole_conversations(prompt, answers, keys)
+        prompt = [*system_of(row), {"role": "user", "content": prompt}]
+    return prompt, [_without(prompt, _as_messages(answer)) for answer in answers]
+
+
+def _answer(row: Raw, key: str, images: list[Any]) -> Any:
+    value = row.get(key)
+    if isinstance(value, dict):
+        value = [value]
+    return conversation(value, key, images) if isinstance(value, list) else string(row, key)
+
+
+def _as_messages(answer: Any) -> list[Message]:
+    return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+
+
+def _without(prompt: list[Message], answer: list[Message]) -> list[Message]:
+    """Answers that repeat the whole conversation lose its beginning."""
+    return answer[len(prompt) :] if answer[: len(prompt)] == prompt and len(answer) > len(prompt) else answer
+
+
+def _whole(answers: list[Any]) -> bool:
+    return all(isinstance(answer, list) and answer[0]["role"] != "assistant" for answer in answers)
+
+
+def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
+    """The prompt's text is there twice: alone, and as a turn of every answer."""
+    if len(answers) > 1:
+        shared, rest = _implicit(answers, keys)
+    else:
+        shared, rest = answers[0][:-1], [answers[0][-1:]]
+    if not any(m["content"] == prompt for m in shared):
+        raise BadRow("'prompt' is not what the conversations begin with", "give each of them once")
+    return shared, rest
+
+
+def _implicit(answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
+    """What all answers begin with, and what is left of each (trl.extract_prompt does the same)."""
+    problem = f"{' and '.join(map(repr, keys))} do not begin alike, and there is no 'prompt'"
+    if len(answers) < 2 or len({type(answer) for answer in answers}) != 1:
+        raise BadRow(problem, "give the prompt, as a text or as messages")
+    first, second = answers
+    shared = 0
+    while shared < min(len(first), len(second)) and first[shared] == second[shared]:
+        shared += 1
+    if isinstance(first, str):
+        while shared and not first[shared - 1].isspace():  # never inside a word
+            shared -= 1
+        shared = len(first[:shared].rstrip())
+    if not shared or shared in (len(first), len(second)):
+        raise BadRow(
+            problem if not shared else "one answer is the beginning of the other",
+            "give the prompt, as a text or as messages",
+        )
+    return first[:shared], [first[shared:], second[shared:]]

@@ -1,0 +1,120 @@
+"""What all formats share: the complaint about one row, and how keys of a row are read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Raw = dict[str, Any]
+Message = dict[str, Any]
+
+
+class BadRow(ValueError):
+    """What is wrong with one row; the reader adds the place."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+def as_object(raw: Any) -> Raw:
+    """``raw`` if it is a JSON object.
+
+    Raises:
+        BadRow: When it is anything else.
+    """
+    if not isinstance(raw, dict):
+        raise BadRow(f"expected a JSON object, got {type(raw).__name__}", "write each row as { ... }")
+    return raw
+
+
+def string(row: Raw, key: str, *, optional: bool = False) -> str:
+    """The text under ``key``; what is optional may be missing, null or empty, and is then ``""``.
+
+    Raises:
+        BadRow: When it is no text, or missing or blank and not optional.
+    """
+    value = row.get(key)
+    if optional and value is None:
+        return ""
+    if not isinstance(value, str):
+        found = "is missing" if key not in row else f"is {type(value).__name__}"
+        raise BadRow(f"{key!r} {found}, expected text", f"give {key!r} as a JSON string")
+    if not optional and not value.strip():
+        raise BadRow(f"{key!r} is empty", "fill it in, or drop the row")
+    return value
+
+
+def system_of(row: Raw) -> list[Message]:
+    """The message that a ``system`` column stands for, if it holds one."""
+    text = string(row, "system", optional=True)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def with_context(row: Raw, converted: Raw) -> Raw:
+    """``converted`` with the ``tools`` and ``images`` of the row; images of content parts are there already.
+
+    Raises:
+        BadRow: For tools that are none, and for sound and film, which no trainer here takes.
+    """
+    if tools := tools_of(row):
+        converted["tools"] = tools
+    if images := images_of(row):
+        if "images" in converted:
+            raise BadRow("has 'images' and parts with images of their own", "give the images in one way")
+        converted["images"] = images
+    for key in ("videos", "audios"):
+        if row.get(key):
+            raise BadRow(f"has {key!r}, which are not supported", "only text and images are; drop the row")
+    return converted
+
+
+def tools_of(row: Raw) -> list[Raw]:
+    """The tools that may be called, as OpenAI writes them: ``{"type": "function", "function": {...}}``.
+
+    Raises:
+        BadRow: When ``tools`` is neither a list of objects with a name nor JSON text of one.
+    """
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        tools = parsed(tools, "tools") if tools.strip() else None
+    if not tools:
+        return []
+    found = []
+    for tool in tools if isinstance(tools, list) else [tools]:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRow(
+                "'tools' holds something that is no function", "give each tool a name and parameters"
+            )
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def images_of(row: Raw) -> list[Any]:
+    """What ``images`` (or ``image``) names: paths, data URLs, or ``{"bytes", "path"}`` as Parquet files have them.
+
+    Raises:
+        BadRow: For anything else.
+    """
+    images = row.get("images", row.get("image"))
+    if not images:
+        return []
+    images = images if isinstance(images, list) else [images]
+    for image in images:
+        if not (isinstance(image, str) or (isinstance(image, dict) and {"bytes", "path"} & set(image))):
+            raise BadRow(f"'images' holds {type(image).__name__}", "give paths of image files")
+    return images
+
+
+def parsed(text: str, key: str) -> Any:
+    """JSON in a text column.
+
+    Raises:
+        BadRow: When it is not valid.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadRow(f"{key!r} is not valid JSON: {error.msg}", "write it as JSON") from error

@@ -1,0 +1,41 @@
+"""Unpaired judgements for KTO: an answer with label (or LLaMA-Factory's kto_tag), true when it was liked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.data.formats import alpaca
+from gym_fed.data.formats.answers import prompt_and_answers
+from gym_fed.data.formats.base import BadRow, Raw, as_object, string, system_of, with_context
+from gym_fed.data.formats.turns import conversation, split_answer
+
+_LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
+
+
+def read(raw: Any) -> Raw:
+    """``{"prompt", "completion", "label"}``."""
+    row = as_object(raw)
+    images: list[Any] = []
+    prompt, completion = _halves(row, images)
+    found = {"prompt": prompt, "completion": completion, "label": _label(row)}
+    return with_context(row, {**found, **({"images": images} if images else {})})
+
+
+def _halves(row: Raw, images: list[Any]) -> tuple[Any, Any]:
+    if "completion" in row:
+        prompt, (completion,) = prompt_and_answers(row, ("completion",), images)
+        return prompt, completion
+    if "instruction" in row:
+        return alpaca.question(row), [{"role": "assistant", "content": string(row, "output")}]
+    key = "conversations" if "conversations" in row else "messages"
+    return split_answer([*system_of(row), *conversation(row.get(key), key, images)])
+
+
+def _label(row: Raw) -> bool:
+    key = "kto_tag" if "kto_tag" in row else "label"
+    value = row.get(key)
+    word = value.lower() if isinstance(value, str) else value
+    if not isinstance(word, str | bool | int) or word not in _LABELS:
+        found = "is missing" if key not in row else f"is {value!r}"
+        raise BadRow(f"{key!r} {found}, expected true or false", "true when the answer was liked")
+    return _LABELS[word]

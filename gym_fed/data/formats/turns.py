@@ -1,0 +1,161 @@
+"""Conversations as they are written: OpenAI's role and content, ShareGPT's from and value, tool calls, parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.data.formats.base import BadRow, Message, Raw, as_object, parsed, string
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_SPEAKERS = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "function_call": "function_call",
+    "observation": "tool",
+    "tool": "tool",
+}
+_SHOWN_ROLES = "system, user, assistant, tool"
+
+
+def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
+    """Messages with ``role`` and ``content``; an assistant that calls tools has ``tool_calls`` too.
+
+    Args:
+        turns: The row's list of turns.
+        key: The column it stands in, for messages.
+        images: Grows by the images that content parts hold, in their order.
+
+    Raises:
+        BadRow: For what is no conversation.
+    """
+    if not isinstance(turns, list) or not turns:
+        example = "a human and a gpt turn" if key == "conversations" else "a user and an assistant message"
+        raise BadRow(f"{key!r} is not a list of turns", f"give at least {example}")
+    return [_message(as_object(turn), images) for turn in turns]
+
+
+def answered(messages: list[Message]) -> list[Message]:
+    """``messages``, if the assistant says anything in them.
+
+    Raises:
+        BadRow: When it does not.
+    """
+    if not any(m["role"] == "assistant" for m in messages):
+        raise BadRow(
+            "nobody answers: no turn of the assistant", "add the assistant's answer, or drop the row"
+        )
+    return messages
+
+
+def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+    """What was said before, and the last answer.
+
+    Raises:
+        BadRow: When the assistant does not have the last word, or the first.
+    """
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise BadRow("the last turn is no answer of the assistant", "end the conversation with its answer")
+    return messages[:-1], messages[-1:]
+
+
+def _message(turn: Raw, images: list[Any]) -> Message:
+    if "from" in turn:
+        role = _SPEAKERS.get(str(turn["from"]))
+        if role is None:
+            known = ", ".join(_SPEAKERS)
+            raise BadRow(f"'from' is {turn['from']!r}, which is no known speaker", f"one of {known}")
+        key = "value"
+    else:
+        role = _ROLES.get(str(turn.get("role")))
+        if role is None:
+            raise BadRow(f"role {turn.get('role')!r} is unknown", f"one of {_SHOWN_ROLES}")
+        key = "content"
+    _check_weight(turn, role)
+    if role == "function_call":
+        return {"role": "assistant", "content": "", "tool_calls": _calls(parsed(string(turn, key), key))}
+    calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
+    if calls:
+        if role != "assistant":
+            raise BadRow(f"'tool_calls' in a turn of the {role}", "only the assistant calls tools")
+        content = _content(turn, key, images) if turn.get(key) else ""
+        return {"role": role, "content": content, "tool_calls": _calls(calls)}
+    if role == "tool":
+        named = {k: turn[k] for k in ("name", "tool_call_id") if isinstance(turn.get(k), str)}
+        content = "" if turn.get(key) == "" else _content(turn, key, images)
+        return {"role": role, "content": content, **named}
+    return {"role": role, "content": _content(turn, key, images)}
+
+
+def _content(turn: Raw, key: str, images: list[Any]) -> Any:
+    """A text, or OpenAI's list of parts: joined when all are text, else as parts with the images counted off."""
+    parts = turn.get(key)
+    if not isinstance(parts, list):
+        return string(turn, key)
+    read = [_part(part, images) for part in parts]
+    if not read:
+        raise BadRow(f"{key!r} is empty", "fill it in, or drop the row")
+    if any(part["type"] == "image" for part in read):
+        return read
+    return "".join(part["text"] for part in read)
+
+
+def _part(part: Any, images: list[Any]) -> Raw:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text", part.get("value")) if kind == "text" else None
+    if isinstance(text, str):
+        return {"type": "text", "text": text}
+    image: Any = None
+    if kind == "image_url" and isinstance(part.get("image_url"), dict):
+        image = part["image_url"].get("url")
+    elif kind == "image":
+        keys = ("image", "url", "path", "value")
+        image = next((part[k] for k in keys if part.get(k)), None)
+        if image is None:  # the row's own ``images`` has it
+            return {"type": "image"}
+    if not isinstance(image, str | dict):
+        raise BadRow(
+            "'content' has parts that are not text or images",
+            'give every part as {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}',
+        )
+    images.append(image)
+    return {"type": "image"}
+
+
+def _calls(calls: Any) -> list[Raw]:
+    """Tool calls as chat templates take them: arguments are an object, not text."""
+    read = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRow("a tool call has no name", 'write {"name": ..., "arguments": {...}}')
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            arguments = parsed(arguments, "arguments")
+        if not isinstance(arguments, dict):
+            raise BadRow("a tool call's arguments are no object", 'write {"name": ..., "arguments": {...}}')
+        identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+        function = {"name": function["name"], "arguments": arguments}
+        read.append({"type": "function", **identity, "function": function})
+    return read
+
+
+def _check_weight(turn: Raw, role: str) -> None:
+    """LLaMA-Factory's ``loss_weight`` is read where it says what is done anyway, and refused elsewhere."""
+    weight = turn.get("loss_weight")
+    if weight is not None and weight != float(role in ("assistant", "function_call")):
+        raise BadRow(
+            f"loss_weight {weight!r} of the {role}'s turn differs from what is learnt",
+            "the assistant's turns weigh 1 and the others 0; drop the row or the weights",
+        )

@@ -1,0 +1,129 @@
+"""From what a user names (file, folder, pattern, URL) to the data files behind it, in sorted order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from gym_fed.errors import ErrorCode, GymError
+
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+_DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file, on this machine or behind fsspec.
+
+    Attributes:
+        name: How messages call it: the path, or the URL.
+        suffix: Of ``SUFFIXES`` or another, without ``.gz``.
+        folder: Where a local file lies; None behind a URL.
+    """
+
+    name: str
+    suffix: str
+    folder: Path | None
+    _fs: Any
+    _path: str
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Its bytes, unpacked where it ends in ``.gz``."""
+        compression = "gzip" if self._path.lower().endswith(".gz") else None
+        with self._fs.open(self._path, "rb", compression=compression) as stream:
+            yield stream
+
+    def stamp(self) -> dict[str, Any]:
+        """What changes when the file does: size, and time of change or the store's own mark."""
+        info = self._fs.info(self._path)
+        marks = ("mtime", "ETag", "etag", "LastModified", "created", "updated")
+        return {"name": self.name, "size": info.get("size")} | {k: str(info[k]) for k in marks if k in info}
+
+
+def find_files(path: str | Path) -> list[DataFile]:
+    """The files that ``path`` stands for.
+
+    Args:
+        path: A file of any name; a folder, all of whose data files are meant, those in folders below too; a pattern
+            with ``*``, ``?`` or ``[...]``; or any of these as an fsspec URL (``memory://``, ``s3://``, ...).
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` when there is none; ``MISSING_DEPENDENCY`` or ``USAGE`` for a URL that cannot be
+            opened here.
+    """
+    fs, root, prefix = filesystem(path)
+    if fs.isfile(root):
+        found = [root]
+    elif fs.isdir(root):
+        found = [name for name in fs.find(root) if _is_data(name, root)]
+    elif any(c in root for c in "*?["):
+        found = [name for name in fs.glob(root) if fs.isfile(name)]
+    else:
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"no data file at {path}", "give the path of a JSON or JSONL file"
+        )
+    if not found:
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND,
+            f"no data files in {path}",
+            f"data files end in {', '.join(SUFFIXES)}, or in .gz after that",
+        )
+    return [_data_file(name, path, fs, prefix, alone=fs.isfile(root)) for name in sorted(found)]
+
+
+def filesystem(path: str | Path) -> tuple[Any, str, str]:
+    """The fsspec filesystem of a path or URL, the path in it, and what stands before paths in messages.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` when the protocol's package is absent, ``USAGE`` for an unknown protocol.
+    """
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
+    text = str(path)
+    if "://" not in text:
+        return LocalFileSystem(), str(Path(text).expanduser()), ""
+    protocol = text.partition("://")[0]
+    try:
+        fs, root = fsspec.core.url_to_fs(text)
+    except ImportError as error:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{path}: {protocol}:// needs a package that is not installed: {error}",
+            "install it, or copy the files here",
+        ) from error
+    except ValueError as error:
+        raise GymError(
+            ErrorCode.USAGE, f"{path}: {error}", "fsspec knows file://, memory://, s3:// and others"
+        ) from error
+    return fs, str(root), f"{protocol}://"
+
+
+def _data_file(name: str, path: str | Path, fs: Any, prefix: str, *, alone: bool) -> DataFile:
+    suffixes = [s.lower() for s in PurePosixPath(name).suffixes]
+    if suffixes[-1:] == [".gz"]:
+        suffixes.pop()
+    local = prefix in ("", "file://")
+    if prefix:
+        shown = f"{prefix}{name.lstrip('/')}" if prefix != "file://" else name
+    else:  # as it was written, where that names this very file
+        shown = str(Path(path)) if alone else _as_written(name)
+    suffix = suffixes[-1] if suffixes else ""
+    return DataFile(shown, suffix, Path(name).parent if local else None, fs, name)
+
+
+def _as_written(name: str) -> str:
+    """Relative where it lies below the working directory."""
+    absolute = Path(name)
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else name
+
+
+def _is_data(name: str, root: str) -> bool:
+    inside = PurePosixPath(name.removeprefix(root))
+    if inside.name in _DESCRIPTIONS or any(part.startswith(".") for part in inside.parts):
+        return False
+    return inside.name.lower().removesuffix(".gz").endswith(SUFFIXES)

@@ -1,0 +1,113 @@
+"""Reads datasets into rows of ``gym_fed.data.rows``; a row that cannot be used is named by file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gym_fed.data.files import Placed, read_raw
+from gym_fed.data.formats import detect, reader
+from gym_fed.data.formats.base import BadRow
+from gym_fed.data.locations import DataFile, find_files
+from gym_fed.errors import ErrorCode, GymError
+
+Row = dict[str, Any]
+PlacedRow = tuple[str, Row]
+Rename = Callable[[Any], Any]
+
+
+def load_rows(path: str | Path, format: str = "auto") -> list[Row]:
+    """Read a dataset.
+
+    Args:
+        path: A ``.json`` file with a list of rows, a ``.jsonl`` file with a row a line, ``.csv``, ``.parquet``, or a
+            ``.txt`` file, which is one text; the same packed with gzip; a folder or pattern of them; an fsspec URL.
+        format: One of ``gym_fed.data.formats.FORMATS``, or ``auto`` to tell by the keys of a file's first row.
+
+    Returns:
+        At least one row; see ``gym_fed.data.rows``.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming file, line (or row) and remedy.
+    """
+    return [row for _, row in iter_rows(path, format)]
+
+
+def iter_rows(
+    path: str | Path, format: str = "auto", *, rename: Rename | None = None, text_lines: bool = False
+) -> Iterator[PlacedRow]:
+    """``load_rows`` one row at a time, each with its place.
+
+    Args:
+        path: As for ``load_rows``.
+        format: As for ``load_rows``.
+        rename: Gives raw rows the keys that the format expects; may raise ``BadRow``.
+        text_lines: ``.txt`` files are a row a line.
+    """
+    if format != "auto":
+        reader(format)  # an unknown format is refused before anything is opened
+    for file in find_files(path):
+        empty = True
+        for placed in _file_rows(file, format, rename, text_lines):
+            empty = False
+            yield placed
+        if empty:
+            raise GymError(ErrorCode.DATA_INVALID, f"{file.name}: holds no rows", "add at least one row")
+
+
+def converted(
+    raw_rows: Iterable[Placed], format: str, rename: Rename | None = None, folder: Path | None = None
+) -> Iterator[PlacedRow]:
+    """Raw rows as rows of one format; ``auto`` is settled by the first.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the place.
+    """
+    for place, raw in raw_rows:
+        try:
+            renamed = raw if rename is None else rename(raw)
+            if format == "auto":
+                format = detect(renamed)
+            row = reader(format)(renamed)
+            if "images" in row:
+                row["images"] = [_image(image, folder) for image in row["images"]]
+                _check_places_of_images(row)
+        except BadRow as bad:
+            raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
+        yield place, row
+
+
+def _file_rows(file: DataFile, format: str, rename: Rename | None, text_lines: bool) -> Iterator[PlacedRow]:
+    yield from converted(read_raw(file, text_lines=text_lines), format, rename, file.folder)
+
+
+def _image(image: Any, folder: Path | None) -> Any:
+    """Paths are looked for beside the data file, as LLaMA-Factory writes them; data URLs and bytes are kept."""
+    if not isinstance(image, str) or image.startswith("data:"):
+        return image
+    if "://" in image:
+        raise BadRow(
+            f"image {image!r} is on the network", "gym-fed fetches no images; save it and give its path"
+        )
+    path = Path(image).expanduser()
+    for candidate in (path, *([folder / path] if folder is not None else [])):
+        if candidate.is_file():
+            return str(candidate.resolve())
+    raise BadRow(f"no image file at {image!r}", "paths are taken from the data file's folder")
+
+
+def _check_places_of_images(row: Row) -> None:
+    """As many places for images (``<image>`` or parts) as images; none at all means: before the first question."""
+    turns = row.get("messages") or row.get("prompt")
+    contents = [turn["content"] for turn in turns] if isinstance(turns, list) else [turns]
+    places = sum(
+        content.count("<image>")
+        if isinstance(content, str)
+        else sum(part["type"] == "image" or part.get("text", "").count("<image>") for part in content or ())
+        for content in contents
+    )
+    if places not in (0, len(row["images"])):
+        raise BadRow(
+            f"has {places} places for images and {len(row['images'])} images", "write <image> once for each"
+        )
