@@ -38,6 +38,11 @@ class Registry(Generic[T]):
         Raises:
             GymError: ``CONFIG_INVALID`` when there is none.
         """
+        instance: T = self.type_of(name, base)()
+        return instance
+
+    def type_of(self, name: str, base: Any) -> Any:
+        """The class in ``NAME.py``, for those whose constructor takes settings; see ``get`` for the errors."""
         if name not in self.names():
             known = ", ".join(self.names())
             raise GymError(ErrorCode.CONFIG_INVALID, f"{self.key}: {name!r} is unknown", f"one of {known}")
@@ -52,5 +57,4 @@ class Registry(Generic[T]):
         ]
         if len(found) != 1:
             raise TypeError(f"{module.__file__} must hold exactly one {base.__name__}, found {len(found)}")
-        instance: T = found[0]()
-        return instance
+        return found[0]

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gym_fed.errors import ErrorCode, GymError
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -21,6 +23,29 @@ class Sample:
     prompt: list[dict[str, Any]] | str
     completion: str
     row: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompt_text(self) -> str:
+        """The prompt as one text: plain, or what the messages say, a blank line between them."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n\n".join(str(message.get("content") or "") for message in self.prompt)
+
+    def column(self, name: str, grader: str) -> Any:
+        """The row's value under ``name``.
+
+        Raises:
+            GymError: ``DATA_INVALID`` when the row has none, naming the grader that asked.
+        """
+        value = self.row.get(name)
+        if value is None:
+            had = ", ".join(sorted(self.row)) or "no other columns"
+            begins = self.prompt_text()[:60]
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"grader {grader}: a row has no {name!r} (it has: {had}); its prompt begins {begins!r}",
+                f"give every row a column {name!r}, or set the grader's column",
+            )
+        return value
 
 
 class Grader(ABC):

@@ -1,0 +1,74 @@
+"""A reward server: graders behind HTTP, for ``grader: remote`` of runs elsewhere. For trusted networks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from gym_fed.errors import GymError
+from gym_fed.evaluation.graders._combined import checked_values
+from gym_fed.evaluation.graders.base import Grader, Sample
+
+MAX_REQUEST_BYTES = 64 * 2**20
+
+
+@contextmanager
+def reward_server(
+    graders: Sequence[Grader], *, host: str = "127.0.0.1", port: int = 0
+) -> Iterator[ThreadingHTTPServer]:
+    """Answer while the block runs; the sum of the graders' values is the reward.
+
+    Args:
+        graders: Set up here and torn down at the end. They are asked one request at a time.
+        host: Where to listen; there is neither TLS nor a password, so leave it at loopback or put a proxy before it.
+        port: 0 takes a free one; ``server.server_port`` tells which.
+    """
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            if size > MAX_REQUEST_BYTES:
+                self._answer(413, {"message": f"more than {MAX_REQUEST_BYTES} bytes"})
+                return
+            try:
+                samples = _samples(json.loads(self.rfile.read(size)))
+            except (ValueError, KeyError, TypeError) as error:
+                self._answer(422, {"message": f"not a request of samples: {error!r}"})
+                return
+            try:
+                with lock:
+                    columns = [checked_values(g.name, g.grade(samples), len(samples)) for g in graders]
+            except GymError as error:
+                self._answer(error.code.http_status, error.to_dict())
+                return
+            self._answer(200, {"rewards": [sum(values) for values in zip(*columns, strict=True)]})
+
+        def _answer(self, status: int, content: dict[str, Any]) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: what is graded is nobody's log line."""
+
+    with ExitStack() as stack:
+        for grader in graders:
+            stack.callback(grader.teardown)
+            grader.setup()
+        server = ThreadingHTTPServer((host, port), Handler)
+        stack.callback(server.server_close)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        yield server
+
+
+def _samples(content: dict[str, Any]) -> list[Sample]:
+    return [Sample(s["prompt"], str(s["completion"]), dict(s.get("row") or {})) for s in content["samples"]]

@@ -1,0 +1,65 @@
+"""Code that passes its tests, in a sandbox (functional correctness, Chen et al. 2021, "HumanEval")."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gym_fed.config.rewards import CodeTestsConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders._sandbox import Sandbox
+from gym_fed.evaluation.graders.base import Grader, Sample
+
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+class CodeTests(Grader):
+    """1 where every test of the row runs to its end behind the answer's code; with ``partial``, the share that do."""
+
+    def __init__(self, config: CodeTestsConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
+        self._sandbox = Sandbox(
+            isolation=config.isolation,
+            timeout_seconds=config.timeout_seconds,
+            memory_bytes=config.memory_bytes,
+            max_file_bytes=config.max_file_bytes,
+            max_processes=config.max_processes,
+        )
+
+    def setup(self) -> None:
+        self._sandbox.check()
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        jobs = [(place, job) for place, sample in enumerate(samples) for job in self._jobs(sample)]
+        passed: list[list[bool]] = [[] for _ in samples]
+        with ThreadPoolExecutor(self.config.workers) as pool:
+            for (place, _), result in zip(
+                jobs, pool.map(lambda job: self._sandbox.passes(*job[1]), jobs), strict=True
+            ):
+                passed[place].append(result)
+        return [sum(results) / len(results) for results in passed]
+
+    def _jobs(self, sample: Sample) -> list[tuple[str, str]]:
+        """Code and tests of every process that the sample needs."""
+        code = code_in(sample.completion)
+        if self.config.continues_prompt:
+            code = sample.prompt_text() + code
+        tests = sample.column(self.config.column, self.name)
+        parts = [str(test) for test in tests] if isinstance(tests, list | tuple) else [str(tests)]
+        if not any(part.strip() for part in parts):
+            raise GymError(
+                ErrorCode.DATA_INVALID, f"grader {self.name}: {self.config.column!r} of a row is empty"
+            )
+        entry_point = sample.row.get("entry_point")
+        call = f"\ncheck({entry_point})\n" if entry_point else ""
+        if not self.config.partial:
+            parts = ["\n".join(parts)]
+        return [(code, part + call) for part in parts]
+
+
+def code_in(text: str) -> str:
+    """The last fenced block of Python, or the whole text when there is none."""
+    blocks = _FENCED.findall(text)
+    return str(blocks[-1]) if blocks else text

@@ -1,0 +1,31 @@
+"""Exact match with a reference, up to case and white space where asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gym_fed.config.rewards import ExactConfig
+from gym_fed.evaluation.graders.base import Grader, Sample
+
+
+class Exact(Grader):
+    """1 where the answer is the reference, or one of several."""
+
+    def __init__(self, config: ExactConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        return [float(self._is_right(sample)) for sample in samples]
+
+    def _is_right(self, sample: Sample) -> bool:
+        wanted = sample.column(self.config.column, self.name)
+        references = wanted if isinstance(wanted, list | tuple) else [wanted]
+        return self._normal(sample.completion) in {self._normal(str(reference)) for reference in references}
+
+    def _normal(self, text: str) -> str:
+        if self.config.whitespace == "strip":
+            text = text.strip()
+        elif self.config.whitespace == "collapse":
+            text = " ".join(text.split())
+        return text.casefold() if self.config.ignore_case else text

@@ -1,0 +1,100 @@
+"""Answers that must be JSON of a given shape (JSON Schema, the draft that ``$schema`` names, else 2020-12)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gym_fed.config.rewards import JsonSchemaConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.base import Grader, Sample
+
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class JsonSchema(Grader):
+    """1 for JSON that the schema allows; the answer as a whole is read, or its only fenced block."""
+
+    def __init__(self, config: JsonSchemaConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
+        self._validators: dict[str, Any] = {}
+
+    def setup(self) -> None:
+        if self.config.json_schema is not None:
+            self._validator(self.config.json_schema, ErrorCode.CONFIG_INVALID)
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        return [self._reward(sample) for sample in samples]
+
+    def _reward(self, sample: Sample) -> float:
+        from referencing.exceptions import Unresolvable
+
+        validator = self._validator_for(sample)
+        try:
+            value = _read(sample.completion)
+        except (ValueError, RecursionError):
+            return 0.0
+        try:
+            return 1.0 if validator.is_valid(value) else self.config.parsed_reward
+        except Unresolvable as error:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"rewards: {self.name}: the schema refers to {error.ref!r}, which is outside it and is not fetched",
+                "put the definition into the schema under $defs",
+            ) from error
+        except RecursionError:
+            return self.config.parsed_reward
+
+    def _validator_for(self, sample: Sample) -> Any:
+        if self.config.column is None:
+            return self._validator(self.config.json_schema, ErrorCode.CONFIG_INVALID)
+        schema = sample.column(self.config.column, self.name)
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"grader {self.name}: {self.config.column!r} is no JSON: {schema[:60]!r}",
+                    "give the schema as a mapping, or as the JSON text of one",
+                ) from error
+        return self._validator(schema, ErrorCode.DATA_INVALID)
+
+    def _validator(self, schema: Any, code: ErrorCode) -> Any:
+        """A validator of ``schema``, made once; its registry is empty, so that nothing is fetched."""
+        from jsonschema import SchemaError  # type: ignore[import-untyped]
+        from jsonschema.validators import Draft202012Validator, validator_for  # type: ignore[import-untyped]
+        from referencing import Registry
+
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._validators:
+            if not isinstance(schema, Mapping):
+                raise GymError(code, f"grader {self.name}: the schema is {key[:60]}, not a mapping")
+            kind = validator_for(schema, default=Draft202012Validator)
+            try:
+                kind.check_schema(schema)
+            except SchemaError as error:
+                raise GymError(
+                    code,
+                    f"grader {self.name}: no JSON schema: at {error.json_path}: {error.message}",
+                    "correct the schema",
+                ) from error
+            self._validators[key] = kind(schema, registry=Registry())
+        return self._validators[key]
+
+
+def _read(text: str) -> Any:
+    """The JSON that a text is, or has in its only fenced block.
+
+    Raises:
+        ValueError: When it has none; ``NaN`` and ``Infinity`` are no JSON.
+    """
+    blocks = _FENCED.findall(text)
+    return json.loads(blocks[0] if len(blocks) == 1 else text, parse_constant=_no_json)
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

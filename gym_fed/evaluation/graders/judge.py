@@ -1,0 +1,141 @@
+"""What another model thinks of an answer (LLM as a judge, Zheng et al. 2023), by any OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from gym_fed.config.rewards import JudgeConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders._answers_kept import AnswersKept
+from gym_fed.evaluation.graders._secrets import from_environment
+from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.training.requirements import require_package
+
+
+class Judge(Grader):
+    """Asks for a score in words, finds it by a pattern, and scales its range to 0 to 1.
+
+    The answer under judgement is put into the prompt as it is, so it can try to talk the judge round: a policy that is
+    trained against a judge learns what pleases it, right or not.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
+        require_package("openai", "rewards[].grader: judge", "judge")
+        self._key = from_environment(config.api_key_env, self.name, "api_key_env")
+        try:
+            self._pattern = re.compile(config.score_pattern)
+        except re.error as error:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"rewards: {self.name}: score_pattern is no regular expression: {error}",
+            ) from error
+        if not self._pattern.groups:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"rewards: {self.name}: score_pattern {config.score_pattern!r} has no group",
+                "put the part that says the score in parentheses",
+            )
+        self._client: Any = None
+        self._kept: AnswersKept | None = None
+
+    def setup(self) -> None:
+        from openai import OpenAI
+
+        self._kept = AnswersKept(self.config.cache)
+        self._client = OpenAI(
+            api_key=self._key or "none",  # the client wants one, local servers do not read it
+            base_url=self.config.base_url,
+            max_retries=self.config.retries,
+            timeout=self.config.timeout_seconds,
+        )
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        requests = [self._request(sample) for sample in samples]
+        different = {str(request): request for request in requests}
+        with ThreadPoolExecutor(self.config.workers) as pool:
+            scores = dict(zip(different, pool.map(self._score, different.values()), strict=True))
+        return [scores[str(request)] for request in requests]
+
+    def teardown(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        if self._kept is not None:
+            self._kept.close()
+        self._client = self._kept = None
+
+    def _request(self, sample: Sample) -> dict[str, Any]:
+        words = {
+            "{prompt}": sample.prompt_text(),
+            "{completion}": sample.completion,
+            "{answer}": str(sample.row.get("answer") or ""),
+        }
+        # In one pass, so that a name in braces inside an answer stays what it is.
+        asked = re.sub(r"\{(?:prompt|completion|answer)\}", lambda found: words[found[0]], self.config.prompt)
+        return {
+            "model": self.config.model,
+            "messages": [{"role": "user", "content": asked}],
+            "temperature": self.config.temperature,
+            "max_tokens": self.config.max_tokens,
+        }
+
+    def _score(self, request: dict[str, Any]) -> float:
+        assert self._kept is not None  # set up
+        asked = {"base_url": self.config.base_url, **request}
+        said = self._kept.get(asked)
+        if said is None:
+            said = self._ask(request)
+            self._kept.put(asked, said)
+        low, high = self.config.score_range
+        score = self._found(said)
+        if score is not None and low <= score <= high:
+            return (score - low) / (high - low)
+        if self.config.unscored_reward is None:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"grader {self.name}: {self.config.model} gave no score from {low:g} to {high:g}: {said[-120:]!r}",
+                "correct prompt, score_pattern or max_tokens, or set unscored_reward",
+            )
+        return self.config.unscored_reward
+
+    def _found(self, said: str) -> float | None:
+        matches = list(self._pattern.finditer(said))
+        try:
+            return float(matches[-1][1]) if matches else None
+        except (TypeError, ValueError):
+            return None
+
+    def _ask(self, request: dict[str, Any]) -> str:
+        """What the endpoint says, after the client's own retries."""
+        from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
+
+        where = f"grader {self.name}: {self.config.base_url}"
+        try:
+            return str(self._client.chat.completions.create(**request).choices[0].message.content or "")
+        except APITimeoutError as error:
+            raise GymError(
+                ErrorCode.DEADLINE_EXCEEDED, f"{where} did not answer in time", "raise timeout_seconds"
+            ) from error
+        except APIConnectionError as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, f"{where} cannot be reached", "start the server, or correct base_url"
+            ) from error
+        except APIStatusError as error:
+            refused = error.status_code in (401, 403)
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED if refused else ErrorCode.UNAVAILABLE,
+                f"{where} answered with status {error.status_code}",
+                "set api_key_env to the variable that holds a valid key"
+                if refused
+                else "see the server's log",
+            ) from error
+        except (OpenAIError, AttributeError, IndexError, TypeError, ValueError) as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"{where} did not answer as a chat completion ({type(error).__name__})",
+                "give the address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1",
+            ) from error

@@ -1,0 +1,94 @@
+r"""The number that an answer ends with, compared exactly or within a tolerance.
+
+Numbers are read as fractions, so that ``0.1``, ``1/10`` and ``\frac{1}{10}`` are the same. ``1,234`` has a thousands
+separator; signs of currency and percent are not part of a number. ``#### 42`` is GSM8K's mark (Cobbe et al. 2021),
+``\boxed{42}`` that of MATH (Hendrycks et al. 2021).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from gym_fed.config.rewards import NumericConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.base import Grader, Sample
+
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
+_NUMBER = re.compile(
+    r"(?P<sign>(?<![\w.)])[-−])?\s?\$?\s?(?:"
+    r"\\[dt]?frac\{\s*(?P<top>-?\d{1,400})\s*\}\{\s*(?P<bottom>\d{1,400})\s*\}"
+    rf"|(?P<value>{_DECIMAL})(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w))?(?:\s?/\s?(?P<over>\d{{1,400}})(?![\d/.]))?)"
+)
+
+
+class Numeric(Grader):
+    """1 where the answer's number is the reference's."""
+
+    def __init__(self, config: NumericConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        return [float(self._is_right(sample)) for sample in samples]
+
+    def _is_right(self, sample: Sample) -> bool:
+        reference = sample.column(self.config.column, self.name)
+        wanted = number_in(str(reference), "auto")
+        if wanted is None:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"grader {self.name}: {self.config.column!r} holds no number: {str(reference)[:60]!r}",
+                "give a number, or grade this data with exact",
+            )
+        said = number_in(sample.completion, self.config.where)
+        if said is None:
+            return False
+        relative = Fraction(self.config.relative_tolerance) * abs(wanted)
+        return abs(said - wanted) <= max(Fraction(self.config.absolute_tolerance), relative)
+
+
+def number_in(text: str, where: str = "auto") -> Fraction | None:
+    """The number that a text means, or None.
+
+    Args:
+        text: What was said.
+        where: ``last``, ``hashes``, ``boxed`` or ``auto``; see ``NumericConfig``.
+    """
+    if where in ("auto", "hashes") and "####" in text:
+        return _first(text.rpartition("####")[2])
+    if where in ("auto", "boxed") and "\\boxed{" in text:
+        return _last(_braced(text.rpartition("\\boxed{")[2]))
+    return _last(text) if where in ("auto", "last") else None
+
+
+def _braced(text: str) -> str:
+    """Up to the brace that closes one opened before ``text``."""
+    depth = 1
+    for place, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[:place]
+    return text
+
+
+def _first(text: str) -> Fraction | None:
+    found = _NUMBER.search(text)
+    return _value(found) if found else None
+
+
+def _last(text: str) -> Fraction | None:
+    matches = list(_NUMBER.finditer(text))
+    return _value(matches[-1]) if matches else None
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    if found["top"] is not None:
+        value, over = Fraction(int(found["top"])), int(found["bottom"])
+    else:
+        value = Fraction(found["value"].replace(",", "")) * Fraction(10) ** int(found["exponent"] or 0)
+        over = int(found["over"] or 1)
+    if over == 0:
+        return None
+    return -value / over if found["sign"] else value / over

@@ -1,0 +1,55 @@
+"""A pattern that must be found in the answer, and perhaps say the reference.
+
+The package ``regex`` searches, because its searches can be given a time limit: a pattern such as ``(a+)+b`` takes
+exponential time on some texts, and what a model writes is nobody's choice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import regex  # type: ignore[import-untyped]
+
+from gym_fed.config.rewards import RegexConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.base import Grader, Sample
+
+
+class Regex(Grader):
+    """1 where the pattern is found; with a column, where its group is the reference."""
+
+    def __init__(self, config: RegexConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
+        try:
+            self._pattern = regex.compile(config.pattern, regex.IGNORECASE if config.ignore_case else 0)
+        except regex.error as error:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"rewards: {self.name}: pattern {config.pattern!r} is no regular expression: {error}",
+                "correct the pattern; in YAML, put it in single quotes",
+            ) from error
+        if config.column is not None and not self._pattern.groups:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"rewards: {self.name}: pattern {config.pattern!r} has no group to compare with {config.column!r}",
+                "put the part that says the answer in parentheses, or remove column",
+            )
+        self._group = "answer" if "answer" in self._pattern.groupindex else 1
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        return [float(self._is_right(sample)) for sample in samples]
+
+    def _is_right(self, sample: Sample) -> bool:
+        column = self.config.column
+        wanted = None if column is None else str(sample.column(column, self.name)).strip()
+        matches = self._pattern.finditer(sample.completion, timeout=self.config.timeout_seconds)
+        try:
+            found = list(itertools.islice(matches, 1 if self.config.occurrence == "first" else None))
+        except TimeoutError:
+            return False
+        if not found or wanted is None:
+            return bool(found)
+        said = (found[-1][self._group] or "").strip()
+        return bool(said.casefold() == wanted.casefold() if self.config.ignore_case else said == wanted)

@@ -1,0 +1,134 @@
+"""Rewards from a server: samples are posted as JSON, numbers come back. docs/graders.md has the wire format."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gym_fed.config.rewards import RemoteConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders._secrets import from_environment
+from gym_fed.evaluation.graders.base import Grader, Sample
+
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
+
+
+class Remote(Grader):
+    """Posts ``{"samples": [{"prompt", "completion", "row"}]}`` and reads ``{"rewards": [number]}``."""
+
+    def __init__(self, config: RemoteConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
+        self._token = from_environment(config.token_env, self.name, "token_env")
+        self._client: Any = None
+
+    def setup(self) -> None:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        self._client = httpx.Client(timeout=self.config.timeout_seconds, headers=headers)
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        size = self.config.batch_size
+        return [
+            reward
+            for start in range(0, len(samples), size)
+            for reward in self._rewards(samples[start : start + size])
+        ]
+
+    def teardown(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    def _rewards(self, samples: Sequence[Sample]) -> list[float]:
+        answer = self._post(self._body(samples))
+        try:
+            rewards = json.loads(answer)["rewards"]
+            if not isinstance(rewards, list) or any(isinstance(r, bool | str) or r is None for r in rewards):
+                raise TypeError("rewards is no list of numbers")
+            numbers = [float(reward) for reward in rewards]
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+            raise self._off('the answer is not {"rewards": [number, ...]}') from error
+        if len(numbers) != len(samples):
+            raise self._off(f"{len(numbers)} rewards for {len(samples)} samples")
+        if not all(math.isfinite(number) for number in numbers):
+            raise self._off("a reward is not finite")
+        return numbers
+
+    def _body(self, samples: Sequence[Sample]) -> bytes:
+        try:
+            body = json.dumps(
+                {
+                    "samples": [
+                        {"prompt": s.prompt, "completion": s.completion, "row": dict(s.row)} for s in samples
+                    ]
+                },
+                allow_nan=False,
+            ).encode()
+        except (TypeError, ValueError) as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"grader {self.name}: a row cannot be sent as JSON: {error}",
+                "leave columns such as images out of the rows",
+            ) from error
+        if len(body) > self.config.max_request_bytes:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"grader {self.name}: a request of {len(body)} bytes, and max_request_bytes is "
+                f"{self.config.max_request_bytes}",
+                "lower batch_size, or raise the limit",
+            )
+        return body
+
+    def _post(self, body: bytes) -> bytes:
+        """The answer's body; waits and asks again where that may help."""
+        import httpx
+
+        problem, code = "", ErrorCode.UNAVAILABLE
+        for attempt in range(self.config.retries + 1):
+            if attempt:
+                time.sleep(min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), _LONGEST_WAIT_SECONDS))
+            try:
+                status, answer = self._once(body)
+            except httpx.TimeoutException:
+                problem, code = "did not answer in time", ErrorCode.DEADLINE_EXCEEDED
+                continue
+            except httpx.TransportError as error:
+                problem, code = f"cannot be reached ({type(error).__name__})", ErrorCode.UNAVAILABLE
+                continue
+            if status == 200:
+                return answer
+            problem, code = f"answered with status {status}", ErrorCode.UNAVAILABLE
+            if status != 429 and status < 500:
+                break
+        raise GymError(
+            code,
+            f"grader {self.name}: {self.config.url} {problem}",
+            "see the reward server's log, and the url",
+        )
+
+    def _once(self, body: bytes) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json"}
+        with self._client.stream("POST", self.config.url, content=body, headers=headers) as response:
+            answer = bytearray()
+            for chunk in response.iter_bytes():
+                answer += chunk
+                if len(answer) > self.config.max_response_bytes:
+                    raise GymError(
+                        ErrorCode.TOO_LARGE,
+                        f"grader {self.name}: {self.config.url} answered with more than max_response_bytes "
+                        f"({self.config.max_response_bytes})",
+                        "lower batch_size, or raise the limit",
+                    )
+            return int(response.status_code), bytes(answer)
+
+    def _off(self, what: str) -> GymError:
+        return GymError(
+            ErrorCode.DATA_INVALID,
+            f"grader {self.name}: {self.config.url}: {what}",
+            "the server must give one finite number for each sample, in their order",
+        )

@@ -1,0 +1,109 @@
+"""The score of a trained reward model (Bradley-Terry; Ouyang et al. 2022, eq. 1): one scalar for a conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.rewards import RewardModelConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.models import load_tokenizer, pick_device, quiet_loading, resolve
+
+
+class RewardModel(Grader):
+    """Reads prompt and answer through the model's chat template and gives the head's raw score."""
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
+        self._folder = Path(resolve(config.model))
+        self._device = pick_device(config.device)
+        _require_scalar_head(self._folder, config.model)
+        self._model: Any = None
+        self._tokenizer: Any = None
+
+    def setup(self) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification
+
+        with quiet_loading():
+            dtype = getattr(torch, self.config.dtype)
+            adapter = self._folder / "adapter_config.json"
+            base = self._folder
+            if adapter.is_file():
+                base = Path(
+                    resolve(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
+                )
+            model = AutoModelForSequenceClassification.from_pretrained(
+                base, num_labels=1, dtype=dtype, local_files_only=True
+            )
+            self._tokenizer = load_tokenizer(str(self._folder))
+            if adapter.is_file():
+                from peft import PeftModel
+
+                model = PeftModel.from_pretrained(model, str(self._folder))
+        if model.config.pad_token_id is None:  # by which the model finds each conversation's last token
+            model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._tokenizer.padding_side, self._tokenizer.truncation_side = "right", "left"
+        self._model = model.to(self._device).eval()
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        import torch
+
+        texts = [self._text(sample) for sample in samples]
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        scores = [0.0] * len(texts)
+        with torch.inference_mode():
+            for start in range(0, len(order), self.config.batch_size):
+                chosen = order[start : start + self.config.batch_size]
+                batch = self._tokenizer(
+                    [texts[place] for place in chosen],
+                    add_special_tokens=False,
+                    padding=True,
+                    truncation=True,
+                    max_length=self.config.max_length,
+                    return_tensors="pt",
+                ).to(self._device)
+                batch.pop("token_type_ids", None)
+                for place, score in zip(chosen, self._model(**batch).logits[:, 0].tolist(), strict=True):
+                    scores[place] = score
+        return scores
+
+    def teardown(self) -> None:
+        self._model = self._tokenizer = None
+
+    def _text(self, sample: Sample) -> str:
+        """Prompt and answer as the model saw them in training."""
+        if isinstance(sample.prompt, str):
+            return sample.prompt + sample.completion + (self._tokenizer.eos_token or "")
+        messages = [*sample.prompt, {"role": "assistant", "content": sample.completion}]
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+
+
+def _require_scalar_head(folder: Path, name: str) -> None:
+    """Refuse a model whose head would be random.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    hint = "give a finished run of algorithm: reward_model"
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        task = json.loads(adapter.read_text(encoding="utf-8")).get("task_type")
+        if task != "SEQ_CLS":
+            raise GymError(
+                ErrorCode.MODEL_INVALID, f"{name}: is an adapter for {task}, no reward model", hint
+            )
+        return
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kinds = config.get("architectures") or []
+    if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        raise GymError(ErrorCode.MODEL_INVALID, f"{name}: is {', '.join(kinds)}, no reward model", hint)
+    labels = len(config.get("id2label") or {0: "", 1: ""})  # transformers leaves two labels, its default, out
+    if labels != 1:
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"{name}: has {labels} labels, and a reward model has 1", hint
+        )

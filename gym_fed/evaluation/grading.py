@@ -1,0 +1,112 @@
+"""Evaluation by graders: a model answers, graders say what the answers are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders._combined import checked_values
+from gym_fed.evaluation.graders.base import Grader, Sample
+
+
+@dataclass(frozen=True)
+class Grades:
+    """What graders said.
+
+    Attributes:
+        means: Mean of each grader, by its name, and of their sum under ``reward``.
+        values: What each grader gave each sample, by its name.
+        samples: The graded answers, in the rows' order.
+    """
+
+    means: dict[str, float]
+    values: dict[str, list[float]] = field(repr=False)
+    samples: list[Sample] = field(repr=False)
+
+
+def grade(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    graders: Sequence[Grader],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 64,
+) -> Grades:
+    """Greedy answers to the prompts of ``rows``, graded.
+
+    Args:
+        model: A causal LM.
+        tokenizer: Its tokenizer, with a chat template.
+        rows: Prompts as messages, or conversations, whose last answer becomes the column ``answer``.
+        graders: Set up here and torn down at the end.
+        max_new_tokens: Longer answers are cut.
+        batch_size: Prompts per generation.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for no rows or rows without prompts; what the graders raise.
+    """
+    from gym_fed.data.rows import as_kind
+    from gym_fed.evaluation.generation import generate_batch
+
+    prompts = as_kind(rows, "prompt")
+    for number, row in enumerate(prompts, 1):
+        if isinstance(row["prompt"], str):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number}: the prompt is plain text",
+                'give messages: [{"role": "user", "content": ...}]',
+            )
+    with ExitStack() as stack:
+        _set_up(stack, graders)
+        conversations = [row["prompt"] for row in prompts]
+        answers = generate_batch(
+            model, tokenizer, conversations, max_new_tokens=max_new_tokens, batch_size=batch_size
+        )
+        return _graded([_sample(row, text) for row, text in zip(prompts, answers, strict=True)], graders)
+
+
+def grade_answers(rows: Sequence[dict[str, Any]], graders: Sequence[Grader]) -> Grades:
+    """Grade answers that are there already: rows with ``prompt`` and ``completion``.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for no rows or rows that lack either; what the graders raise.
+    """
+    samples = []
+    for number, row in enumerate(rows, 1):
+        if "prompt" not in row or "completion" not in row:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number} has no answer to grade",
+                "give prompt and completion, or a model that answers",
+            )
+        said = row["completion"]
+        rest = {key: value for key, value in row.items() if key != "completion"}
+        samples.append(_sample(rest, said if isinstance(said, str) else str(said[-1]["content"])))
+    with ExitStack() as stack:
+        _set_up(stack, graders)
+        return _graded(samples, graders)
+
+
+def _sample(row: dict[str, Any], text: str) -> Sample:
+    return Sample(row["prompt"], text, {key: value for key, value in row.items() if key != "prompt"})
+
+
+def _set_up(stack: ExitStack, graders: Sequence[Grader]) -> None:
+    for grader in graders:
+        stack.callback(grader.teardown)
+        grader.setup()
+
+
+def _graded(samples: list[Sample], graders: Sequence[Grader]) -> Grades:
+    if not samples:
+        raise GymError(ErrorCode.DATA_INVALID, "no rows to grade", "give at least one row")
+    if not graders or len({grader.name for grader in graders}) != len(graders):
+        names = ", ".join(grader.name for grader in graders) or "none"
+        raise GymError(ErrorCode.USAGE, f"graders: {names}", "give at least one, each with a name of its own")
+    values = {g.name: checked_values(g.name, g.grade(samples), len(samples)) for g in graders}
+    means = {name: sum(column) / len(column) for name, column in values.items()}
+    return Grades({**means, "reward": sum(means.values())}, values, samples)
