@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NANO = "gym-nano"
 DTYPES = ("float32", "bfloat16", "float16")
+_PLACING = ("distributed_config", "quantization_config", "device_map")
 
 
 @dataclass
@@ -43,7 +44,9 @@ def nano_path() -> Path:
     return Path(str(resources.files("gym_fed") / "assets" / "gym-nano"))
 
 
-def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
+def load_model(
+    name_or_path: str, *, dtype: str = "float32", device: str = "cpu", arguments: dict[str, Any] | None = None
+) -> LoadedModel:
     """Load a model and its tokenizer from this machine.
 
     Args:
@@ -51,12 +54,16 @@ def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu"
             whose files are in the local cache.
         dtype: One of ``float32``, ``bfloat16``, ``float16``.
         device: As for ``pick_device``.
+        arguments: Further keyword arguments of ``from_pretrained``; a model that they split over processes or quantise is
+            left where they put it.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read.
     """
     import torch
     from transformers import AutoModelForCausalLM
+
+    from gym_fed.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
 
     if dtype not in DTYPES:
         raise GymError(ErrorCode.USAGE, f"dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
@@ -66,11 +73,18 @@ def load_model(name_or_path: str, *, dtype: str = "float32", device: str = "cpu"
     if adapter.is_file():
         return _load_adapter(name_or_path, Path(source), adapter, dtype, device)
     with quiet_loading(), _as_gym_errors(name_or_path):
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=getattr(torch, dtype), local_files_only=True, attn_implementation="sdpa"
-        )
+        if is_mixture_of_depths(Path(source)):
+            model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
+        else:
+            model = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                **{"attn_implementation": "sdpa", **(arguments or {})},
+            )
     tokenizer = load_tokenizer(name_or_path)
-    return LoadedModel(model.to(target).eval(), tokenizer, name_or_path)
+    placed = arguments is not None and not arguments.keys().isdisjoint(_PLACING)
+    return LoadedModel((model if placed else model.to(target)).eval(), tokenizer, name_or_path)
 
 
 def model_name(name_or_path: str) -> str:
@@ -165,12 +179,15 @@ def pick_device(name: str = "auto") -> torch.device:
 def _load_adapter(name: str, folder: Path, adapter: Path, dtype: str, device: str) -> LoadedModel:
     from peft import PeftModel
 
+    from gym_fed.modeling.rope import apply_base_changes
+
     base_name = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
     if not base_name:
         raise GymError(
             ErrorCode.MODEL_INVALID, f"{adapter}: names no base model", "set base_model_name_or_path"
         )
     base = load_model(str(base_name), dtype=dtype, device=device)
+    apply_base_changes(base.model, folder)
     with quiet_loading(), _as_gym_errors(name):
         model = PeftModel.from_pretrained(base.model, str(folder))
     return LoadedModel(model.eval(), base.tokenizer, name)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -27,6 +27,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue an unfinished run, or refuse it.")
     ] = True,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, help="Train in so many processes of this machine.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
     """Train a model as a config file says. Stopped runs are continued by the same command."""
@@ -37,6 +40,8 @@ def train(
     if overwrite:
         RunFolder(settings.output_dir).delete()
     RunFolder(settings.output_dir).require_unfinished()
+    if nproc is not None and nproc > 1:
+        _in_processes(settings, nproc)
     err.print(f"loading {settings.model or 'a new model'} ...", markup=False)
 
     from gym_fed.training import Trainer
@@ -53,6 +58,17 @@ def train(
     )
     if settings.save_final:
         out.print(f"saved in {result.output_dir}; try it with: gym chat {result.output_dir}", markup=False)
+
+
+def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
+    """This very command in ``nproc`` processes, once it is known that they can work."""
+    from gym_fed.training.checks import check_config
+    from gym_fed.training.launch import launch
+
+    check_config(settings, num_processes=nproc)
+    at = next(i for i, word in enumerate(sys.argv) if word.partition("=")[0] == "--nproc")
+    rest = sys.argv[1:at] + sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]
+    raise typer.Exit(launch([word for word in rest if word != "--overwrite"], nproc))
 
 
 @contextmanager

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.training.features import feature_arguments
 from gym_fed.training.optimizers import get_optimizer
+from gym_fed.training.sharding import trainer_arguments
 
 _NO_LIMIT = -1
 
@@ -32,7 +34,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "per_device_eval_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "train_sampling_strategy": "group_by_length" if config.group_by_length else "random",
-        "gradient_checkpointing": config.gradient_checkpointing,
+        "gradient_checkpointing": False,
         "bf16": False,
         "fp16": False,
         "seed": config.seed,
@@ -43,10 +45,13 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "save_steps": config.save_steps or 1,
         "save_total_limit": config.save_total_limit,
         "report_to": "none",
-        "eval_strategy": "epoch" if evaluate else "no",
+        "eval_strategy": "no" if not evaluate else "steps" if config.eval_steps else "epoch",
+        "eval_steps": config.eval_steps or None,
         "push_to_hub": False,
         "disable_tqdm": True,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
         **get_optimizer(config.optimizer).arguments(config),
+        **trainer_arguments(config),
+        **feature_arguments(config),
     }

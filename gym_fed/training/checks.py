@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.models import pick_device
+from gym_fed.tracking import get_tracker
 
 
-def check_config(config: TrainingConfig) -> None:
+def check_config(config: TrainingConfig, num_processes: int | None = None) -> None:
     """Refuse what this machine or installation cannot honour; nothing is silently left out or replaced.
+
+    Args:
+        config: What is asked for.
+        num_processes: How many processes will share the run; by default as many as do now.
 
     Raises:
         GymError: ``CONFIG_INVALID``, ``MISSING_DEPENDENCY`` or ``USAGE`` naming the key and the remedy.
     """
     from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.features import active_features
     from gym_fed.training.optimizers import get_optimizer
+    from gym_fed.training.processes import world_size
+    from gym_fed.training.sharding import check_distributed
+    from gym_fed.training.spikes import check_spikes
     from gym_fed.training.tuning import get_tuning
 
     pick_device(config.device)
+    check_distributed(config, world_size() if num_processes is None else num_processes)
     get_algorithm(config.algorithm).check(config)
     get_tuning(config.finetuning).check(config)
     get_optimizer(config.optimizer).check(config)
+    check_spikes(config)
+    for name in config.tracking:
+        get_tracker(name)  # refuses one whose package is missing
+    for feature in active_features(config):
+        feature.check(config)

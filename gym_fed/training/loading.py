@@ -7,6 +7,7 @@ from typing import Any
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
+from gym_fed.training.sharding import loading_arguments
 
 
 def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
@@ -20,7 +21,11 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
         return init_model(config.model_init, seed=config.seed, dtype=config.dtype)
     assert config.model is not None  # the trainer refuses this
-    loaded = load_model(config.model, dtype=config.dtype)
+    if config.unsloth:
+        from gym_fed.training.features.unsloth import load_by_unsloth
+
+        return load_by_unsloth(config)
+    loaded = load_model(config.model, dtype=config.dtype, arguments=loading_arguments(config))
     if not hasattr(loaded.model, "merge_and_unload"):
         return loaded.model, loaded.tokenizer
     if config.finetuning not in ("full", "freeze"):

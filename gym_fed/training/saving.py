@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.modeling.rope import write_base_changes
 from gym_fed.models import NANO
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.processes import is_main, on_main
+from gym_fed.training.sharding import is_split
 from gym_fed.training.tuning import get_tuning
+from gym_fed.training.tuning._peft import name_base
 
 
 def save_final(
@@ -26,14 +31,48 @@ def save_final(
         folder: The run folder.
     """
     part = folder / ".final.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    get_tuning(config.finetuning).save(model, config, part, _portable_name(config.model))
+    on_main(lambda: _fresh(part))
+    if is_split(config):
+        _gather(trainer, config, part)
+    if not is_main():
+        return
+    if not is_split(config):
+        get_tuning(config.finetuning).save(model, config, part, _portable_name(config.model))
+    if get_tuning(config.finetuning).is_adapter and config.rope_scaling is not None:
+        write_base_changes(model.get_base_model(), part)  # the adapter's base on disk is not scaled
     algorithm.save(trainer, part)
     tokenizer.save_pretrained(str(part))
     for file in part.iterdir():
         file.replace(folder / file.name)
     part.rmdir()
+
+
+def _fresh(part: Path) -> None:
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+
+
+def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
+    """The parts of a model that is split over the processes, put together by the trainer; all of them take part."""
+    trainer.save_model(str(part))
+    if not is_main():
+        return
+    (part / "training_args.bin").unlink()
+    if get_tuning(config.finetuning).is_adapter:
+        name_base(part, _portable_name(config.model))
+    elif config.save_dtype is not None and config.save_dtype != config.dtype:
+        _cast(part, config.save_dtype)
+
+
+def _cast(part: Path, dtype: str) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    for file in part.glob("*.safetensors"):
+        cast = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
+        save_file(cast, file, metadata={"format": "pt"})
+    config = json.loads((part / "config.json").read_text(encoding="utf-8"))
+    (part / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")
 
 
 def _portable_name(name: str | None) -> str | None:

@@ -1,0 +1,80 @@
+"""``gym train --nproc N``: the same command in N processes, by torch's launcher, with one voice at the terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from gym_fed.errors import ErrorCode, GymError
+
+_SECONDS_FOR_A_CHECKPOINT = 600
+_TOLD_LINES = 20
+
+
+def launch(arguments: Sequence[str], nproc: int) -> int:
+    """Run ``gym ARGUMENTS`` in ``nproc`` processes of this machine and wait for them.
+
+    Process 0 writes to the terminal; what the others write is shown only when one of them fails first. Ctrl-C reaches
+    each process once and gives it time for a checkpoint.
+
+    Args:
+        arguments: What follows ``gym`` on the command line, without ``--nproc``.
+        nproc: At least 2.
+
+    Returns:
+        The exit code of the run: that of the first process that failed, or 0.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Otherwise every process would take all cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    with tempfile.TemporaryDirectory(prefix="gym-train-") as folder:
+        quiet = {rank: Std.ALL for rank in range(1, nproc)}
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            run_id="gym-train",
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            shutdown_timeout=_SECONDS_FOR_A_CHECKPOINT,
+            logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
+        )
+        command = ["-m", "gym_fed.cli.main", *arguments]
+        try:
+            elastic_launch(config, sys.executable)(*command)
+        except SignalException:
+            return ErrorCode.INTERRUPTED.exit_code
+        except ChildFailedError as failed:
+            rank, failure = failed.get_first_failure()
+            if rank != 0:
+                _tell(Path(folder), rank)
+            return _exit_code(failure.exitcode, rank)
+    return 0
+
+
+def _exit_code(status: int, rank: int) -> int:
+    """A process that a signal ended has no exit code of its own."""
+    if status >= 0:
+        return status
+    raise GymError(
+        ErrorCode.INTERNAL,
+        f"process {rank} was ended by signal {-status}",
+        "on a machine short of memory that is the system's doing: use smaller batches or fewer processes",
+    )
+
+
+def _tell(folder: Path, rank: int) -> None:
+    """The last words of a process that has no terminal."""
+    for file in sorted(folder.rglob(f"{rank}/stderr.log")):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-_TOLD_LINES:]
+        sys.stderr.write("".join(f"[process {rank}] {line}\n" for line in lines))
