@@ -35,6 +35,7 @@ class Experiment:
         mode: ``online`` lets a service be talked to; ``offline`` keeps everything in the folder.
         uri: Address of the service, where it is not the package's own.
         from_step: Continue after this step: what was logged of later ones is dropped. None appends.
+        active: False tells nobody anything; for processes beside the one that writes.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` or ``CONFIG_INVALID``, before anything is written.
@@ -51,6 +52,7 @@ class Experiment:
         mode: str = "offline",
         uri: str | None = None,
         from_step: int | None = None,
+        active: bool = True,
     ) -> None:
         if mode not in ("offline", "online"):
             raise GymError(ErrorCode.CONFIG_INVALID, f"mode: {mode!r} is neither offline nor online")
@@ -58,7 +60,9 @@ class Experiment:
         if isinstance(folder, str) and path.name == folder:
             path = Path("runs") / folder
         self.folder = path
-        self._trackers: list[Tracker] = [get_tracker(t) for t in dict.fromkeys((*ALWAYS, *trackers))]
+        self._trackers: list[Tracker] = [
+            get_tracker(t) for t in dict.fromkeys((*ALWAYS, *trackers)) if active
+        ]
         self._run = RunInfo(path, project, name or path.name, tuple(tags), mode == "online", uri, from_step)
         self._open = False
         self._closed = False
@@ -76,7 +80,7 @@ class Experiment:
             metrics: Name and figure.
             step: Counts from 1.
         """
-        finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
         if finite:
             for tracker in self._opened():
                 tracker.log_metrics(finite, step)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,23 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import pick_device, quiet_loading
+from gym_fed.tracking import Experiment
+from gym_fed.training import processes
 from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.checks import check_config
-from gym_fed.training.hooks import OnStep, RunHooks, ShouldStop
+from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
+from gym_fed.training.features import apply_features, featured
+from gym_fed.training.hooks import OnReport, OnStep, RunHooks, ShouldStop
 from gym_fed.training.job import Job
 from gym_fed.training.loading import load_for_training
+from gym_fed.training.loop import run_to_end
 from gym_fed.training.optimizers import get_optimizer
+from gym_fed.training.reproducibility import deterministic, record_environment
 from gym_fed.training.run_folder import RunFolder
 from gym_fed.training.saving import save_final
+from gym_fed.training.sharding import deepspeed_loading, is_placed, settings_of
+from gym_fed.training.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.tuning import get_tuning
 
@@ -48,6 +56,7 @@ class TrainResult:
         num_tokens: Tokens seen, repeats included, padding not.
         model: The trained model, in evaluation mode: the one handed in, or a PEFT model around it.
         tokenizer: Its tokenizer.
+        best_step: Where its weights are from, under ``early_stopping.restore_best``; None for the last step.
     """
 
     steps: int
@@ -59,11 +68,13 @@ class TrainResult:
     num_tokens: int
     model: Any = field(repr=False, compare=False)
     tokenizer: Any = field(repr=False, compare=False)
+    best_step: int | None = None
 
     def summary(self) -> dict[str, Any]:
         """The figures, without losses and objects, ready for JSON."""
         keep = ("steps", "final_loss", "num_examples", "num_tokens")
-        return {key: getattr(self, key) for key in keep} | {"output_dir": str(self.output_dir)}
+        best = {} if self.best_step is None else {"best_step": self.best_step}
+        return {key: getattr(self, key) for key in keep} | best | {"output_dir": str(self.output_dir)}
 
 
 class Trainer:
@@ -76,6 +87,7 @@ class Trainer:
         tokenizer: Goes with ``model``.
         graders: What rewards answers, beside those of ``config.rewards``.
         on_step: Called after every optimiser step with ``(step, total, loss)``.
+        on_report: Called with more, a ``hooks.StepReport``, after every step and evaluation; may raise to end the run.
         should_stop: Asked after every step; True saves a checkpoint and raises ``INTERRUPTED``.
     """
 
@@ -87,8 +99,11 @@ class Trainer:
         tokenizer: Any = None,
         graders: Sequence[Grader] = (),
         on_step: OnStep | None = None,
+        on_report: OnReport | None = None,
         should_stop: ShouldStop | None = None,
     ) -> None:
+        from gym_fed.evaluation.graders import build_graders
+
         if (model is None) != (tokenizer is None):
             raise GymError(ErrorCode.USAGE, "a model in memory needs its tokenizer, and the other way round")
         if model is None and config.model is None and config.model_init is None:
@@ -96,8 +111,9 @@ class Trainer:
         self.config = config
         self._given = None if model is None else (model, tokenizer)
         check_config(config)
-        self._graders = [*graders]
+        self._graders = [*graders, *build_graders(config.rewards)]
         self._on_step = on_step
+        self._on_report = on_report
         self._should_stop = should_stop
 
     def train(
@@ -127,18 +143,42 @@ class Trainer:
             torch.set_num_threads(config.num_threads)
         folder = RunFolder(config.output_dir)
         folder.require_unfinished()
+        processes.start(settings_of(config), device)
         rows = _rows(config, dataset, eval_dataset, algorithm)
+        check_early_stopping(config, has_eval_data=bool(rows[1]))
+        splitting = deepspeed_loading(config)
         model, tokenizer = self._given or load_for_training(config)
+        model = apply_features(model, config)
         encoded, eval_encoded = (part and algorithm.encode(config, tokenizer, part) for part in rows)
         assert encoded is not None  # there are rows
-        checkpoint = folder.open(config, _digest(encoded), resume=resume)
+        checkpoint = processes.on_main(lambda: _opened(folder, config, _digest(encoded), resume))
 
         set_seed(config.seed)
         tuning = get_tuning(config.finetuning)
-        model = tuning.prepare(algorithm.adapt(model, tokenizer, config).to(device), config)
+        model = algorithm.adapt(model, tokenizer, config)
+        model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
         optimizer = get_optimizer(config.optimizer)
-        hooks = RunHooks(folder.metrics, config.logging_steps, self._on_step, self._should_stop)
-        with quiet_loading(), unpatched_afterwards(model), self._ready_graders(), warnings.catch_warnings():
+        spikes = config.loss_spikes
+        hooks = RunHooks(
+            self._track,
+            config.logging_steps,
+            on_step=self._on_step,
+            on_report=self._on_report,
+            should_stop=processes.agreed(self._should_stop),
+            watch=None if spikes is None else SpikeWatch(spikes, folder.path),
+        )
+        stopping = config.early_stopping
+        early_stop = None if stopping is None else EarlyStop(stopping, model, folder.path)
+        with (
+            closing(hooks),
+            deterministic(config.reproducibility),
+            tuning.finishing(model, config),
+            quiet_loading(),
+            unpatched_afterwards(model),
+            featured(model, config),
+            self._ready_graders(),
+            warnings.catch_warnings(),
+        ):
             # Of transformers, about its own next major version.
             warnings.simplefilter("ignore", FutureWarning)
             job = Job(
@@ -148,16 +188,17 @@ class Trainer:
                 encoded=encoded,
                 eval_encoded=eval_encoded,
                 checkpoints=folder.checkpoints,
-                callbacks=[hooks],
+                callbacks=[hooks, *([early_stop] if early_stop else []), *tuning.callbacks(model, config)],
                 graders=self._graders,
             )
             trainer = algorithm.build(job)
             trainer.make_optimizer = lambda model: optimizer.make(model, config)
             trainer.remove_callback(PrinterCallback)
-            if checkpoint is None:
-                trainer.train()
-            elif not _is_at_end(checkpoint, trainer, hooks):
-                trainer.train(resume_from_checkpoint=str(checkpoint))
+            rollbacks = None if spikes is None or not spikes.rollback else Rollbacks(spikes, folder.path)
+            start = None if checkpoint is None else Path(checkpoint)
+            run_to_end(trainer, start, hooks, folder, rollbacks, early_stop)
+            best_step = early_stop.restore(trainer.state) if early_stop and not hooks.stopped else None
+        del splitting
         model.zero_grad(set_to_none=True)
         model.eval()
         steps = int(trainer.state.global_step)
@@ -178,12 +219,30 @@ class Trainer:
             num_tokens=hooks.num_tokens,
             model=model,
             tokenizer=tokenizer,
+            best_step=best_step,
         )
         if config.save_final:
             with quiet_loading():
                 save_final(trainer, model, tokenizer, algorithm, config, folder.path)
-            folder.finish(result.summary())
+            processes.on_main(lambda: folder.finish(result.summary()))
         return result
+
+    def _track(self, from_step: int) -> Experiment:
+        """The tracked run, going on after a step."""
+        config, told = self.config, self.config.tracker
+        experiment = Experiment(
+            config.output_dir,
+            config.tracking,
+            project=told.project,
+            name=told.name,
+            tags=told.tags,
+            mode=told.mode,
+            uri=told.uri,
+            from_step=from_step,
+            active=processes.is_main(),
+        )
+        experiment.log_config(config)
+        return experiment
 
     @contextmanager
     def _ready_graders(self) -> Iterator[None]:
@@ -212,17 +271,10 @@ def _rows(
     return as_kind(rows, algorithm.row_kind), held_out
 
 
-def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks) -> bool:
-    """Whether a checkpoint holds the last step; if so its weights are loaded, for transformers would do one more."""
-    from transformers.trainer_callback import TrainerState
-
-    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    if state.global_step < state.max_steps:
-        return False
-    trainer._load_from_checkpoint(str(checkpoint))
-    trainer.state = state
-    hooks.on_train_begin(trainer.args, state, trainer.control)
-    return True
+def _opened(folder: RunFolder, config: TrainingConfig, data_digest: str, resume: bool) -> str | None:
+    checkpoint = folder.open(config, data_digest, resume=resume)
+    record_environment(folder.path, config, data_digest)
+    return None if checkpoint is None else str(checkpoint)
 
 
 def _digest(encoded: list[dict[str, Any]]) -> str:

@@ -35,8 +35,10 @@ class Jsonl(Tracker):
                 _append(file, {"step": step, **values})
 
     def log_artifacts(self, paths: Sequence[Path]) -> None:
+        told = [line["path"] for line in read_lines(self._artifacts)]
         for path in paths:
-            _append(self._artifacts, {"path": str(path)})
+            if str(path) not in told:
+                _append(self._artifacts, {"path": str(path)})
 
     def close(self) -> None:
         """Nothing is in memory."""

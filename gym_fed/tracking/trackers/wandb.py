@@ -20,7 +20,9 @@ class WandB(Tracker):
         import wandb
 
         self._wandb: Any = wandb
-        asked = os.environ.get("WANDB_MODE", "online")  # its own switch may turn the network off, never on
+        asked: Any = os.environ.get(
+            "WANDB_MODE", "online"
+        )  # its own switch may turn the network off, never on
         run.folder.mkdir(parents=True, exist_ok=True)
         self._run: Any = wandb.init(
             project=run.project,
