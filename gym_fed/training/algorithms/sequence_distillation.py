@@ -1,0 +1,63 @@
+"""Sequence-level distillation: the teacher answers the rows' prompts, and the student is fine-tuned on its answers.
+
+Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2, with greedy (or sampled) answers in place of
+beam search. Only texts pass from teacher to student, so that vocabularies may differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed import console
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.algorithms.sft import Sft as _Sft
+from gym_fed.training.job import Job
+
+
+class SequenceDistillation(Algorithm):
+    """``sft`` on what the teacher wrote. The answers are in the run folder, in ``teacher.jsonl``."""
+
+    row_kind = "prompt"
+
+    def check(self, config: TrainingConfig) -> None:
+        from gym_fed.models import resolve
+
+        assert config.sequence_distillation is not None  # filled in by the config
+        resolve(config.sequence_distillation.teacher)
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        from gym_fed.training.algorithms._teacher_answers import TeacherAnswers
+
+        answers = TeacherAnswers(config).of(rows)
+        taught = [_taught(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]]
+        if cut := len(rows) - len(taught):
+            assert config.sequence_distillation is not None
+            limit = config.sequence_distillation.max_completion_length
+            place = f"sequence_distillation.max_completion_length: {limit} tokens"
+            if not taught:
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"{place} end none of the teacher's {cut} answers",
+                    "raise it, or choose a teacher that ends its answers",
+                )
+            console.err.print(
+                f"{place}: {cut} of {len(rows)} answers do not end and are left out", markup=False
+            )
+        return _Sft().encode(config, tokenizer, taught)
+
+    def build(self, job: Job) -> Any:
+        from gym_fed.training.algorithms._teacher_answers import TeacherAnswers
+
+        TeacherAnswers(job.config).keep()
+        return _Sft().build(job)
+
+
+def _taught(row: Row, answer: str) -> Row:
+    """What the student learns: the prompt with the teacher's answer in place of the row's own."""
+    rest = {key: value for key, value in row.items() if key not in ("prompt", "answer")}
+    if isinstance(row["prompt"], str):
+        return {**rest, "text": row["prompt"] + answer}
+    return {**rest, "messages": [*row["prompt"], {"role": "assistant", "content": answer}]}
