@@ -7,16 +7,23 @@ from pydantic import Field
 from gym_fed.config.base import StrictModel
 
 
-class GradientDifferenceSettings(StrictModel):
-    """Ascends on what is to be forgotten and descends on what is to be kept, Liu et al. 2022."""
+class UnlearningSettings(StrictModel):
+    """Every batch holds as many rows to forget as rows to keep."""
 
     retain_weight: float = Field(default=1.0, ge=0)
-    """Weight of the loss on rows to keep."""
+    """Weight of the loss on rows to keep; 0 needs none of them."""
 
 
-class NpoSettings(StrictModel):
+class GradientDifferenceSettings(UnlearningSettings):
+    """Ascends on what is to be forgotten and descends on what is to be kept, Liu et al. 2022."""
+
+    forget_loss_cap: float | None = Field(default=None, gt=0)
+    """A row whose loss has risen to so many nats per token is forgotten: it pushes no further. Without a cap, as in
+    the paper, the loss has no bound and a long run ruins the model. Guessing evenly costs ln(vocabulary size)."""
+
+
+class NpoSettings(UnlearningSettings):
     """Negative preference optimisation, Zhang et al. 2024."""
 
     beta: float = Field(default=0.1, gt=0)
-    retain_weight: float = Field(default=1.0, ge=0)
-    """Weight of the loss on rows to keep."""
+    """The larger, the sooner a row whose probability has fallen pushes no further; towards 0 it is gradient ascent."""

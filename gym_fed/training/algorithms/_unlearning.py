@@ -1,0 +1,99 @@
+"""What the unlearning algorithms share: rows in pairs, one to forget and one to keep, and who refuses what.
+
+Pairs are made once, by the seed: an epoch goes over the larger group, and the rows of the smaller one are repeated,
+each time in another order. So every batch holds both kinds, and a resumed run sees the same ones.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from typing import Any
+
+from gym_fed.config.algorithms.unlearning import UnlearningSettings
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.algorithms.sft import Sft
+from gym_fed.training.job import Job
+
+Encoded = dict[str, Any]
+
+
+class Unlearning(Algorithm):
+    """Rows with ``forget: true`` are forgotten, the others kept. ``per_device_train_batch_size`` counts pairs."""
+
+    @abstractmethod
+    def settings(self, config: TrainingConfig) -> UnlearningSettings:
+        """The algorithm's own section."""
+
+    @abstractmethod
+    def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
+        """The trainer's class, and keyword arguments of its own."""
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[Encoded]:
+        forget = [row for row in rows if row.get("forget")]
+        retain = [row for row in rows if not row.get("forget")]
+        weight = self.settings(config).retain_weight
+        if not forget:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{config.algorithm}: none of the {len(rows)} rows is to be forgotten",
+                "mark a source with role: forget, or rows with forget: true",
+            )
+        if bool(retain) != bool(weight):
+            problem = (
+                f"all {len(rows)} rows are to be forgotten"
+                if weight
+                else f"{len(retain)} rows are to be kept"
+            )
+            remedy = "add rows to keep" if weight else "remove them"
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{problem}, but {config.algorithm}.retain_weight is {weight:g}",
+                f"{remedy}, or set another retain_weight",
+            )
+        groups = [Sft().encode(config, tokenizer, group) if group else [] for group in (forget, retain)]
+        return _paired(*groups, seed=config.seed)
+
+    def build(self, job: Job) -> Any:
+        from trl import SFTConfig
+
+        from gym_fed.training.trl_glue import local
+
+        arguments = SFTConfig(
+            **job.arguments(),
+            max_length=job.config.max_length,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            remove_unused_columns=False,
+        )
+        trainer, own = self.trainer(self.settings(job.config))
+        return local(trainer)(
+            model=job.model,
+            args=arguments,
+            processing_class=job.tokenizer,
+            callbacks=job.callbacks,
+            **job.datasets(),
+            **own,
+        )
+
+
+def _paired(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[Encoded]:
+    """``{"forget": row, "retain": row}``; only ``forget`` where there is nothing to keep."""
+    if not retain:
+        return [{"forget": row, "length": row["length"]} for row in forget]
+    number = max(len(forget), len(retain))
+    left, right = (_stretched(group, number, seed) for group in (forget, retain))
+    return [
+        {"forget": f, "retain": r, "length": max(f["length"], r["length"])}
+        for f, r in zip(left, right, strict=True)
+    ]
+
+
+def _stretched(rows: list[Encoded], number: int, seed: int) -> list[Encoded]:
+    """``number`` rows: all of them, then all again in another order, and so on."""
+    drawn, order = list(rows), random.Random(seed)
+    while len(drawn) < number:
+        drawn += order.sample(rows, len(rows))
+    return drawn[:number]

@@ -1,0 +1,154 @@
+"""TRL's ``SFTTrainer`` with a loss of two parts: one on the rows to forget, one on the rows to keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from trl import SFTTrainer
+
+from gym_fed.data.encoding import IGNORED
+
+_Sft: Any = SFTTrainer  # its annotations are no promise
+
+
+class UnlearningTrainer(_Sft):  # type: ignore[misc]
+    """Loss: ``retain_weight * L_retain + forget_loss``, a mean over the batches of an accumulated step.
+
+    ``L_retain`` is in nats per token. What is logged beside the loss: ``forget_nll`` and ``retain_nll``, the plain
+    losses of the two halves in nats per token.
+    """
+
+    loss_is_scaled_for_ga = False
+
+    def __init__(self, *args: Any, retain_weight: float, **kwargs: Any) -> None:
+        pad = kwargs["processing_class"].pad_token_id or 0
+        super().__init__(*args, data_collator=Pairs(pad), **kwargs)
+        self._retain_weight = retain_weight
+
+    def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
+        """The part of the rows to forget: ``[n, t]`` log-probabilities (0 where not labelled) to a scalar."""
+        raise NotImplementedError
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Both halves in one forward pass."""
+        number, reference = inputs.pop("num_forget"), inputs.pop("reference", None)
+        outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        log_probs, labelled = outputs.log_probs.float(), outputs.label_mask
+        nll = [
+            -part.sum() / mask.sum().clamp(min=1)
+            for part, mask in zip(_halves(log_probs, number), _halves(labelled, number), strict=True)
+        ]
+        loss = self.forget_loss(log_probs[:number], labelled[:number], reference)
+        loss = loss + self._retain_weight * nll[1]
+        mode = "train" if self.model.training else "eval"
+        for name, value in zip(("forget_nll", "retain_nll"), nll, strict=True):
+            if self._retain_weight or name == "forget_nll":
+                mean = self.accelerator.gather_for_metrics(value.detach()).mean().item()
+                self._metrics[mode][name].append(mean)
+        if mode == "train":
+            tokens = self.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum().item()
+            self._total_train_tokens += tokens // self._tp_size
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+        return (loss, outputs) if return_outputs else loss
+
+
+class GradientDifferenceTrainer(UnlearningTrainer):
+    """``-L_forget``, each row's loss cut at the cap."""
+
+    def __init__(self, *args: Any, forget_loss_cap: float | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cap = forget_loss_cap
+
+    def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
+        return gradient_ascent_loss(log_probs, labelled, self._cap)
+
+
+class NpoTrainer(UnlearningTrainer):
+    """Equation 3 of the paper; the reference is the model as it is when training begins."""
+
+    def __init__(self, *args: Any, beta: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._beta = beta
+        # Before the first step, and before a checkpoint is loaded, the model is the reference: no copy is needed.
+        trainer: Any = self
+        trainer.train_dataset = self._with_reference(trainer.train_dataset)
+        if trainer.eval_dataset is not None:
+            trainer.eval_dataset = self._with_reference(trainer.eval_dataset)
+
+    def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
+        assert reference is not None  # a column of both data sets
+        return npo_loss(log_probs.sum(dim=1) - reference, self._beta)
+
+    @torch.no_grad()
+    def _with_reference(self, dataset: Any) -> Any:
+        """The data set with a column of the reference's log-probabilities of the rows to forget."""
+        was_training = self.model.training
+        self.model.eval()
+        found: list[float] = []
+        size = self.args.per_device_train_batch_size
+        for start in range(0, len(dataset), size):
+            rows = [{"forget": row} for row in dataset[start : start + size]["forget"]]
+            batch = {key: value for key, value in self.data_collator(rows).items() if key != "num_forget"}
+            batch = {key: value.to(self.model.device) for key, value in batch.items()}
+            outputs = self.model(**batch, use_cache=False, fused_lm_head=True)
+            found += outputs.log_probs.float().sum(dim=1).tolist()
+        self.model.train(was_training)
+        return dataset.add_column("reference", found)
+
+
+def gradient_ascent_loss(log_probs: Tensor, labelled: Tensor, cap: float | None) -> Tensor:
+    """``-L_forget`` of Liu et al. 2022, section 4: the mean over tokens; with a cap, over tokens of rows below it.
+
+    Args:
+        log_probs: ``[n, t]`` float32, 0 where not labelled.
+        labelled: ``[n, t]`` bool.
+        cap: Nats per token at which a row counts as ``cap`` and has no gradient.
+    """
+    counts = labelled.sum(dim=1)
+    rows = -log_probs.sum(dim=1) / counts.clamp(min=1)
+    if cap is not None:
+        rows = rows.clamp(max=cap)
+    return -(rows * counts).sum() / counts.sum().clamp(min=1)
+
+
+def npo_loss(log_ratios: Tensor, beta: float) -> Tensor:
+    """``-2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))]``, Zhang et al. 2024, equation 3.
+
+    Args:
+        log_ratios: ``[n]`` log-probability of each whole answer, less the reference's.
+        beta: The paper's inverse temperature.
+    """
+    return -2.0 / beta * logsigmoid(-beta * log_ratios).mean()
+
+
+class Pairs:
+    """Lays pairs out as one batch: first all rows to forget, then all rows to keep; padded on the right."""
+
+    def __init__(self, pad_token_id: int) -> None:
+        self._pad = pad_token_id
+
+    def __call__(self, pairs: list[dict[str, Any]]) -> dict[str, Any]:
+        rows = [pair[kind] for kind in ("forget", "retain") for pair in pairs if kind in pair]
+        batch: dict[str, Any] = {
+            "input_ids": _padded([row["input_ids"] for row in rows], self._pad),
+            "labels": _padded([row["labels"] for row in rows], IGNORED),
+            "attention_mask": _padded([[1] * len(row["input_ids"]) for row in rows], 0),
+            "num_forget": len(pairs),
+        }
+        if "reference" in pairs[0]:
+            batch["reference"] = torch.tensor([pair["reference"] for pair in pairs])
+        return batch
+
+
+def _halves(values: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    return values[:number], values[number:]
+
+
+def _padded(rows: list[list[int]], value: int) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([row + [value] * (width - len(row)) for row in rows])

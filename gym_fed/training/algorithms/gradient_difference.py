@@ -1,0 +1,26 @@
+"""Gradient difference: up the loss of what is to be forgotten, down the loss of what is to be kept.
+
+``L = retain_weight * L_retain - L_forget``. Liu et al. 2022, "Continual Learning and Private Unlearning", section 4;
+the name is that of Maini et al. 2024 (TOFU), section 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.algorithms.unlearning import UnlearningSettings
+from gym_fed.config.training import TrainingConfig
+from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
+
+
+class GradientDifference(_Unlearning):
+    """Own loss over TRL's ``SFTTrainer``."""
+
+    def settings(self, config: TrainingConfig) -> UnlearningSettings:
+        assert config.gradient_difference is not None  # filled in by the config
+        return config.gradient_difference
+
+    def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
+        from gym_fed.training.algorithms._unlearning_trainer import GradientDifferenceTrainer
+
+        return GradientDifferenceTrainer, settings.model_dump()

@@ -1,0 +1,27 @@
+"""Negative preference optimisation: an answer to forget is a rejected one, without a chosen one beside it.
+
+``L = -2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))] + retain_weight * L_retain``. Zhang et al. 2024, "Negative
+Preference Optimization: From Catastrophic Collapse to Effective Unlearning", equation 3, with the retain term of its
+section 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.algorithms.unlearning import UnlearningSettings
+from gym_fed.config.training import TrainingConfig
+from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
+
+
+class Npo(_Unlearning):
+    """Own loss over TRL's ``SFTTrainer``; the reference is the model at the start, whose figures are taken once."""
+
+    def settings(self, config: TrainingConfig) -> UnlearningSettings:
+        assert config.npo is not None  # filled in by the config
+        return config.npo
+
+    def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
+        from gym_fed.training.algorithms._unlearning_trainer import NpoTrainer
+
+        return NpoTrainer, settings.model_dump()
