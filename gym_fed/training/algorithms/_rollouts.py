@@ -1,0 +1,137 @@
+"""What the algorithms that learn from rewards share: their checks, their rows, and arguments of TRL's trainers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+from gym_fed.config.algorithms.reinforcement import RolloutSettings
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.encoding import require_chat_template
+from gym_fed.data.rows import Row, RowKind
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.job import Job
+
+_NEVER_READ = ("packing", "assistant_only_loss", "group_by_length")
+_CHUNK_ROWS = 1000
+
+
+class Rewarded(Algorithm):
+    """An algorithm whose rows are prompts and whose teacher is a grader. ``name`` is its section of the config."""
+
+    name: ClassVar[str]
+    row_kind: ClassVar[RowKind] = "prompt"
+    needs_graders: ClassVar[bool] = True
+
+    def settings(self, config: TrainingConfig) -> Any:
+        """The algorithm's own section."""
+        return getattr(config, self.name)
+
+    def check(self, config: TrainingConfig) -> None:
+        for key in _NEVER_READ:
+            if getattr(config, key):
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"{key}: {self.name} learns from answers that it generates, and never reads it",
+                    f"remove {key}",
+                )
+        prompts_per_generation(self.name, self.settings(config), config)
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        """The rows as they are: TRL tokenises prompts when it answers them."""
+        needed = prompts_per_generation(self.name, self.settings(config), config)
+        if len(rows) < needed:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{len(rows)} prompts are fewer than the {needed} that one generation answers",
+                "give more rows, a smaller batch, or more num_generations",
+            )
+        _require_one_kind(tokenizer, rows)
+        for start in range(0, len(rows), _CHUNK_ROWS):
+            _require_length(tokenizer, rows[start : start + _CHUNK_ROWS], start, config.max_length)
+        return rows
+
+    def arguments(self, job: Job, *names: str) -> dict[str, Any]:
+        """Keyword arguments that the configs of GRPO and RLOO share, and those settings that ``names`` lists."""
+        settings: RolloutSettings = self.settings(job.config)
+        shared = (
+            "num_generations",
+            "max_completion_length",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "steps_per_generation",
+            "num_iterations",
+            "mask_truncated_completions",
+            "epsilon",
+            "epsilon_high",
+        )
+        return {
+            **job.arguments(),
+            **{name: getattr(settings, name) for name in (*shared, *names)},
+            "num_generations_eval": 1,
+            # The reference is made by us, of the model in memory: TRL would load one by the model's name.
+            "beta": 0.0,
+        }
+
+
+def prompts_per_generation(name: str, settings: RolloutSettings, config: TrainingConfig) -> int:
+    """How many prompts are answered at once.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` with the numbers, when a generation cannot hold all answers to its prompts.
+    """
+    batch, processes = config.per_device_train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
+    steps, key = settings.steps_per_generation, f"{name}.steps_per_generation"
+    if steps is None:
+        steps, key = config.gradient_accumulation_steps, "gradient_accumulation_steps"
+    answers = batch * processes * steps
+    if answers % settings.num_generations:
+        product = f"per_device_train_batch_size {batch} x {key} {steps}"
+        if processes > 1:
+            product += f" x {processes} processes"
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{name}.num_generations: {settings.num_generations} answers to each prompt do not divide the "
+            f"{answers} answers of one generation ({product})",
+            "make the product a multiple of num_generations",
+        )
+    return answers // settings.num_generations
+
+
+def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
+    """All prompts are conversations, or all are texts: TRL looks at the first one of a batch."""
+    first_is_text = isinstance(rows[0]["prompt"], str)
+    for number, row in enumerate(rows, 1):
+        if isinstance(row["prompt"], str) != first_is_text:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number}: texts and conversations are mixed",
+                "give all prompts as text, or all as messages",
+            )
+        if row.get("images") or row.get("image"):
+            raise GymError(
+                ErrorCode.DATA_INVALID, f"row {number}: has images", "learning from rewards is for text alone"
+            )
+    if not first_is_text:
+        require_chat_template(tokenizer)
+
+
+def _require_length(tokenizer: Any, rows: list[Row], start: int, max_length: int) -> None:
+    prompts = [row["prompt"] for row in rows]
+    if isinstance(prompts[0], str):
+        ids = tokenizer(text=prompts)["input_ids"]
+    else:
+        ids = tokenizer.apply_chat_template(
+            prompts, tokenize=True, return_dict=True, add_generation_prompt=True
+        )["input_ids"]
+    for number, row in enumerate(ids, start + 1):
+        if not 0 < len(row) <= max_length:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number}: its prompt has {len(row)} tokens, and max_length is {max_length}",
+                "shorten the prompt, or raise max_length" if row else "fill it in, or drop the row",
+            )

@@ -1,0 +1,72 @@
+"""Proximal policy optimisation: a critic says what each token was worth, and the policy moves by clipped ratios.
+
+Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7; Schulman et al. 2016 for the advantages;
+Ziegler et al. 2019 for the penalty that keeps the policy near the model at the start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms._rollouts import Rewarded, prompts_per_generation
+from gym_fed.training.job import Job
+
+
+class Ppo(Rewarded):
+    """PPO on TRL's rollouts; what rewards may be a reward model, beside or instead of other graders."""
+
+    name = "ppo"
+
+    def check(self, config: TrainingConfig) -> None:
+        super().check(config)
+        settings = self.settings(config)
+        if config.quantization is not None and settings.critic is None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "ppo.critic: not given, and a quantised policy's body cannot be copied for it",
+                "name a model with the same tokenizer",
+            )
+        if config.distributed is not None and config.distributed.strategy != "ddp":
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"distributed.strategy: {config.distributed.strategy} splits one model, and ppo trains two",
+                "use ddp, or grpo, which needs no critic",
+            )
+        answers = prompts_per_generation(self.name, settings, config) * settings.num_generations
+        if answers < 2:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "per_device_train_batch_size: one answer in a generation has nothing to be compared with",
+                "raise it, or gradient_accumulation_steps or ppo.steps_per_generation",
+            )
+
+    def build(self, job: Job) -> Any:
+        from trl import GRPOConfig
+
+        from gym_fed.training.critic import critic_like, load_critic
+        from gym_fed.training.ppo import PpoTrainer
+        from gym_fed.training.rollouts import build_trainer
+
+        settings = self.settings(job.config)
+        named = self.arguments(job, "entropy_coef")
+        prompts = prompts_per_generation(self.name, settings, job.config)
+        # TRL refuses groups of one, which GRPO could not learn from: they are set behind its check.
+        arguments = GRPOConfig(
+            **{**named, "num_generations": settings.num_generations * prompts},
+            loss_type="dapo",
+            scale_rewards="none",
+        )
+        arguments.num_generations = settings.num_generations
+        train_body = settings.train_critic_body
+        if settings.critic is None:
+            critic = critic_like(job.model, train_body=train_body)
+        else:
+            critic = load_critic(settings.critic, job.model, dtype=job.config.dtype, train_body=train_body)
+        return build_trainer(PpoTrainer, job, arguments, settings.beta, critic=critic, settings=settings)
+
+    def save(self, trainer: Any, folder: Path) -> None:
+        """The critic goes into the folder ``critic``, which ``ppo.critic`` of a later run may name."""
+        trainer.accelerator.unwrap_model(trainer.critic).save_pretrained(folder / "critic")

@@ -1,0 +1,27 @@
+"""REINFORCE leave-one-out: an answer's baseline is the mean reward of the other answers to the same prompt.
+
+Ahmadian et al. 2024, "Back to Basics", section 3.2. TRL's ``RLOOTrainer``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.training.algorithms._rollouts import Rewarded
+from gym_fed.training.job import Job
+
+
+class Rloo(Rewarded):
+    """RLOO; the KL to the model at the start is subtracted from the reward."""
+
+    name = "rloo"
+
+    def build(self, job: Job) -> Any:
+        from trl import RLOOConfig
+
+        from gym_fed.training.rollouts import RlooRollouts, build_trainer
+
+        names = ("normalize_advantages", "reward_clip_range")
+        return build_trainer(
+            RlooRollouts, job, RLOOConfig(**self.arguments(job, *names)), self.settings(job.config).beta
+        )

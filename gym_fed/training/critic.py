@@ -1,0 +1,101 @@
+"""The critic of PPO: a transformer's body with a scalar head, which says at every token what reward is still to come.
+
+The body is separate from the policy's. Shared, the critic's loss would move the policy, and under an adapter or a
+quantised base there would be no body to train. It starts as a copy of the policy's (it reads text already), or from
+the model that ``ppo.critic`` names, such as the reward model; its head starts at zero.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model, quiet_loading, resolve
+
+_HEAD = "value_head.safetensors"
+
+
+class Critic(torch.nn.Module):
+    """A value for every token of an answer.
+
+    Args:
+        body: A ``transformers`` model without a head.
+        train_body: Whether the body learns, or the head alone.
+    """
+
+    def __init__(self, body: Any, *, train_body: bool = True) -> None:
+        super().__init__()
+        self.body = body.requires_grad_(train_body)
+        weights = next(body.parameters())
+        width = body.config.get_text_config().hidden_size
+        self.head = torch.nn.Linear(width, 1, device=weights.device, dtype=weights.dtype)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """The value before each of the last ``num_tokens`` tokens, ``[B, num_tokens]`` float32."""
+        body: Any = self.body
+        hidden = body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        values: torch.Tensor = self.head(hidden[:, -num_tokens - 1 : -1])
+        return values.squeeze(-1).float()
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a folder that ``ppo.critic`` takes: the body as transformers does, and the head beside it."""
+        body: Any = self.body
+        body.save_pretrained(str(folder))
+        save_file(dict(self.head.state_dict()), folder / _HEAD)
+
+
+def critic_like(policy: Any, *, train_body: bool) -> Critic:
+    """A critic whose body is a copy of the policy's, adapters merged.
+
+    Args:
+        policy: A causal LM or a PEFT model around one; it stays as it is.
+        train_body: See ``Critic``.
+    """
+    model = copy.deepcopy(policy)
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    return Critic(model.base_model, train_body=train_body)
+
+
+def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Critic:
+    """A critic on the body of the model that ``ppo.critic`` names, with its value head if it has one.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` when its vocabulary is not the policy's.
+    """
+    folder = Path(resolve(name))
+    if (folder / "adapter_config.json").is_file():
+        body = load_model(name, dtype=dtype).model.merge_and_unload().base_model
+    else:
+        from transformers import AutoModel
+
+        with quiet_loading():
+            try:
+                body = AutoModel.from_pretrained(
+                    str(folder),
+                    dtype=getattr(torch, dtype),
+                    local_files_only=True,
+                    attn_implementation="sdpa",
+                )
+            except (OSError, ValueError) as error:
+                raise GymError(
+                    ErrorCode.MODEL_INVALID, f"ppo.critic: {name} cannot be read as a model: {error}"
+                ) from error
+    sizes = [int(model.get_input_embeddings().num_embeddings) for model in (body, policy)]
+    if sizes[0] != sizes[1]:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"ppo.critic: {name} has {sizes[0]} tokens, and the policy has {sizes[1]}",
+            "give a model with the policy's tokenizer, or remove the key",
+        )
+    critic = Critic(body.to(next(policy.parameters()).device), train_body=train_body)
+    if (folder / _HEAD).is_file():
+        critic.head.load_state_dict(load_file(folder / _HEAD))
+    return critic

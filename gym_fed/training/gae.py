@@ -1,0 +1,57 @@
+"""Generalised advantage estimation: Schulman et al. 2016, "High-Dimensional Continuous Control", equation 16."""
+
+from __future__ import annotations
+
+import torch
+
+
+def generalised_advantages(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float, gae_lambda: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How much better each token was than the critic expected, and what it should have expected.
+
+    With ``delta[t] = rewards[t] + gamma * values[t + 1] - values[t]`` the advantage is
+    ``delta[t] + gamma * lambda * advantage[t + 1]`` (equation 16 as a recursion); behind the last token both are 0.
+
+    Args:
+        rewards: ``[B, T]``, given for each token.
+        values: ``[B, T]``, the critic's estimate before each token.
+        mask: ``[B, T]``, 1 at tokens and 0 at the padding behind them.
+        gamma: Discount of later rewards.
+        gae_lambda: 0 is ``delta`` alone, 1 the sum of all rewards to come less the value.
+
+    Returns:
+        Advantages and returns (advantage + value), each ``[B, T]`` in the type of ``rewards``; 0 at the padding.
+    """
+    mask = mask.to(rewards.dtype)
+    rewards, values = rewards * mask, values * mask
+    advantages = torch.zeros_like(rewards)
+    ahead = next_value = torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        ahead = (delta + gamma * gae_lambda * ahead) * mask[:, t]
+        advantages[:, t] = ahead
+        next_value = values[:, t]
+    return advantages, advantages + values
+
+
+def token_rewards(
+    scores: torch.Tensor, log_ratios: torch.Tensor, mask: torch.Tensor, *, beta: float
+) -> torch.Tensor:
+    """The answer's score at its last token, less ``beta`` times the log-ratio to the reference at every token.
+
+    Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences", equation 2, token by token.
+
+    Args:
+        scores: ``[B]``, of whole answers.
+        log_ratios: ``[B, T]``, log-probability under the policy less that under the reference.
+        mask: ``[B, T]``, 1 at tokens and 0 at the padding behind them.
+        beta: Weight of the penalty.
+
+    Returns:
+        ``[B, T]``, 0 at the padding.
+    """
+    mask = mask.to(scores.dtype)
+    rewards = -beta * log_ratios * mask
+    last = mask.sum(dim=1).long().sub(1).clamp(min=0).unsqueeze(1)
+    return rewards.scatter_add(1, last, scores.unsqueeze(1) * mask.gather(1, last))

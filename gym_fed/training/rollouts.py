@@ -1,0 +1,196 @@
+"""TRL's trainers that generate answers, bent to our promises: graders, a reference of the model in memory, resume."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from trl import GRPOTrainer, RLOOTrainer
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders import CombinedGrader, Grader, Sample
+
+if TYPE_CHECKING:
+    from gym_fed.training.job import Job
+
+_IDENTITY_AT_START = (True, "gaussian")
+
+
+class Rollouts:
+    """Mix-in, placed before ``GRPOTrainer`` or ``RLOOTrainer``.
+
+    A checkpoint may fall between two uses of the same answers. They are saved with it, so that a resumed run goes on
+    learning from them instead of generating others, and ends with the same weights.
+    """
+
+    def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
+        parent: Any = super()
+        return EpochSampler(parent._get_train_sampler(dataset))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Called before the trainer's state is written, whose presence says that a checkpoint is whole."""
+        parent: Any = super()
+        parent._save_rng_state(output_dir)
+        trainer = self._trainer
+        every = trainer.args.steps_per_generation * trainer.num_iterations
+        batches = trainer._buffered_inputs if trainer._step % every else []
+        tensors = {
+            f"{index}.{key}": value.detach().cpu().contiguous().clone()
+            for index, batch in enumerate(batches)
+            for key, value in batch.items()
+            if value is not None
+        }
+        metadata = {"step": str(trainer._step), "batches": str(len(batches))}
+        save_file(tensors, self._rollouts_file(output_dir), metadata=metadata)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        parent: Any = super()
+        parent._load_from_checkpoint(resume_from_checkpoint, model)
+        trainer = self._trainer
+        device = str(trainer.accelerator.device)
+        with safe_open(self._rollouts_file(resume_from_checkpoint), framework="pt", device=device) as file:
+            metadata = file.metadata()
+            trainer._step = int(metadata["step"])
+            batches: list[dict[str, Any]] = [{} for _ in range(int(metadata["batches"]))]
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                index, _, key = name.partition(".")
+                batches[int(index)][key] = file.get_tensor(name)
+        trainer._buffered_inputs = batches or None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Tokens since this process began, as TRL's other trainers count them; no clock times, which never repeat."""
+        parent: Any = super()
+        trainer = self._trainer
+        if trainer.model.training:
+            metrics = trainer._metrics["train"]
+            metrics.pop("step_time", None)
+            seen = trainer.state.num_input_tokens_seen - trainer._initial_num_input_tokens_seen
+            metrics["num_tokens"] = [seen]
+        parent.log(logs, start_time)
+
+    def _rollouts_file(self, folder: str) -> Path:
+        return Path(folder) / f"rollouts-{self._trainer.accelerator.process_index}.safetensors"
+
+    @property
+    def _trainer(self) -> Any:
+        return self  # the trainer that this is mixed with
+
+
+class GrpoRollouts(Rollouts, GRPOTrainer):
+    """GRPO and GSPO."""
+
+
+class RlooRollouts(Rollouts, RLOOTrainer):
+    """RLOO."""
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's order of prompts, drawn by seed and epoch, so that a run resumed in a later epoch finds its order again."""
+
+    def __init__(self, of: RepeatSampler) -> None:
+        super().__init__(
+            data_source=of.data_source,
+            mini_repeat_count=of.mini_repeat_count,
+            batch_size=of.batch_size,
+            repeat_count=of.repeat_count,
+            shuffle=of.shuffle,
+            seed=of.seed,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by accelerate's dataloader before each epoch."""
+        self.generator.manual_seed((self.seed or 0) + epoch)
+
+
+def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **more: Any) -> Any:
+    """A trainer of ``job`` that asks its graders.
+
+    Args:
+        trainer_class: A subclass of ``Rollouts``.
+        job: The run; its graders are set up.
+        arguments: Its ``GRPOConfig`` or ``RLOOConfig``, with ``beta`` 0.
+        beta: Weight of the KL term; above 0 the model as it is now becomes the reference.
+        more: Further keyword arguments of the trainer.
+    """
+    from gym_fed.training.trl_glue import local
+
+    reference = frozen_reference(job.model) if beta else None
+    rows = [*job.encoded, *(job.eval_encoded or [])]
+    trainer = local(trainer_class)(
+        model=job.model,
+        reward_funcs=[reward_function(grader, rows) for grader in job.graders],
+        args=arguments,
+        processing_class=job.tokenizer,
+        callbacks=job.callbacks,
+        train_dataset=_prompts(job.encoded, 0),
+        eval_dataset=None if job.eval_encoded is None else _prompts(job.eval_encoded, len(job.encoded)),
+        **more,
+    )
+    trainer.beta = trainer.kl_weight = beta
+    if reference is not None:
+        base = reference.get_base_model() if hasattr(reference, "get_base_model") else reference
+        add_fused_lm_head(base, temperature=arguments.temperature)
+        trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+    return trainer
+
+
+def frozen_reference(model: Any) -> Any | None:
+    """A copy of ``model`` as it is now, or None for an adapter that changes nothing yet: it is switched off instead."""
+    if hasattr(model, "peft_config"):
+        adapter = model.peft_config[model.active_adapter]
+        if getattr(adapter, "init_lora_weights", True) in _IDENTITY_AT_START:
+            return None
+    return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[..., list[float]]:
+    """A grader as TRL calls it.
+
+    Two figures are logged: ``rewards/NAME/mean`` is what the grader adds to the reward, ``graders/NAME`` what it said
+    before ``weight`` and ``clip`` (for each part of a ``CombinedGrader``).
+
+    Args:
+        grader: Set up already.
+        rows: What the dataset's column ``row`` counts: each answer is graded with the columns of its row.
+    """
+
+    def reward(
+        completions: list[Any], row: list[int], log_metric: Callable[[str, float], None], **_: Any
+    ) -> list[float]:
+        samples = [
+            Sample(
+                prompt=rows[index]["prompt"],
+                completion=completion if isinstance(completion, str) else completion[-1]["content"] or "",
+                row={key: value for key, value in rows[index].items() if key != "prompt"},
+            )
+            for completion, index in zip(completions, row, strict=True)
+        ]
+        rewards = [float(value) for value in grader.grade(samples)]
+        if len(rewards) != len(samples) or not all(map(math.isfinite, rewards)):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"the grader {grader.name} gave {rewards} for {len(samples)} answers",
+                "a grader gives one finite number for each answer",
+            )
+        said = grader.values if isinstance(grader, CombinedGrader) else {grader.name: rewards}
+        for name, values in said.items():
+            log_metric(f"graders/{name}", sum(values) / len(values))
+        return rewards
+
+    reward.__name__ = grader.name
+    return reward
+
+
+def _prompts(rows: Sequence[dict[str, Any]], start: int) -> Any:
+    """What TRL reads. Other columns stay outside, for Arrow would want each to be of one type."""
+    from datasets import Dataset
+
+    return Dataset.from_dict(
+        {"prompt": [row["prompt"] for row in rows], "row": list(range(start, start + len(rows)))}
+    )
