@@ -2,48 +2,169 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.base import StrictModel
 
+DpoLoss = Literal[
+    "sigmoid",
+    "sigmoid_norm",
+    "hinge",
+    "ipo",
+    "exo_pair",
+    "nca_pair",
+    "robust",
+    "bco_pair",
+    "sppo_hard",
+    "aot",
+    "aot_unpaired",
+    "apo_zero",
+    "apo_down",
+    "discopop",
+    "sft",
+]
+_SMOOTHED = {"exo_pair", "robust", "aot", "aot_unpaired"}
+_DIVERGENT = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
 
-class RewardModelSettings(StrictModel):
-    """A scalar head that scores the chosen answer above the rejected one."""
+
+class PreferenceSettings(StrictModel):
+    """What every algorithm here has."""
+
+    disable_dropout: bool = True
+    """Dropout of the model and its adapter is off while training, and as it was afterwards."""
+
+
+class RewardModelSettings(PreferenceSettings):
+    """A scalar head that scores the chosen answer above the rejected one, Bradley and Terry 1952."""
 
     center_rewards_coefficient: float | None = Field(default=None, ge=0)
     """Pulls mean rewards towards zero (Eisenstein et al. 2023, equation 2); TRL's recommendation is 0.01."""
 
 
-class DpoSettings(StrictModel):
-    """Direct preference optimisation, Rafailov et al. 2023."""
+class ReferenceSettings(PreferenceSettings):
+    """Algorithms that hold the policy against the model at the start."""
+
+    precompute_ref_log_probs: bool | None = None
+    """Score all rows with the reference before the first step instead of at every step. By default on where all
+    weights are trained, since otherwise a frozen copy of the model is kept in memory, and off for adapters, where the
+    reference is the same model with its adapter switched off and costs no memory."""
+
+
+class DpoSettings(ReferenceSettings):
+    """Direct preference optimisation, Rafailov et al. 2023, and the losses that came after it."""
 
     beta: float = Field(default=0.1, gt=0)
-    """How closely the policy stays to the reference model; smaller moves further."""
+    """How closely the policy stays to the reference model; smaller moves further. For ``ipo`` it is the paper's tau."""
+
+    loss_type: list[DpoLoss] = Field(default=["sigmoid"], min_length=1)
+    """One loss, or several that are summed. ``sft`` is the chosen answer's own loss per token: ``[sigmoid, sft]`` is
+    RPO (Pang et al. 2024)."""
+
+    loss_weights: list[float] | None = None
+    """Weight of each loss of ``loss_type``; by default 1."""
+
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """For ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``: how likely a label is wrong."""
+
+    f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
+    """What holds the policy to the reference, Wang et al. 2023 (f-DPO)."""
+
+    f_alpha_divergence_coef: float = 0.5
+    """For ``f_divergence_type: alpha_divergence``."""
+
+    ld_alpha: float | None = Field(default=None, ge=0, le=1)
+    """Weight of the tokens by which the longer answer exceeds the shorter, Liu et al. 2024 (LD-DPO)."""
+
+    use_weighting: bool = False
+    """Weigh pairs by how likely the policy is to write them, Zhou et al. 2024 (WPO)."""
+
+    discopop_tau: float = Field(default=0.05, gt=0)
+    """For ``discopop``: temperature of its modulation."""
+
+    @field_validator("loss_type", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _losses_agree(self) -> DpoSettings:
+        """Every setting changes something, and no combination is one that TRL would refuse or ignore."""
+        losses = set(self.loss_type)
+        if self.loss_weights is not None and len(self.loss_weights) != len(self.loss_type):
+            raise ValueError(
+                f"loss_weights: {len(self.loss_weights)} weights for {len(self.loss_type)} entries of loss_type"
+            )
+        if self.label_smoothing and not losses & _SMOOTHED:
+            raise ValueError(f"label_smoothing: only {', '.join(sorted(_SMOOTHED))} read it")
+        if "exo_pair" in losses and not self.label_smoothing:
+            raise ValueError("label_smoothing: exo_pair needs it above 0; its paper takes 1e-3")
+        if self.f_divergence_type != "reverse_kl" and not losses <= _DIVERGENT:
+            others = ", ".join(sorted(losses - _DIVERGENT))
+            raise ValueError(f"f_divergence_type: {self.f_divergence_type} is not defined for {others}")
+        if self.f_alpha_divergence_coef != 0.5 and self.f_divergence_type != "alpha_divergence":
+            raise ValueError("f_alpha_divergence_coef: only f_divergence_type: alpha_divergence reads it")
+        if self.discopop_tau != 0.05 and "discopop" not in losses:
+            raise ValueError("discopop_tau: only loss_type discopop reads it")
+        if self.use_weighting and losses & {"aot", "aot_unpaired"}:
+            raise ValueError("use_weighting: aot and aot_unpaired sort the pairs and cannot weigh them")
+        return self
 
 
-class KtoSettings(StrictModel):
-    """Kahneman-Tversky optimisation, Ethayarajh et al. 2024."""
+class KtoSettings(ReferenceSettings):
+    """Kahneman-Tversky optimisation, Ethayarajh et al. 2024: answers that were liked or not, without pairs."""
 
     beta: float = Field(default=0.1, gt=0)
+    """How closely the policy stays to the reference model."""
+
+    loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """``apo_zero_unpaired`` (D'Oosterlinck et al. 2024) needs no estimate of the KL, and so no batch above 1."""
+
+    desirable_weight: float = Field(default=1.0, gt=0)
+    """Weight of the answers that were liked. Equation 8: desirable_weight times their number should be 1 to 4/3 of
+    undesirable_weight times the number of the others."""
+
+    undesirable_weight: float = Field(default=1.0, gt=0)
 
 
-class OrpoSettings(StrictModel):
-    """Odds-ratio preference optimisation, Hong et al. 2024."""
+class OrpoSettings(PreferenceSettings):
+    """Odds-ratio preference optimisation, Hong et al. 2024: next-token loss and an odds ratio, no reference."""
 
     beta: float = Field(default=0.1, gt=0)
+    """Weight of the odds ratio: the paper's lambda."""
 
 
-class SimpoSettings(StrictModel):
+class SimpoSettings(PreferenceSettings):
     """Simple preference optimisation without a reference, Meng et al. 2024."""
 
     beta: float = Field(default=2.0, gt=0)
+    """The reward is beta times an answer's mean log-probability."""
+
     gamma: float = Field(default=0.5, ge=0)
-    """Margin by which the chosen answer's mean log-probability should lead, in units of 1 / beta."""
+    """Margin by which the chosen reward should lead (equation 6): gamma / beta in mean log-probability."""
+
+    cpo_alpha: float = Field(default=0.0, ge=0)
+    """Weight of the chosen answer's own loss (CPO-SimPO); 0 is plain SimPO."""
+
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """How likely a label is wrong."""
 
 
-class TdpoSettings(StrictModel):
+class TdpoSettings(PreferenceSettings):
     """Token-level DPO, Zeng et al. 2024."""
 
     beta: float = Field(default=0.1, gt=0)
+    """How closely the policy stays to the reference model."""
+
+    variant: Literal[1, 2] = 2
+    """TDPO1 or TDPO2: the latter weighs the KL by ``alpha`` and lets only the rejected answer's push."""
+
     alpha: float = Field(default=0.5, ge=0)
-    """Weight of the sequential KL term (TDPO2)."""
+    """Weight of the sequential KL term in TDPO2; TDPO1 has none."""
+
+    @model_validator(mode="after")
+    def _alpha_is_read(self) -> TdpoSettings:
+        if self.variant == 1 and self.alpha != 0.5:
+            raise ValueError("alpha: variant 1 has none; remove it, or take variant 2")
+        return self

@@ -1,0 +1,318 @@
+"""What the preference algorithms share: pairs to token ids, the reference model, and TRL's trainers on ids."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.encoding import require_chat_template
+from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.job import Job
+
+_CHUNK_ROWS = 1000
+
+
+def check_preference(config: TrainingConfig) -> None:
+    """Refuse keys that only texts and conversations have, and dropout that TRL would switch off.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    for key in ("packing", "assistant_only_loss"):
+        if getattr(config, key) is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{key}: {config.algorithm} learns from answers to prompts and does not read it",
+                "remove it",
+            )
+    settings = getattr(config, config.algorithm)
+    dropout = next(
+        (
+            f"{config.finetuning}.{key}"
+            for key, value in (getattr(config, config.finetuning, None) or ())
+            if key.endswith("dropout") and value
+        ),
+        None,
+    )
+    if settings.disable_dropout and dropout is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{dropout}: {config.algorithm} switches dropout off",
+            f"remove it, or set {config.algorithm}.disable_dropout: false",
+        )
+
+
+def encode_answers(tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Token ids of prompts and answers, uncut.
+
+    A conversation is rendered by the chat template, a plain text gets an end token. The answer begins where prompt and
+    prompt with answer part, as in TRL; of a pair, where the first of the two does.
+
+    Args:
+        tokenizer: Conversations need its chat template.
+        rows: See ``gym_fed.data.rows``.
+        answers: Columns with answers, such as ``("chosen", "rejected")``.
+
+    Returns:
+        ``{"prompt_ids", "chosen_ids", "rejected_ids"}`` per row: lists of ids.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the row.
+    """
+    encoded = []
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        chunk = rows[start : start + _CHUNK_ROWS]
+        for number, row in enumerate(chunk, start + 1):
+            _check_row(row, answers, number)
+        prompts = _tokenise(tokenizer, chunk, None)
+        columns = [_tokenise(tokenizer, chunk, key) for key in answers]
+        for prompt, *wholes in zip(prompts, *columns, strict=True):
+            length = min(_common_prefix(prompt, whole) for whole in wholes)
+            parts = {f"{key}_ids": whole[length:] for key, whole in zip(answers, wholes, strict=True)}
+            encoded.append({"prompt_ids": prompt[:length], **parts})
+    return encoded
+
+
+def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> list[dict[str, Any]]:
+    """Answers cut so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
+
+    Rows whose prompt leaves no room are left out. ``length`` is added: that of the longer answer with its prompt.
+
+    Raises:
+        GymError: ``DATA_INVALID`` when no row is left.
+    """
+    kept = []
+    for row in encoded:
+        room = max_length - len(row["prompt_ids"])
+        if room > 0:
+            cut = {key: value[:room] if key in _answer_keys(row) else value for key, value in row.items()}
+            kept.append({**cut, "length": max_length - room + max(map(len, _answers(cut)))})
+    if not kept:
+        raise nothing_left(len(encoded), max_length)
+    return kept
+
+
+def nothing_left(count: int, max_length: int) -> GymError:
+    """No row fits ``max_length``."""
+    return GymError(
+        ErrorCode.DATA_INVALID,
+        f"none of the {count} rows has anything to learn within max_length={max_length} tokens",
+        "raise max_length, or shorten the prompts",
+    )
+
+
+def _answer_keys(row: dict[str, Any]) -> list[str]:
+    return [key for key in row if key.endswith("_ids") and key != "prompt_ids"]
+
+
+def _answers(row: dict[str, Any]) -> list[list[int]]:
+    return [row[key] for key in _answer_keys(row)]
+
+
+def _check_row(row: Row, answers: tuple[str, ...], number: int) -> None:
+    keys = ("prompt", *answers)
+    if row.get("images"):
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"row {number}: preferences about images are not supported",
+            "remove the images",
+        )
+    texts = [isinstance(row[key], str) for key in keys]
+    if all(texts) or all(_is_conversation(row[key]) for key in keys):
+        return
+    raise GymError(
+        ErrorCode.DATA_INVALID,
+        f"row {number}: {', '.join(keys)} must be lists of messages, or all of them strings",
+        'write messages as {"role": ..., "content": ...}',
+    )
+
+
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
+
+
+def _tokenise(tokenizer: Any, rows: Sequence[Row], answer: str | None) -> list[list[int]]:
+    """Ids of the prompts (``answer`` None) or of prompts with that answer."""
+    result: list[list[int]] = [[] for _ in rows]
+    chats = [i for i, row in enumerate(rows) if not isinstance(row["prompt"], str)]
+    texts = [i for i, row in enumerate(rows) if isinstance(row["prompt"], str)]
+    if chats:
+        require_chat_template(tokenizer)
+        rendered = [_render(tokenizer, rows[i], answer) for i in chats]
+        for i, ids in zip(chats, tokenizer(rendered, add_special_tokens=False)["input_ids"], strict=True):
+            result[i] = ids
+    if texts:
+        end = [] if answer is None or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        words = [rows[i]["prompt"] + (rows[i][answer] if answer else "") for i in texts]
+        for i, ids in zip(texts, tokenizer(words)["input_ids"], strict=True):
+            result[i] = ids if ids[-1:] == end else ids + end
+    return result
+
+
+def _render(tokenizer: Any, row: Row, answer: str | None) -> str:
+    tools = row.get("tools")
+    return str(
+        tokenizer.apply_chat_template(
+            row["prompt"] + (row[answer] if answer else []),
+            tokenize=False,
+            add_generation_prompt=answer is None,
+            tools=json.loads(tools) if isinstance(tools, str) else tools,
+        )
+    )
+
+
+def _common_prefix(ids: list[int], other: list[int]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other))
+    )
+
+
+class _OnIds:
+    """Mix-in, placed before a TRL trainer: rows were tokenised by us, and there is nothing left to prepare."""
+
+    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
+        return dataset
+
+
+class _AdapterOff:
+    """Mix-in for PEFT models: the reference is the model with its adapter off, and no model beside it.
+
+    TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with it, cannot be made for
+    AdaLoRA and subtracts PiSSA's factors from the base a second time. It does so only when no reference is given, so
+    one is given, and never kept. Log-probabilities that are computed beforehand are those of the adapter as it starts,
+    which need not be the base's.
+    """
+
+    _starting = False
+
+    @property
+    def ref_model(self) -> Any:
+        trainer: Any = self
+        return trainer.model if self._starting else None
+
+    @ref_model.setter
+    def ref_model(self, value: Any) -> None:
+        """Not kept."""
+
+    def _precompute_ref_logps(self, *args: Any) -> Any:
+        self._starting = True
+        parent: Any = super()
+        try:
+            return parent._precompute_ref_logps(*args)
+        finally:
+            self._starting = False
+
+
+@cache
+def _on_ids(trainer: type, adapter: bool) -> type:
+    mixins = (_AdapterOff, _OnIds) if adapter else (_OnIds,)
+    return type(trainer.__name__, (*mixins, trainer), {"__doc__": trainer.__doc__})
+
+
+def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) -> Any:
+    """A TRL trainer that takes the job's rows as they are.
+
+    Args:
+        job: The job.
+        trainer: TRL's class.
+        arguments: Its config.
+        reference: Whether it takes a ``ref_model``. Adapters are switched off for it; where all weights are trained,
+            a frozen copy is made unless ``arguments`` say that its log-probabilities are computed beforehand.
+    """
+    from gym_fed.training.trl_glue import local
+
+    adapter = reference and is_adapted(job.model)
+    given: dict[str, Any] = {}
+    if adapter:
+        given["ref_model"] = job.model.get_base_model()
+    elif reference and not arguments.precompute_ref_log_probs:
+        given["ref_model"] = copy.deepcopy(job.model).requires_grad_(False).eval()
+    with quiet_datasets():
+        return local(_on_ids(trainer, adapter))(
+            model=job.model,
+            args=arguments,
+            processing_class=job.tokenizer,
+            callbacks=job.callbacks,
+            **given,
+            **job.datasets(),
+        )
+
+
+def precompute(job: Job, wanted: bool | None) -> bool:
+    """Whether reference log-probabilities are computed beforehand; see ``ReferenceSettings``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when that is refused for an adapter that is not the base at the start.
+    """
+    if not is_adapted(job.model):
+        return True if wanted is None else wanted
+    if wanted is None:
+        return not starts_as_base(job)
+    if not wanted:
+        require_start_as_base(job, "remove precompute_ref_log_probs: false")
+    return wanted
+
+
+def require_start_as_base(job: Job, remedy: str) -> None:
+    """Refuse an adapter that changes the model before it is trained (PiSSA, OLoRA).
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if not starts_as_base(job):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{job.config.finetuning}: without the adapter this model is not the one at the start, so it cannot be "
+            f"the reference of {job.config.algorithm}",
+            remedy,
+        )
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether ``model`` is a PEFT model."""
+    return hasattr(model, "peft_config")
+
+
+def starts_as_base(job: Job) -> bool:
+    """Whether a PEFT model answers as its base does: true for LoRA, not for PiSSA."""
+    import torch
+
+    model, was_training = job.model, job.model.training
+    ids = torch.tensor([job.encoded[0]["prompt_ids"] or _answers(job.encoded[0])[0]], device=model.device)
+    model.eval()
+    try:
+        with torch.no_grad():
+            adapted = model(input_ids=ids, use_cache=False).logits.float()
+            with model.disable_adapter():
+                base = model(input_ids=ids, use_cache=False).logits.float()
+    finally:
+        model.train(was_training)
+    return bool((adapted - base).abs().max() <= 1e-3 * base.abs().max())
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """No bars of ``datasets``; those of TRL's own passes over the rows only on a terminal."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    disabled, before = are_progress_bars_disabled(), os.environ.get("TQDM_DISABLE")
+    disable_progress_bars()
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        if not disabled:
+            enable_progress_bars()
+        if before is None:
+            os.environ.pop("TQDM_DISABLE", None)
+        else:
+            os.environ["TQDM_DISABLE"] = before

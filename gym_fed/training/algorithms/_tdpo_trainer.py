@@ -1,0 +1,62 @@
+"""TRL's ``DPOTrainer`` with the loss of ``tdpo.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from trl import DPOTrainer
+
+from gym_fed.config.algorithms.preference import TdpoSettings
+from gym_fed.training.algorithms.tdpo import answer_terms, tdpo_loss
+
+
+class TdpoTrainer(DPOTrainer):
+    """``settings`` is set after construction."""
+
+    settings: TdpoSettings
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        answers = inputs["completion_mask"] == 1
+        labels = inputs["input_ids"].masked_fill(~answers, -100)
+        batch = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+        outputs = model(**batch, use_cache=False)
+        with torch.no_grad():
+            reference = self._reference_logits(batch)
+        log_prob, lead, divergence = answer_terms(outputs.logits.float(), reference.float(), labels)
+        (c_lead, r_lead), (c_divergence, r_divergence) = lead.chunk(2), divergence.chunk(2)
+        loss = tdpo_loss((c_lead, c_divergence), (r_lead, r_divergence), self.settings).mean()
+        rewards = self.beta * lead.detach()
+        self._note(
+            inputs,
+            {"rewards": rewards.chunk(2), "kl": (c_divergence, r_divergence), "logps": log_prob.chunk(2)},
+        )
+        return (loss, outputs) if return_outputs else loss
+
+    def _reference_logits(self, batch: dict[str, Any]) -> torch.Tensor:
+        if self.ref_model is not None:
+            logits: torch.Tensor = self.ref_model(**batch, use_cache=False).logits
+            return logits
+        model: Any = self.model
+        with self.accelerator.unwrap_model(model).disable_adapter():
+            logits = model(**batch, use_cache=False).logits
+        return logits
+
+    def _note(self, inputs: dict[str, Any], pairs: dict[str, tuple[torch.Tensor, ...]]) -> None:
+        """Metrics under TRL's names, averaged over processes; ``pairs`` are chosen and rejected ``[n]`` each."""
+        model: Any = self.model
+        metrics = self._metrics["train" if model.training else "eval"]
+        gathered = {
+            key: [self.accelerator.gather_for_metrics(value.detach()) for value in pair]
+            for key, pair in pairs.items()
+        }
+        for key, (chosen, rejected) in gathered.items():
+            metrics[f"{key}/chosen"].append(chosen.mean().item())
+            metrics[f"{key}/rejected"].append(rejected.mean().item())
+        chosen, rejected = gathered["rewards"]
+        metrics["rewards/margins"].append((chosen - rejected).mean().item())
+        metrics["rewards/accuracies"].append((chosen > rejected).float().mean().item())
+        if model.training:
+            tokens = self.accelerator.gather_for_metrics(inputs["attention_mask"].sum())
+            self._total_train_tokens += int(tokens.sum())
+        metrics["num_tokens"] = [self._total_train_tokens]

@@ -1,0 +1,96 @@
+"""Kahneman-Tversky optimisation, Ethayarajh et al. 2024, equation 7; TRL's ``KTOTrainer``."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms._preference import (
+    build_on_ids,
+    check_preference,
+    cut_answers,
+    encode_answers,
+    precompute,
+)
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.job import Job
+
+
+class Kto(Algorithm):
+    """Single answers that were liked or not; preference pairs become two such rows.
+
+    Rows are shuffled once, by ``seed``, and then taken in that order in every epoch: the KL of a batch is estimated
+    on its prompts with the answers of their neighbours.
+    """
+
+    row_kind = "unpaired"
+
+    def check(self, config: TrainingConfig) -> None:
+        check_preference(config)
+        if not _estimates_kl(config):
+            return
+        if config.per_device_train_batch_size < 2:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "per_device_train_batch_size: kto estimates the KL across a batch and needs more than one row in it",
+                "set it to 2 or more, or take kto.loss_type: apo_zero_unpaired",
+            )
+        if config.group_by_length:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "group_by_length: kto takes its rows in a fixed order",
+                "remove it, or take kto.loss_type: apo_zero_unpaired",
+            )
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        """See ``cut_answers`` for rows longer than ``max_length``.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for a label that is not true or false, and for a single row.
+        """
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row["label"], bool):
+                raise GymError(
+                    ErrorCode.DATA_INVALID, f"row {number}: label is {row['label']!r}", "give true or false"
+                )
+        ids = encode_answers(tokenizer, rows, ("completion",))
+        labelled = [{**one, "label": row["label"]} for one, row in zip(ids, rows, strict=True)]
+        random.Random(config.seed).shuffle(labelled)
+        kept = cut_answers(labelled, config.max_length)
+        return _with_neighbours(kept, config) if _estimates_kl(config) else kept
+
+    def build(self, job: Job) -> Any:
+        from trl import KTOConfig, KTOTrainer
+
+        settings = job.config.kto
+        assert settings is not None  # filled in by the config
+        order = {"train_sampling_strategy": "sequential"} if _estimates_kl(job.config) else {}
+        arguments = KTOConfig(
+            **{**job.arguments(), **order},
+            **settings.model_dump(exclude={"precompute_ref_log_probs"}),
+            max_length=job.config.max_length,  # answers of neighbours may be longer than a row's own
+            precompute_ref_log_probs=precompute(job, settings.precompute_ref_log_probs),
+        )
+        return build_on_ids(job, KTOTrainer, arguments, reference=True)
+
+
+def _estimates_kl(config: TrainingConfig) -> bool:
+    assert config.kto is not None  # filled in by the config
+    return config.kto.loss_type == "kto"
+
+
+def _with_neighbours(rows: list[dict[str, Any]], config: TrainingConfig) -> list[dict[str, Any]]:
+    """Each row with the answer of the row before it in its batch; a batch of one takes that of the batch before."""
+    if len(rows) < 2:
+        raise GymError(ErrorCode.DATA_INVALID, "kto needs at least two rows", "add rows")
+    size = config.per_device_train_batch_size
+    result = []
+    for start in range(0, len(rows), size):
+        batch = rows[start : start + size]
+        for i, row in enumerate(batch):
+            neighbour = rows[start - 1] if len(batch) == 1 else batch[i - 1]
+            result.append({**row, "KL_completion_ids": neighbour["completion_ids"]})
+    return result

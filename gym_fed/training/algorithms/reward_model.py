@@ -1,0 +1,81 @@
+"""A reward model, ``-log sigmoid(r(x, y_w) - r(x, y_l))`` (Ouyang et al. 2022, equation 1); TRL's ``RewardTrainer``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms._preference import (
+    build_on_ids,
+    check_preference,
+    encode_answers,
+    nothing_left,
+)
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.job import Job
+
+
+class RewardModel(Algorithm):
+    """A causal LM whose head is replaced by one number, read at the last token."""
+
+    row_kind = "preference"
+    task_type = "SEQ_CLS"
+
+    def check(self, config: TrainingConfig) -> None:
+        check_preference(config)
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        """Pairs of which one conversation has more than ``max_length`` tokens are left out, as in TRL.
+
+        Half an answer has no reward. ``length`` is that of the longer conversation.
+        """
+        encoded = []
+        for row in encode_answers(tokenizer, rows, ("chosen", "rejected")):
+            whole = {key: row["prompt_ids"] + row[key] for key in ("chosen_ids", "rejected_ids")}
+            length = max(map(len, whole.values()))
+            if length <= config.max_length:
+                encoded.append({**whole, "length": length})
+        if not encoded:
+            raise nothing_left(len(rows), config.max_length)
+        return encoded
+
+    def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
+        """The same body (not a copy) under a head of one output, drawn by ``seed``.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` for an architecture without sequence classification.
+        """
+        import torch
+        from transformers import AutoModelForSequenceClassification, set_seed
+
+        settings = copy.deepcopy(model.config)
+        settings.num_labels = 1
+        settings.get_text_config().pad_token_id = tokenizer.pad_token_id
+        try:
+            with torch.device("meta"):  # its body is thrown away at once
+                scorer = AutoModelForSequenceClassification.from_config(
+                    settings, dtype=model.dtype, attn_implementation=settings._attn_implementation
+                )
+        except ValueError as error:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"transformers has no sequence classification for {type(model).__name__}",
+                "take another model",
+            ) from error
+        setattr(scorer, scorer.base_model_prefix, getattr(model, model.base_model_prefix))
+        set_seed(config.seed)
+        for name, head in scorer.named_children():
+            if name != scorer.base_model_prefix:
+                head.to_empty(device="cpu").apply(scorer._init_weights)
+        return scorer
+
+    def build(self, job: Job) -> Any:
+        from trl import RewardConfig, RewardTrainer
+
+        settings = job.config.reward_model
+        assert settings is not None  # filled in by the config
+        arguments = RewardConfig(**job.arguments(), **settings.model_dump(), max_length=None)
+        return build_on_ids(job, RewardTrainer, arguments, reference=False)

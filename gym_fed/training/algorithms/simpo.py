@@ -1,0 +1,43 @@
+"""Simple preference optimisation, Meng et al. 2024, equation 6; TRL's experimental ``CPOTrainer``.
+
+``-log sigmoid(beta * (mean log pi(y_w|x) - mean log pi(y_l|x)) - gamma)``, and ``cpo_alpha`` times the chosen answer's
+next-token loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.rows import Row
+from gym_fed.training.algorithms._preference import build_on_ids, check_preference
+from gym_fed.training.algorithms._trl_experimental import encode_for_experimental, tokenised
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.job import Job
+
+
+class Simpo(Algorithm):
+    """The reward is the mean log-probability itself: no reference model."""
+
+    row_kind = "preference"
+
+    def check(self, config: TrainingConfig) -> None:
+        check_preference(config)
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        return encode_for_experimental(config, tokenizer, rows)
+
+    def build(self, job: Job) -> Any:
+        from trl.experimental.cpo import CPOConfig, CPOTrainer
+
+        settings = job.config.simpo
+        assert settings is not None  # filled in by the config
+        arguments = CPOConfig(
+            **job.arguments(),
+            **settings.model_dump(exclude={"gamma"}),
+            simpo_gamma=settings.gamma,
+            loss_type="simpo",
+            max_length=job.config.max_length,
+            remove_unused_columns=False,
+        )
+        return build_on_ids(job, tokenised(CPOTrainer), arguments, reference=False)

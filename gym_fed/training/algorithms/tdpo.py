@@ -1,0 +1,102 @@
+"""Token-level direct preference optimisation, Zeng et al. 2024.
+
+With ``u`` the DPO margin ``log pi(y_w|x)/ref(y_w|x) - log pi(y_l|x)/ref(y_l|x)`` and the sequential KL
+``D(x, y) = sum_t KL(ref(.|x, y_<t) || pi(.|x, y_<t))``:
+
+- TDPO1: ``-log sigmoid(beta * (u - (D(x, y_l) - D(x, y_w))))``
+- TDPO2: ``-log sigmoid(beta * (u - alpha * (D(x, y_l) - stop_gradient(D(x, y_w)))))``
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from gym_fed.config.algorithms.preference import TdpoSettings
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.rows import Row
+from gym_fed.training.algorithms._preference import (
+    build_on_ids,
+    check_preference,
+    cut_answers,
+    encode_answers,
+    is_adapted,
+    require_start_as_base,
+)
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.job import Job
+
+
+class Tdpo(Algorithm):
+    """TRL's ``DPOTrainer`` with another loss. The reference's whole distributions are needed at every step."""
+
+    row_kind = "preference"
+
+    def check(self, config: TrainingConfig) -> None:
+        check_preference(config)
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        """See ``cut_answers`` for rows longer than ``max_length``."""
+        return cut_answers(encode_answers(tokenizer, rows, ("chosen", "rejected")), config.max_length)
+
+    def build(self, job: Job) -> Any:
+        from trl import DPOConfig
+
+        from gym_fed.training.algorithms._tdpo_trainer import TdpoTrainer
+
+        settings = job.config.tdpo
+        assert settings is not None  # filled in by the config
+        if is_adapted(job.model):
+            require_start_as_base(job, "take another init_lora_weights, or algorithm: dpo")
+        arguments = DPOConfig(
+            **job.arguments(),
+            beta=settings.beta,
+            disable_dropout=settings.disable_dropout,
+            max_length=None,  # cut already
+        )
+        trainer = build_on_ids(job, TdpoTrainer, arguments, reference=True)
+        trainer.settings = settings
+        return trainer
+
+
+def answer_terms(
+    logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities and sequential KLs of answers.
+
+    Args:
+        logits: ``[n, length, vocabulary]`` of the policy.
+        reference: The same of the reference.
+        labels: ``[n, length]`` int64: the token at each position, -100 outside the answer.
+
+    Returns:
+        Three ``[n]``: log-probability under the policy, its lead over the reference's, and ``D(x, y)``.
+    """
+    targets = labels[:, 1:]
+    mask = targets != -100
+    rows = mask.nonzero()[:, 0]
+    policy = logits[:, :-1][mask].log_softmax(-1)  # answers' positions alone
+    held = reference[:, :-1][mask].log_softmax(-1)
+    token = targets[mask].unsqueeze(-1)
+    log_probs = policy.gather(-1, token).squeeze(-1)
+    leads = log_probs - held.gather(-1, token).squeeze(-1)
+    divergences = (held.exp() * (held - policy)).sum(-1)
+    empty = policy.new_zeros(len(labels))
+    log_prob, lead, divergence = (
+        empty.index_add(0, rows, value) for value in (log_probs, leads, divergences)
+    )
+    return log_prob, lead, divergence
+
+
+def tdpo_loss(
+    chosen: tuple[torch.Tensor, torch.Tensor],
+    rejected: tuple[torch.Tensor, torch.Tensor],
+    settings: TdpoSettings,
+) -> torch.Tensor:
+    """The loss ``[n]`` of pairs; an answer is its lead over the reference and its sequential KL, ``[n]`` each."""
+    u = chosen[0] - rejected[0]
+    if settings.variant == 1:
+        return -logsigmoid(settings.beta * (u - (rejected[1] - chosen[1])))
+    return -logsigmoid(settings.beta * (u - settings.alpha * (rejected[1] - chosen[1].detach())))
