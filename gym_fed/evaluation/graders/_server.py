@@ -14,6 +14,7 @@ from gym_fed.evaluation.graders._combined import checked_values
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 MAX_REQUEST_BYTES = 64 * 2**20
+_POLL_SECONDS = 0.05
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def reward_server(
             grader.setup()
         server = ThreadingHTTPServer((host, port), Handler)
         stack.callback(server.server_close)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True).start()
         stack.callback(server.shutdown)
         yield server
 

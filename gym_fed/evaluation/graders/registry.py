@@ -12,6 +12,11 @@ from gym_fed.training.registry import Registry
 _GRADERS: Registry[Grader] = Registry("gym_fed.evaluation.graders", "rewards[].grader")
 
 
+def grader_names() -> list[str]:
+    """The values that ``rewards[].grader`` may have, in alphabetical order."""
+    return _GRADERS.names()
+
+
 def build_graders(rewards: Sequence[AnyGraderConfig]) -> list[Grader]:
     """A grader for each entry of ``config.rewards``; their values add up to the reward, weights and clips included.
 
