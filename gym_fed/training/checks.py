@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import pick_device
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.graders import Grader
 from gym_fed.tracking import get_tracker
 
 
@@ -35,3 +42,25 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
         get_tracker(name)  # refuses one whose package is missing
     for feature in active_features(config):
         feature.check(config)
+
+
+def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
+    """Refuse a run that needs rewards and has none, or two graders of one name.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    from gym_fed.training.algorithms import get_algorithm
+
+    names = [grader.name for grader in graders]
+    if get_algorithm(config.algorithm).needs_graders and not names:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"rewards: {config.algorithm} learns from rewards, and nothing gives any",
+            "list at least one grader, such as: rewards: [{grader: exact}]",
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"rewards: two graders are called {name!r}", "name them differently"
+            )

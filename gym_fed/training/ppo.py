@@ -32,17 +32,16 @@ class PpoTrainer(GrpoRollouts):
         self.settings = settings
         self.kl_weight = settings.beta
         self.critic = self.accelerator.prepare_model(critic.eval())
-        self._critic_is_optimised = False
         self._rewards_by_grader: torch.Tensor | None = None
         self.add_callback(_CriticSteps(self))
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The policy's optimiser, with the critic's weights in it."""
         optimizer = super().create_optimizer(model)
-        if not self._critic_is_optimised:
-            self._critic_is_optimised = True
+        weights = [p for p in self.critic.parameters() if p.requires_grad]
+        if not any(p is weights[0] for existing in optimizer.param_groups for p in existing["params"]):
             group = {
-                "params": [p for p in self.critic.parameters() if p.requires_grad],
+                "params": weights,
                 "lr": self.settings.critic_learning_rate or self.args.learning_rate,
                 "weight_decay": self.args.weight_decay,
             }

@@ -29,6 +29,9 @@ class Rollouts:
     learning from them instead of generating others, and ends with the same weights.
     """
 
+    _num_tokens = 0
+    """Seen since this process began; the trainer's own count is that of the whole run."""
+
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
         parent: Any = super()
         return EpochSampler(parent._get_train_sampler(dataset))
@@ -70,9 +73,16 @@ class Rollouts:
         if trainer.model.training:
             metrics = trainer._metrics["train"]
             metrics.pop("step_time", None)
-            seen = trainer.state.num_input_tokens_seen - trainer._initial_num_input_tokens_seen
-            metrics["num_tokens"] = [seen]
+            metrics["num_tokens"] = [self._num_tokens]
         parent.log(logs, start_time)
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        parent: Any = super()
+        trainer = self._trainer
+        before = trainer.state.num_input_tokens_seen
+        generated = parent._generate(prompts)
+        self._num_tokens += trainer.state.num_input_tokens_seen - before
+        return generated
 
     def _rollouts_file(self, folder: str) -> Path:
         return Path(folder) / f"rollouts-{self._trainer.accelerator.process_index}.safetensors"

@@ -22,7 +22,7 @@ from gym_fed.tracking import Experiment
 from gym_fed.training import processes
 from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.checks import check_config
+from gym_fed.training.checks import check_config, check_graders
 from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
 from gym_fed.training.features import apply_features, featured
 from gym_fed.training.hooks import OnReport, OnStep, RunHooks, ShouldStop
@@ -112,6 +112,7 @@ class Trainer:
         self._given = None if model is None else (model, tokenizer)
         check_config(config)
         self._graders = [*graders, *build_graders(config.rewards)]
+        check_graders(config, self._graders)
         self._on_step = on_step
         self._on_report = on_report
         self._should_stop = should_stop

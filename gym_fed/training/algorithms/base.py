@@ -20,6 +20,9 @@ class Algorithm(ABC):
     task_type: ClassVar[str] = "CAUSAL_LM"
     """PEFT's name of what the model does."""
 
+    needs_graders: ClassVar[bool] = False
+    """Whether answers are rewarded by graders; without any the run is refused."""
+
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most algorithms refuse nothing
         """Refuse a config that this algorithm cannot honour, before anything is loaded or written.
 
