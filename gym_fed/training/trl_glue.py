@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -52,16 +53,22 @@ def local(trainer: type) -> Any:
 
 @contextmanager
 def unpatched_afterwards(model: Any) -> Iterator[None]:
-    """Give ``model`` its own ``forward`` and ``use_cache`` back: TRL replaces both and leaves them so."""
+    """Give ``model`` its own ``forward``, ``use_cache``, dropout and tags back: TRL changes them and leaves them so."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     missing = object()
     before = base.__dict__.get("forward", missing)
     use_cache = getattr(base.config, "use_cache", missing)
+    tags = copy.copy(getattr(base, "model_tags", None))
+    dropouts = [(module, module.p) for module in model.modules() if hasattr(module, "p")]
     try:
         yield
     finally:
         if use_cache is not missing:
             base.config.use_cache = use_cache
+        if hasattr(base, "model_tags"):
+            base.model_tags = tags
+        for module, share in dropouts:
+            module.p = share
         if before is missing:
             base.__dict__.pop("forward", None)
         else:
