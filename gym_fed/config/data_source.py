@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gym_fed.config.base import StrictModel
 
 DataFormat = Literal[
     "auto", "alpaca", "sharegpt", "messages", "preference", "kto", "completion", "prompt", "text"
 ]
+_ONLY_WITH = {
+    "format": ("path", "hub"),
+    "columns": ("path", "hub"),
+    "subset": ("hub",),
+    "split": ("hub",),
+    "dataset_info": ("dataset",),
+    "max_turns": ("tasks",),
+}
 
 
 class DataConfig(StrictModel):
-    """One source of rows: a file, or tasks that the project generates itself."""
+    """One source of rows: ``path``, ``tasks``, ``hub`` or ``dataset``, exactly one of them."""
 
-    path: Path | None = None
-    """A JSON or JSONL file; relative paths are taken from the working directory. Either this or ``tasks``."""
+    path: (
+        Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] | None
+    ) = None
+    """A file (.json, .jsonl, .csv, .tsv, .parquet, .txt, or one of them in .gz), a folder of such files, a pattern such
+    as ``data/*.jsonl``, or an fsspec URL of any of these. Relative paths are taken from the working directory."""
 
     tasks: list[str] | None = None
     """Names of generated tasks (`gym data tasks` lists them), mixed in equal shares."""
 
+    hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
+    """A dataset of the Hugging Face hub, ``owner/name``: from the local cache, else streamed from the network."""
+
+    dataset: str | None = Field(default=None, min_length=1)
+    """A name in ``dataset_info``."""
+
+    dataset_info: Path | None = None
+    """LLaMA-Factory's ``dataset_info.json``, or the folder that holds it; needed with ``dataset``."""
+
+    subset: str | None = None
+    """For ``hub``: the configuration of the dataset."""
+
+    split: str | None = None
+    """For ``hub``: the split; ``train`` where none is given."""
+
     format: DataFormat = "auto"
     """How rows of a file are laid out; ``auto`` looks at the first row."""
 
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Names of columns in the files, by the name that the format expects: ``{prompt: question}``."""
+
     num_examples: int | None = Field(default=None, ge=1)
-    """For tasks: how many rows to generate. For a file: use its first so many rows (by default all)."""
+    """For tasks: how many rows to generate. For the others: use the first so many rows (by default all)."""
 
     max_turns: int = Field(default=1, ge=1)
     """For tasks: above 1, one row in five is a conversation of up to so many questions."""
@@ -36,19 +65,25 @@ class DataConfig(StrictModel):
     """Share of this source: its rows are repeated ``weight`` times; the fraction is drawn by the seed."""
 
     seed: int = 0
-    """Seed of generated rows."""
+    """Seed of generated rows, and of the sample that ``num_samples`` in ``dataset_info`` asks for."""
 
     role: Literal["learn", "forget"] = "learn"
     """``forget`` marks rows that ``gradient_difference`` and ``npo`` unlearn; they keep the others."""
 
     @model_validator(mode="after")
     def _one_source(self) -> DataConfig:
-        if (self.path is None) == (self.tasks is None):
-            raise ValueError("give either path or tasks")
+        given = [key for key in ("path", "tasks", "hub", "dataset") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError("give either path or tasks or hub or dataset")
+        for key, sources in _ONLY_WITH.items():
+            if getattr(self, key) not in (None, "auto", 1, {}) and given[0] not in sources:
+                raise ValueError(f"{key} is for {' and '.join(sources)}, not for {given[0]}")
         if self.tasks is not None and not self.tasks:
             raise ValueError("tasks is empty")
         if self.tasks is not None and self.num_examples is None:
             raise ValueError("tasks need num_examples")
+        if self.dataset is not None and self.dataset_info is None:
+            raise ValueError("dataset needs dataset_info, the path of a dataset_info.json")
         return self
 
 

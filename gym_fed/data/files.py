@@ -158,7 +158,7 @@ def _read_csv(name: str, stream: BinaryIO, delimiter: str) -> Iterator[Placed]:
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     reader = csv.DictReader(text, delimiter=delimiter, strict=True)
     while True:
-        line = reader.line_num + 1
+        line = max(reader.line_num + 1, 2)  # the header is read with the first row
         try:
             row = next(reader, None)
         except csv.Error as error:

@@ -61,7 +61,9 @@ def find_files(path: str | Path) -> list[DataFile]:
     elif fs.isdir(root):
         found = [name for name in fs.find(root) if _is_data(name, root)]
     elif any(c in root for c in "*?["):
-        found = [name for name in fs.glob(root) if fs.isfile(name)]
+        hidden = PurePosixPath(root).name.startswith(".")  # as in a shell, * does not stand for a first dot
+        names = [name for name in fs.glob(root) if hidden or not PurePosixPath(name).name.startswith(".")]
+        found = [name for name in names if fs.isfile(name)]
     else:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"no data file at {path}", "give the path of a JSON or JSONL file"

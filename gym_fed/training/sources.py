@@ -1,4 +1,4 @@
-"""From ``data:`` in a config to the rows of a run: files and generated tasks, weighted and in a fixed order."""
+"""From ``data:`` in a config to the rows of a run: every source read, weighted and in a fixed order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import random
 from typing import Any, Literal
 
 from gym_fed.config.training import DataConfig, TrainingConfig
-from gym_fed.data.formats import load_rows
-from gym_fed.data.tasks import generate_mix
+from gym_fed.data.sources import source_rows
 from gym_fed.errors import ErrorCode, GymError
 
 
@@ -15,7 +14,7 @@ def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") 
     """Every row that ``config.data`` (or ``eval_data``) names, source after source; those to forget are marked.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when no data is named; see ``load_rows`` and ``get_task`` for the others.
+        GymError: ``CONFIG_INVALID`` when no data is named; see ``source_rows`` for the others.
     """
     sources: list[DataConfig] = getattr(config, key)
     if not sources:
@@ -26,12 +25,7 @@ def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") 
 
 
 def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
-    if source.path is not None:
-        rows = load_rows(source.path, source.format)[: source.num_examples]
-    else:
-        rows = generate_mix(
-            source.tasks or [], source.num_examples or 0, seed=source.seed, max_turns=source.max_turns
-        )
+    rows = [row for _, row in source_rows(source)]
     times, fraction = divmod(source.weight, 1.0)
     extra = random.Random(seed).sample(rows, round(fraction * len(rows)))
     weighted = rows * int(times) + extra

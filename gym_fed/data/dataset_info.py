@@ -1,0 +1,222 @@
+"""LLaMA-Factory's ``dataset_info.json``, read as it is: where each dataset lies, and what its columns are called.
+
+Keys as LLaMA-Factory 0.9 documents them in data/README.md. When ``columns`` is given, a column that it does not list is
+not read, as there; when ``tags`` is given, a tag that it does not list keeps its default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.yaml_file import validate
+from gym_fed.data.formats.base import BadRow, Raw, as_object
+from gym_fed.data.hub import hub_rows
+from gym_fed.data.reading import PlacedRow, converted, iter_rows
+from gym_fed.data.sampling import reservoir
+from gym_fed.errors import ErrorCode, GymError
+
+
+class Columns(StrictModel):
+    """What the columns are called in the data."""
+
+    prompt: str | None = None
+    query: str | None = None
+    response: str | None = None
+    history: str | None = None
+    messages: str | None = None
+    system: str | None = None
+    tools: str | None = None
+    images: str | None = None
+    videos: str | None = None
+    audios: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    kto_tag: str | None = None
+
+
+class Tags(StrictModel):
+    """What the keys and speakers of a conversation are called."""
+
+    role_tag: str = "from"
+    content_tag: str = "value"
+    user_tag: str = "human"
+    assistant_tag: str = "gpt"
+    observation_tag: str = "observation"
+    function_tag: str = "function_call"
+    system_tag: str = "system"
+
+
+class Entry(StrictModel):
+    """One dataset of the file."""
+
+    file_name: str | None = None
+    """A file or folder, from the folder of dataset_info.json."""
+    hf_hub_url: str | None = None
+    ms_hub_url: str | None = None
+    om_hub_url: str | None = None
+    script_url: str | None = None
+    cloud_file_name: str | None = None
+    """An fsspec URL."""
+    formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
+    ranking: bool = False
+    subset: str | None = None
+    split: str | None = None
+    folder: str | None = None
+    num_samples: int | None = Field(default=None, ge=1)
+    columns: Columns | None = None
+    tags: Tags = Tags()
+
+
+_DEFAULT_COLUMNS = Columns(prompt="instruction", query="input", response="output", messages="conversations")
+# Ours by LLaMA-Factory's; the second of a pair says whether a row must have it.
+_ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
+_SHARED = ("system", "tools", "images", "videos", "audios", "chosen", "rejected", "kto_tag")
+_NEEDED = ("prompt", "messages", "response", "chosen", "rejected", "kto_tag")
+
+
+def read_dataset_info(path: Path) -> dict[str, Entry]:
+    """Every dataset of the file, by name.
+
+    Args:
+        path: The file, or the folder it lies in.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` naming the dataset and key that cannot be read.
+    """
+    file = path / "dataset_info.json" if path.is_dir() else path
+    if not file.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no dataset_info.json at {file}", "give its path or folder")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: not valid JSON: {error}") from error
+    if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: expected an object with an object a dataset")
+    return {name: validate(value, Entry, f"{file}: {name}") for name, value in values.items()}
+
+
+def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]:
+    """Rows of one dataset of ``info``.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for a name that is not in the file; ``CONFIG_INVALID`` for places that are not read;
+            see ``load_rows`` and ``hub_rows`` for the others.
+    """
+    entries = read_dataset_info(info)
+    if name not in entries:
+        import difflib
+
+        close = difflib.get_close_matches(name, entries, n=3) or sorted(entries)[:8]
+        raise GymError(ErrorCode.NOT_FOUND, f"{info}: no dataset {name!r}", f"such as {', '.join(close)}")
+    rows = _rows(name, entries[name], info if info.is_dir() else info.parent)
+    wanted = entries[name].num_samples
+    yield from rows if wanted is None else reservoir(rows, wanted, seed)
+
+
+def _rows(name: str, entry: Entry, base: Path) -> Iterator[PlacedRow]:
+    format = _format(entry)
+
+    def rename(raw: Any) -> Raw:
+        return _renamed(as_object(raw), entry)
+
+    if entry.script_url is not None:
+        raise _refused(
+            name, "script_url would run code that comes with the data", "convert the data to files"
+        )
+    if entry.hf_hub_url is not None:
+        raw = hub_rows(entry.hf_hub_url, subset=entry.subset, split=entry.split, folder=entry.folder)
+        yield from converted(raw, format, rename)
+    elif entry.cloud_file_name is not None:
+        yield from iter_rows(entry.cloud_file_name, format, rename=rename, text_lines=True)
+    elif entry.file_name is not None:
+        path = base / entry.file_name
+        yield from iter_rows(
+            path / entry.folder if entry.folder else path, format, rename=rename, text_lines=True
+        )
+    elif entry.ms_hub_url or entry.om_hub_url:
+        hub = "ModelScope" if entry.ms_hub_url else "Modelers"
+        raise _refused(
+            name,
+            f"lies on {hub} only, whose client is not part of gym-fed",
+            "download it and name its file_name",
+        )
+    else:
+        raise _refused(name, "names no place", "give file_name or hf_hub_url")
+
+
+def _refused(name: str, problem: str, remedy: str) -> GymError:
+    return GymError(ErrorCode.CONFIG_INVALID, f"dataset_info.json: {name}: {problem}", remedy)
+
+
+def _format(entry: Entry) -> str:
+    columns = entry.columns or _DEFAULT_COLUMNS
+    if entry.ranking:
+        return "preference"
+    if columns.kto_tag:
+        return "kto"
+    if entry.formatting != "alpaca":
+        return "sharegpt"
+    return "alpaca" if columns.response else "text"
+
+
+def _renamed(raw: Raw, entry: Entry) -> Raw:
+    """A row with the keys of our formats."""
+    columns = entry.columns or _DEFAULT_COLUMNS
+    format = _format(entry)
+    keys = {key: key for key in _SHARED}
+    if format == "text":
+        keys = {"prompt": "text"}
+    elif entry.formatting == "alpaca":
+        keys |= _ALPACA
+    else:
+        keys["messages"] = "conversations"
+    if entry.ranking:
+        keys.pop("response", None)
+        ranked = {key: getattr(columns, key) or key for key in ("chosen", "rejected")}
+        columns = columns.model_copy(update=ranked)
+    row: Raw = {}
+    for key, ours in keys.items():
+        column = getattr(columns, key)
+        if column is None:
+            continue
+        if column in raw:
+            row[ours] = raw[column]
+        elif key in _NEEDED:
+            raise BadRow(f"has no column {column!r}", "dataset_info.json names it under columns")
+    if "conversations" in row:
+        row["conversations"] = [_retagged(turn, entry.tags) for turn in _turns(row["conversations"])]
+        for key in ("chosen", "rejected"):
+            if isinstance(row.get(key), dict):
+                row[key] = _retagged(row[key], entry.tags)
+            elif isinstance(row.get(key), list):
+                row[key] = [_retagged(turn, entry.tags) for turn in row[key]]
+    return row
+
+
+def _turns(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise BadRow("the conversation is not a list of turns", "give at least a question and an answer")
+    return value
+
+
+def _retagged(turn: Any, tags: Tags) -> Raw:
+    """A turn as ShareGPT writes it."""
+    turn = as_object(turn)
+    if tags.role_tag not in turn:
+        raise BadRow(f"a turn has no {tags.role_tag!r}", "dataset_info.json names it under tags")
+    names = {
+        tags.user_tag: "human",
+        tags.assistant_tag: "gpt",
+        tags.observation_tag: "observation",
+        tags.function_tag: "function_call",
+        tags.system_tag: "system",
+    }
+    speaker = turn[tags.role_tag]
+    kept = {key: turn[key] for key in ("tool_calls", "loss_weight") if turn.get(key) is not None}
+    return {"from": names.get(speaker, speaker), "value": turn.get(tags.content_tag), **kept}
