@@ -23,7 +23,8 @@ from gym_fed.files import write_atomically
 
 # These decide where and how often something is written, never what is learnt; they may change when resuming.
 _FREE_KEYS = {"output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"}
-_NEEDED_IN_CHECKPOINT = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+# Several processes keep a random state each; DeepSpeed keeps the optimiser in a folder of its own.
+_NEEDED_IN_CHECKPOINT = (("trainer_state.json",), ("optimizer.pt", "global_step*"), ("scheduler.pt",), ("rng_state*.pth",))
 
 
 class RunFolder:
@@ -116,7 +117,7 @@ class RunFolder:
 
     def _is_complete(self, folder: Path) -> bool:
         # The trainer's state is what transformers writes last, so one that parses means the rest is there.
-        if not all((folder / name).is_file() for name in _NEEDED_IN_CHECKPOINT):
+        if not all(any(any(folder.glob(name)) for name in names) for names in _NEEDED_IN_CHECKPOINT):
             return False
         try:
             json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))

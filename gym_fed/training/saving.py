@@ -54,22 +54,30 @@ def _fresh(part: Path) -> None:
 
 def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
     """The parts of a model that is split over the processes, put together by the trainer; all of them take part."""
-    trainer.save_model(str(part))
+    if trainer.is_deepspeed_enabled:
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        if is_main():
+            trainer.model.save_pretrained(str(part), state_dict=state)
+    else:
+        trainer.model.save_pretrained(str(part), is_main_process=is_main())
     if not is_main():
         return
-    (part / "training_args.bin").unlink()
     if get_tuning(config.finetuning).is_adapter:
         name_base(part, _portable_name(config.model))
-    elif config.save_dtype is not None and config.save_dtype != config.dtype:
-        _cast(part, config.save_dtype)
+        return
+    tied = dict(getattr(trainer.model, "_tied_weights_keys", None) or {})
+    _rewrite(part, tied if trainer.model.config.tie_word_embeddings else {}, config.save_dtype or config.dtype)
 
 
-def _cast(part: Path, dtype: str) -> None:
+def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
+    """Weights that share memory are gathered twice: once is enough; and all of them get the type they are saved in."""
     import torch
     from safetensors.torch import load_file, save_file
 
     for file in part.glob("*.safetensors"):
-        cast = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
+        tensors = load_file(file)
+        kept = {name: value for name, value in tensors.items() if tied.get(name) not in tensors}
+        cast = {name: value.to(getattr(torch, dtype)) for name, value in kept.items()}
         save_file(cast, file, metadata={"format": "pt"})
     config = json.loads((part / "config.json").read_text(encoding="utf-8"))
     (part / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")

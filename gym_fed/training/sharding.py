@@ -54,12 +54,6 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
             f"{what} splits a model while it is read, and model_init has nothing to read",
             "save the new model first (gym train with one step), and give its folder as model",
         )
-    if settings.strategy in _AT_LOADING and config.save_steps:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"save_steps: {what} cannot resume, since transformers keeps no optimiser state of such a model",
-            "remove save_steps, or use ddp or deepspeed",
-        )
 
 
 def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
@@ -106,7 +100,7 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
     settings = settings_of(config)
     arguments: dict[str, Any] = {"ddp_timeout": int(settings.timeout_seconds), "ddp_find_unused_parameters": False}
     if settings.strategy in _AT_LOADING:
-        arguments["save_only_model"] = True
+        arguments["save_only_model"] = True  # as transformers demands; `resumable` takes it back
     if settings.strategy == "tensor_parallel":
         arguments["parallelism_config"] = _tensor_parallelism()
     if settings.strategy == "deepspeed":
@@ -114,15 +108,17 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
     return arguments
 
 
+def resumable(trainer: Any) -> None:
+    """Let a trainer write whole checkpoints after all: ``sharded_checkpoints`` can read them."""
+    if getattr(trainer, "is_distributed_loading_by_transformers", False):
+        trainer.args.save_only_model = False
+
+
 def _tensor_parallelism() -> Any:
-    """Every process gets the same rows. accelerate's own check knows GPUs only, although gloo does the same."""
-    from accelerate import ParallelismConfig
+    """Every process gets the same rows."""
+    from gym_fed.training.sharded_checkpoints import AnyDeviceParallelism
 
-    class AnyDevice(ParallelismConfig):  # type: ignore[misc]  # untyped
-        def _validate_accelerator(self, accelerator: Any) -> None:
-            """Nothing to refuse: the processes are joined already."""
-
-    return AnyDevice(tp_size=world_size())
+    return AnyDeviceParallelism(tp_size=world_size())
 
 
 def deepspeed_config(config: TrainingConfig) -> dict[str, Any]:

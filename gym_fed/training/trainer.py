@@ -33,7 +33,7 @@ from gym_fed.training.optimizers import get_optimizer
 from gym_fed.training.reproducibility import deterministic, record_environment
 from gym_fed.training.run_folder import RunFolder
 from gym_fed.training.saving import save_final
-from gym_fed.training.sharding import deepspeed_loading, is_placed, settings_of
+from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.tuning import get_tuning
@@ -189,12 +189,13 @@ class Trainer:
                 encoded=encoded,
                 eval_encoded=eval_encoded,
                 checkpoints=folder.checkpoints,
-                callbacks=[hooks, *([early_stop] if early_stop else []), *tuning.callbacks(model, config)],
+                callbacks=[hooks, *([early_stop] if early_stop else []), *tuning.callbacks(model, config), *optimizer.callbacks(config)],
                 graders=self._graders,
             )
             trainer = algorithm.build(job)
             trainer.make_optimizer = lambda model: optimizer.make(model, config)
             trainer.remove_callback(PrinterCallback)
+            resumable(trainer)
             rollbacks = None if spikes is None or not spikes.rollback else Rollbacks(spikes, folder.path)
             start = None if checkpoint is None else Path(checkpoint)
             run_to_end(trainer, start, hooks, folder, rollbacks, early_stop)

@@ -46,9 +46,10 @@ class LocalOnly:
 @cache
 def local(trainer: type) -> Any:
     """A TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
-    return type(
-        f"Local{trainer.__name__}", (LocalOnly, trainer), {"__doc__": f"{trainer.__name__}, local only."}
-    )
+    from gym_fed.training.sharded_checkpoints import ShardedCheckpoints
+
+    bases = (LocalOnly, ShardedCheckpoints, trainer)
+    return type(f"Local{trainer.__name__}", bases, {"__doc__": f"{trainer.__name__}, local only."})
 
 
 @contextmanager
