@@ -23,7 +23,8 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "output_dir": str(checkpoints),
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": config.lr_scheduler_type,
-        "warmup_steps": config.warmup_steps,
+        "lr_scheduler_kwargs": dict(config.lr_scheduler_kwargs) or None,
+        "warmup_steps": config.warmup_ratio or config.warmup_steps,  # below 1 it is a share
         "weight_decay": config.weight_decay,
         "adam_beta1": config.adam_beta1,
         "adam_beta2": config.adam_beta2,

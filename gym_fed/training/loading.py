@@ -8,10 +8,11 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training.sharding import loading_arguments
+from gym_fed.training.vision import is_vision_model, load_vision_model
 
 
 def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
-    """The model and tokenizer of ``config.model`` or ``config.model_init``.
+    """The model and tokenizer (or processor, where images are read) of ``config.model`` or ``config.model_init``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an adapter on an adapter; see ``load_model`` for the others.
@@ -25,6 +26,8 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
         from gym_fed.training.features.unsloth import load_by_unsloth
 
         return load_by_unsloth(config)
+    if config.algorithm == "sft" and is_vision_model(config.model):
+        return load_vision_model(config.model, dtype=config.dtype, arguments=loading_arguments(config))
     loaded = load_model(config.model, dtype=config.dtype, arguments=loading_arguments(config))
     if not hasattr(loaded.model, "merge_and_unload"):
         return loaded.model, loaded.tokenizer

@@ -1,0 +1,137 @@
+"""S2-Attn, the shifted sparse attention of LongLoRA (Chen et al. 2023, section 3.2 and algorithm 1).
+
+A row is cut into groups; half of the heads attend within them, the other half within groups shifted by half a group,
+so that what one half separates the other joins. The paper rolls the row around its end, which lets the last group see
+the first tokens and wants a mask against the leak; here the shifted groups begin with half a group instead, so every
+token sees earlier tokens of its own group alone. Costs ``length * group`` instead of ``length ** 2``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+def group_size(length: int, ratio: float) -> int:
+    """Tokens in a group: the share ``ratio`` of a row, at least 2."""
+    return max(2, math.ceil(length * ratio))
+
+
+def shifted_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    allowed: torch.Tensor | None,
+    *,
+    size: int,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Causal attention within groups, for the second half of the heads within shifted ones.
+
+    Args:
+        query: ``[batch, heads, length, d]``.
+        key: As ``query``: heads repeated already where several share one.
+        value: As ``key``.
+        allowed: ``[batch, 1, length, length]`` bool, True where a query may look; None is causal without padding.
+        size: Tokens in a group.
+        scaling: Of the logits; ``1 / sqrt(d)`` when None.
+        dropout: Of the attention weights.
+
+    Returns:
+        ``[batch, heads, length, d]``.
+    """
+    half = query.shape[1] // 2
+    parts = []
+    for heads, offset in ((slice(0, half), 0), (slice(half, None), size // 2)):
+        if query[:, heads].shape[1]:  # a single head is shifted
+            parts.append(
+                _in_groups(
+                    query[:, heads], key[:, heads], value[:, heads], allowed, size, offset, scaling, dropout
+                )
+            )
+    return torch.cat(parts, dim=1)
+
+
+def _in_groups(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    allowed: torch.Tensor | None,
+    size: int,
+    offset: int,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """One half of the heads; group boundaries lie at ``offset + n * size``."""
+    batch, heads, length, width = query.shape
+    left = (size - offset) % size
+    right = -(left + length) % size
+    groups = (left + length + right) // size
+
+    def fold(states: torch.Tensor) -> torch.Tensor:
+        padded = F.pad(states, (0, 0, left, right))
+        return padded.view(batch, heads, groups, size, width).transpose(1, 2).flatten(0, 1)
+
+    causal = torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
+    if allowed is None:
+        real = F.pad(torch.ones(length, dtype=torch.bool, device=query.device), (left, right))
+        mask = (causal & real.view(groups, 1, size)).unsqueeze(0)
+    else:
+        wide = F.pad(allowed[:, 0], (left, right, left, right), value=False)
+        blocks = wide.view(allowed.shape[0], groups, size, groups, size)
+        mask = torch.diagonal(blocks, dim1=1, dim2=3).movedim(-1, 1) & causal
+    # A padded token that sees nothing would give NaN: it sees itself, and its output is dropped.
+    mask = mask | torch.eye(size, dtype=torch.bool, device=query.device)
+    mask = mask.expand(batch, groups, size, size).flatten(0, 1).unsqueeze(1)
+    out = F.scaled_dot_product_attention(
+        fold(query), fold(key), fold(value), attn_mask=mask, dropout_p=dropout, scale=scaling
+    )
+    unfolded = out.view(batch, groups, heads, size, width).transpose(1, 2).flatten(2, 3)
+    return unfolded[:, :, left : left + length]
+
+
+def register_shift_attention(ratio: float) -> str:
+    """Make it known to transformers; gives the name under which models take it.
+
+    In training mode a model attends in groups; in evaluation mode, or with a cache, to everything, as torch does.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def forward(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        length = query.shape[2]
+        if not module.training or key.shape[2] != length:
+            whole: tuple[torch.Tensor, None] = sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+            )
+            return whole
+        shared = query.shape[1] // key.shape[1]
+        out = shifted_attention(
+            query,
+            repeat_kv(key, shared),
+            repeat_kv(value, shared),
+            attention_mask,
+            size=group_size(length, ratio),
+            scaling=scaling,
+            dropout=dropout,
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    name = f"gym_shift_attention_{ratio}"
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name

@@ -1,0 +1,65 @@
+"""Which implementation of attention runs while training: torch's, one written out, or a GPU's own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.features.base import Feature
+from gym_fed.training.requirements import require_cuda
+
+_ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
+
+
+class Attention(Feature):
+    """transformers' attention interface; the model gets its former implementation back at the end."""
+
+    def check(self, config: TrainingConfig) -> None:
+        import importlib.util
+
+        what = f"attention: {config.attention}"
+        if config.attention in _ON_CUDA_ONLY:  # flex has no backward pass on a CPU
+            require_cuda(what)
+        if config.attention != "flash_attention_2":
+            return
+        if importlib.util.find_spec("flash_attn") is None:
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY,
+                f"{what} needs the package flash_attn, which is not installed",
+                "pip install flash-attn, or set attention: sdpa",
+            )
+        if config.dtype == "float32" and config.mixed_precision == "no":
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{what} computes in 16 bits only, but the run is in float32",
+                "set mixed_precision: bf16, or dtype: bfloat16",
+            )
+
+    @contextmanager
+    def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
+        with attention_of(model, config.attention):
+            yield
+
+
+@contextmanager
+def attention_of(model: Any, name: str) -> Iterator[None]:
+    """The model with another implementation of attention, for a while.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when the model's code cannot be given one.
+    """
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{type(model).__name__} cannot be given another attention ({name})",
+            "leave attention at auto, and remove shift_attention",
+        )
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

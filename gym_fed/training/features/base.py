@@ -1,0 +1,36 @@
+"""What a feature is: a key of the config that changes how the model is computed, not what is learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+
+
+class Feature:
+    """One key of the top level. Stateless; asked only when the key is on."""
+
+    def check(self, config: TrainingConfig) -> None:
+        """Refuse what this feature, machine or installation cannot honour, before anything is loaded.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
+        """
+
+    def arguments(self, config: TrainingConfig) -> dict[str, Any]:
+        """Keyword arguments for ``transformers.TrainingArguments``."""
+        return {}
+
+    def apply(self, model: Any, config: TrainingConfig) -> None:
+        """Change the loaded model in place, for good: the result has the change, too.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` for a model that cannot be changed so.
+        """
+
+    @contextmanager
+    def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
+        """Change the model for as long as the run lasts; afterwards it is as before."""
+        yield

@@ -1,0 +1,20 @@
+"""Liger's fused Triton kernels, Hsu et al. 2024. They patch classes of transformers for the rest of the process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.training.features.base import Feature
+from gym_fed.training.requirements import require_cuda, require_package
+
+
+class Liger(Feature):
+    """transformers' ``use_liger_kernel``."""
+
+    def check(self, config: TrainingConfig) -> None:
+        require_cuda("liger: true")  # before the import: it patches what it then cannot run
+        require_package("liger_kernel", "liger: true", "gpu")
+
+    def arguments(self, config: TrainingConfig) -> dict[str, Any]:
+        return {"use_liger_kernel": True}

@@ -1,0 +1,35 @@
+"""Mixed precision, Micikevicius et al. 2018: matrix products in 16 bits, weights and sums in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import pick_device
+from gym_fed.training.features.base import Feature
+
+
+class MixedPrecision(Feature):
+    """torch's autocast, by accelerate; ``fp16`` scales the loss as well."""
+
+    def check(self, config: TrainingConfig) -> None:
+        import torch
+
+        device = pick_device(config.device)
+        # transformers accepts fp16 on a CPU and then computes in float32.
+        if config.mixed_precision == "fp16" and device.type != "cuda":
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"mixed_precision: fp16 needs a CUDA GPU, and this run is on {device.type}",
+                "use mixed_precision: bf16, or no",
+            )
+        if config.mixed_precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "mixed_precision: bf16 is not supported by this GPU",
+                "use mixed_precision: fp16, or no",
+            )
+
+    def arguments(self, config: TrainingConfig) -> dict[str, Any]:
+        return {config.mixed_precision: True}

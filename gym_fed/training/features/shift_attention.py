@@ -1,0 +1,34 @@
+"""LongLoRA's shifted sparse attention while training; whoever uses the result attends to everything, as before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.features.attention import attention_of
+from gym_fed.training.features.base import Feature
+from gym_fed.training.features.neftune_noise_alpha import ROLLOUTS
+
+
+class ShiftAttention(Feature):
+    """Own code on transformers' attention interface; see ``gym_fed.modeling.shift_attention``."""
+
+    def check(self, config: TrainingConfig) -> None:
+        if config.algorithm in ROLLOUTS:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"shift_attention: {config.algorithm} generates its own answers, and generation attends to everything",
+                "remove the key",
+            )
+
+    @contextmanager
+    def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
+        from gym_fed.modeling.shift_attention import register_shift_attention
+
+        assert config.shift_attention is not None  # the feature is on
+        name = register_shift_attention(config.shift_attention.group_size_ratio)
+        with attention_of(model, name):
+            yield

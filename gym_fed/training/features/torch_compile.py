@@ -1,0 +1,45 @@
+"""torch.compile: the model's graph is compiled at the first step, and again for other shapes."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import pick_device
+from gym_fed.training.features.base import Feature
+
+_DEFAULT_BACKEND = "inductor"
+_NEEDS_NO_COMPILER = ("eager", "aot_eager")
+
+
+class TorchCompile(Feature):
+    """The trained model is compiled by accelerate; what is saved is the model as it was."""
+
+    def check(self, config: TrainingConfig) -> None:
+        import torch
+
+        backend = config.torch_compile_backend or _DEFAULT_BACKEND
+        # Listing them is part of importing torch._dynamo, which takes seconds: only when asked for another.
+        if backend not in (_DEFAULT_BACKEND, *_NEEDS_NO_COMPILER):
+            known = torch.compiler.list_backends()
+            if backend not in known:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"torch_compile_backend: {backend!r} is unknown here",
+                    f"one of {', '.join(sorted({*known, _DEFAULT_BACKEND, *_NEEDS_NO_COMPILER}))}",
+                )
+        on_cpu = pick_device(config.device).type == "cpu"
+        if backend == _DEFAULT_BACKEND and on_cpu and not (shutil.which("g++") or shutil.which("c++")):
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY,
+                "torch_compile: inductor needs a C++ compiler on a CPU, and neither g++ nor c++ is on PATH",
+                "install one, or set torch_compile_backend: aot_eager",
+            )
+
+    def arguments(self, config: TrainingConfig) -> dict[str, Any]:
+        return {
+            "torch_compile": True,
+            "torch_compile_backend": config.torch_compile_backend or _DEFAULT_BACKEND,
+        }

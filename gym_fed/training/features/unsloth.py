@@ -1,0 +1,48 @@
+"""Unsloth's faster kernels. It wants versions of its own of most libraries, so an environment of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.features.base import Feature
+from gym_fed.training.requirements import require_cuda
+
+
+class Unsloth(Feature):
+    """The model is loaded by ``FastLanguageModel`` instead of transformers; adapters are PEFT's all the same."""
+
+    def check(self, config: TrainingConfig) -> None:
+        require_cuda("unsloth: true")
+        if importlib.util.find_spec("unsloth") is None:
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY,
+                "unsloth: true needs the package unsloth, which is not installed",
+                "install it in an environment of its own (its pins exclude those of gym-fed), or remove the key",
+            )
+        if config.model is None or config.quantization is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "unsloth: true loads a model as it lies on disk",
+                "name a model, and leave model_init and quantization away",
+            )
+
+
+def load_by_unsloth(config: TrainingConfig) -> tuple[Any, Any]:
+    """Model and tokenizer through ``unsloth.FastLanguageModel``."""
+    import torch
+    from unsloth import FastLanguageModel  # type: ignore[import-not-found,unused-ignore]
+
+    from gym_fed.models import load_tokenizer, resolve
+
+    assert config.model is not None  # checked
+    model, _ = FastLanguageModel.from_pretrained(
+        model_name=resolve(config.model),
+        max_seq_length=config.max_length,
+        dtype=getattr(torch, config.dtype),
+        load_in_4bit=False,
+        local_files_only=True,
+    )
+    return model, load_tokenizer(config.model)
