@@ -1,4 +1,7 @@
-"""Supervised fine-tuning: next-token loss on the assistant's words (conversations) or on all words (texts)."""
+"""Supervised fine-tuning: next-token loss on the assistant's words (conversations) or on all words (texts).
+
+Models that read images learn conversations with pictures; see ``gym_fed.training.vision``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,12 @@ from gym_fed.data.encoding import encode_rows
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
+from gym_fed.training.vision import (
+    build_vision_trainer,
+    encode_image_rows,
+    is_processor,
+    require_no_images,
+)
 
 
 class Sft(Algorithm):
@@ -18,13 +27,13 @@ class Sft(Algorithm):
     packing_default = False
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        assistant_only = _or(config.assistant_only_loss, self.assistant_only_default and not config.packing)
+        assistant_only = self._assistant_only(config)
+        packing = _or(config.packing, self.packing_default and not assistant_only)
+        if is_processor(tokenizer):
+            return encode_image_rows(config, tokenizer, rows, assistant_only=assistant_only, packing=packing)
+        require_no_images(rows)
         encoded = encode_rows(
-            tokenizer,
-            rows,
-            max_length=config.max_length,
-            assistant_only=assistant_only,
-            packing=_or(config.packing, self.packing_default and not assistant_only),
+            tokenizer, rows, max_length=config.max_length, assistant_only=assistant_only, packing=packing
         )
         return [{**row, "length": len(row["input_ids"])} for row in encoded]
 
@@ -33,6 +42,8 @@ class Sft(Algorithm):
 
         from gym_fed.training.trl_glue import local
 
+        if is_processor(job.tokenizer):
+            return build_vision_trainer(job, assistant_only=self._assistant_only(job.config))
         arguments = SFTConfig(
             **job.arguments(),
             max_length=job.config.max_length,
@@ -45,6 +56,9 @@ class Sft(Algorithm):
             callbacks=job.callbacks,
             **job.datasets(),
         )
+
+    def _assistant_only(self, config: TrainingConfig) -> bool:
+        return _or(config.assistant_only_loss, self.assistant_only_default and not config.packing)
 
 
 def _or(value: bool | None, default: bool) -> bool:

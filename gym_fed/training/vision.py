@@ -1,0 +1,279 @@
+"""Fine-tuning of models that read images: conversations with pictures, over TRL's collator for vision and language.
+
+A row is ``{"messages": [...], "images": [path, ...]}``; where a picture belongs stands ``<image>`` in a text, or a part
+``{"type": "image"}``. Pictures are read from disk batch by batch. Such rows are never cut and never packed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import quiet_loading, resolve
+from gym_fed.training.job import Job
+from gym_fed.training.requirements import require_package
+
+_PLACE = "<image>"
+
+
+def is_vision_model(name_or_path: str) -> bool:
+    """Whether the model's config has a part that reads images."""
+    file = Path(resolve(name_or_path)) / "config.json"
+    return file.is_file() and "vision_config" in json.loads(file.read_text(encoding="utf-8"))
+
+
+def is_processor(tokenizer: Any) -> bool:
+    """Whether what was handed in as a tokenizer prepares images, too."""
+    return getattr(tokenizer, "image_processor", None) is not None
+
+
+def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
+    """A model and its processor from this machine.
+
+    Args:
+        name_or_path: A folder, or a Hugging Face name in the local cache.
+        dtype: Type of the weights.
+        arguments: Further keyword arguments of ``from_pretrained``.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` for packages that prepare images, ``MODEL_INVALID`` for broken files.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
+    source = resolve(name_or_path)
+    try:
+        with quiet_loading():
+            processor = AutoProcessor.from_pretrained(source, local_files_only=True)
+            model = AutoModelForImageTextToText.from_pretrained(
+                source,
+                local_files_only=True,
+                dtype=getattr(torch, dtype),
+                attn_implementation="sdpa",
+                **arguments,
+            )
+    except (ImportError, AttributeError) as error:
+        # Processors that take films as well are not made without torchvision; transformers says so in many ways.
+        require_package("torchvision", f"model: {name_or_path} has a processor that", "vision")
+        raise _unreadable(name_or_path, error) from error
+    except (OSError, ValueError, KeyError) as error:
+        raise _unreadable(name_or_path, error) from error
+    if not is_processor(processor):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name_or_path}: has no processor for images",
+            "put processor_config.json or preprocessor_config.json beside the model",
+        )
+    if processor.tokenizer.pad_token is None:
+        processor.tokenizer.pad_token = processor.tokenizer.eos_token
+    return model.eval(), processor
+
+
+def require_no_images(rows: Sequence[Row]) -> None:
+    """Refuse images that a model without a vision part would never see.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the first such row.
+    """
+    for number, row in enumerate(rows, start=1):
+        if row.get("images"):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number} has images, and the model reads text alone",
+                "use a vision-language model, or drop the images",
+            )
+
+
+def encode_image_rows(
+    config: TrainingConfig, processor: Any, rows: Sequence[Row], *, assistant_only: bool, packing: bool
+) -> list[dict[str, Any]]:
+    """Rows as the collator takes them: ``messages`` (JSON, with parts in place), ``images`` (sources), ``length``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` naming the row whose images do not fit its text,
+            cannot be read, or are too long, and for a template that does not tell the assistant's words apart.
+    """
+    if packing:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "packing: rows of images cannot be joined", "set packing: false"
+        )
+    if assistant_only:
+        _template(processor)
+    encoded = []
+    for number, row in enumerate(rows, start=1):
+        if "messages" not in row:
+            raise _bad(number, "is no conversation", "models that read images learn conversations (messages)")
+        images = [_source(image, number) for image in row.get("images") or ()]
+        messages = place_images(row["messages"], len(images), number)
+        length = _length(processor, messages, images, number)
+        if length > config.max_length:
+            raise _bad(
+                number,
+                f"has {length} tokens, images included, and max_length is {config.max_length}",
+                "raise max_length, or use smaller images; such rows are not cut",
+            )
+        encoded.append({"messages": json.dumps(messages), "images": images, "length": length})
+    return encoded
+
+
+def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:
+    """TRL's ``SFTTrainer`` on rows of ``encode_image_rows``."""
+    from trl import SFTConfig, SFTTrainer
+
+    from gym_fed.training.trl_glue import local
+
+    arguments = SFTConfig(**job.arguments(), max_length=None, dataset_kwargs={"skip_prepare_dataset": True})
+    return local(SFTTrainer)(
+        model=job.model,
+        args=arguments,
+        processing_class=job.tokenizer,
+        data_collator=ImageBatches(job.tokenizer, assistant_only=assistant_only),
+        callbacks=job.callbacks,
+        **job.datasets(),
+    )
+
+
+class ImageBatches:
+    """Reads the images of a batch and hands the rows to TRL's ``DataCollatorForVisionLanguageModeling``.
+
+    Args:
+        processor: Of the model.
+        assistant_only: Label the assistant's words alone.
+    """
+
+    def __init__(self, processor: Any, *, assistant_only: bool) -> None:
+        from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+        template = _template(processor) if assistant_only else None
+        self._collator: Any = DataCollatorForVisionLanguageModeling(
+            processor=processor, assistant_only_loss=assistant_only, chat_template=template
+        )
+
+    def __call__(self, rows: list[dict[str, Any]]) -> Any:
+        from transformers.image_utils import load_image
+
+        return self._collator(
+            [
+                {
+                    "messages": json.loads(row["messages"]),
+                    "images": [load_image(source) for source in row["images"]],
+                }
+                for row in rows
+            ]
+        )
+
+
+def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:
+    """``messages`` with every ``<image>`` turned into a part; where there is none, images lead the first question.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming row ``number`` when there are not as many places as images.
+    """
+    if not count:
+        return messages
+    placed = [{**message, "content": _parts(message.get("content"))} for message in messages]
+    places = sum(part["type"] == "image" for message in placed for part in message["content"])
+    first = next((message for message in placed if message["role"] == "user"), None)
+    if places == 0 and first is not None:
+        first["content"] = [{"type": "image"}] * count + first["content"]
+    elif places != count:
+        raise _bad(number, f"has {count} images and {places} places for them", "write <image> once for each")
+    return placed
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    """A text, or parts that may hold ``<image>`` in their texts, as parts of one kind each."""
+    parts: list[dict[str, Any]] = []
+    for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
+        if part["type"] != "text":
+            parts.append({"type": "image"})
+            continue
+        for index, text in enumerate(part["text"].split(_PLACE)):
+            parts += [{"type": "image"}] * (index > 0)
+            parts += [{"type": "text", "text": text}] * bool(text)
+    return parts
+
+
+def _source(image: Any, number: int) -> str:
+    """A path or a data URL; what else a row may hold becomes one of them."""
+    if isinstance(image, dict):
+        if image.get("bytes"):
+            return "data:image/unknown;base64," + base64.b64encode(image["bytes"]).decode()
+        image = image.get("path")
+    if isinstance(image, Path):
+        image = str(image)
+    if not isinstance(image, str):
+        raise _bad(number, f"has an image that is {type(image).__name__}", "give paths of image files")
+    if "://" in image.split(",")[0]:
+        raise _bad(
+            number, f"has an image on the network: {image}", "gym-fed fetches none; save it, give its path"
+        )
+    return image if image.startswith("data:") else str(Path(image).expanduser())
+
+
+def _length(processor: Any, messages: list[dict[str, Any]], images: list[str], number: int) -> int:
+    """Tokens of a row, those that its images become included."""
+    text = processor.apply_chat_template(messages, tokenize=False)
+    length = len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+    sizes = [_size(image, number) for image in images]
+    if sizes:
+        length += sum(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]) - len(
+            sizes
+        )
+    return length
+
+
+def _size(source: str, number: int) -> tuple[int, int]:
+    """Height and width, of a file by its head alone."""
+    from PIL import Image, UnidentifiedImageError
+    from transformers.image_utils import load_image
+
+    try:
+        if source.startswith("data:"):
+            width, height = load_image(source).size
+        else:
+            with Image.open(source) as image:
+                width, height = image.size
+    except (OSError, ValueError, UnidentifiedImageError) as error:
+        shown = source if len(source) < 200 else source[:60] + "..."
+        raise _bad(
+            number, f"has an image that cannot be read: {shown}", "give a PNG, JPEG or WebP file"
+        ) from error
+    return height, width
+
+
+def _template(processor: Any) -> str | None:
+    """A chat template that marks the assistant's words; None where the processor's own does."""
+    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+    if has_generation_markers(processor.chat_template):
+        return None
+    try:
+        template: str | None = get_training_chat_template(processor)
+    except ValueError as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            "the processor's chat template does not mark the assistant's words",
+            "set assistant_only_loss: false, or add {% generation %} to the template",
+        ) from error
+    return template
+
+
+def _bad(number: int, problem: str, remedy: str) -> GymError:
+    return GymError(ErrorCode.DATA_INVALID, f"row {number} {problem}", remedy)
+
+
+def _unreadable(name: str, error: Exception) -> GymError:
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"{name}: cannot be read as a vision-language model: {first_line}",
+        "restore its files, or give another folder",
+    )
