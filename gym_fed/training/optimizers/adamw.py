@@ -5,11 +5,50 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.training.optimizers._made import called, check_known, grouped
 from gym_fed.training.optimizers.base import OptimizerChoice
 
 
 class AdamW(OptimizerChoice):
-    """What transformers takes by default."""
+    """What transformers takes by default; under LoRA+ and LoRA-FA what PEFT builds."""
+
+    def check(self, config: TrainingConfig) -> None:
+        import torch
+
+        check_known(config, [] if config.lora is not None and config.lora.lora_fa else ["eps"])
+        dummy = [torch.nn.Parameter(torch.zeros(1))]
+        called(config, lambda: torch.optim.AdamW(dummy, **config.optimizer_args))
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
-        return {}
+        return {"adam_epsilon": config.optimizer_args["eps"]} if config.optimizer_args else {}
+
+    def make(self, model: Any, config: TrainingConfig) -> Any | None:
+        import torch
+
+        if config.lora is None:
+            return None
+        if config.lora.lora_fa:
+            return _lora_fa(model, config)
+        if config.lora.loraplus_lr_ratio is None:
+            return None
+        betas = (config.adam_beta1, config.adam_beta2)
+        return torch.optim.AdamW(
+            grouped(model, config), lr=config.learning_rate, betas=betas, **config.optimizer_args
+        )
+
+
+def _lora_fa(model: Any, config: TrainingConfig) -> Any:
+    """PEFT's LoRA-FA (Zhang et al. 2023), which fixes the betas, with ours."""
+    from peft.optimizers import create_lorafa_optimizer
+
+    assert config.lora is not None
+    optimizer = create_lorafa_optimizer(
+        model,
+        r=config.lora.r,
+        lora_alpha=config.lora.lora_alpha,
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+    )
+    for group in optimizer.param_groups:
+        group["betas"] = (config.adam_beta1, config.adam_beta2)
+    return optimizer

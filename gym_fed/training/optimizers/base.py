@@ -24,3 +24,7 @@ class OptimizerChoice:
     def make(self, model: Any, config: TrainingConfig) -> Any | None:
         """The ``torch.optim.Optimizer`` of the model's trainable weights; None when transformers makes it."""
         return None
+
+    def callbacks(self, config: TrainingConfig) -> list[Any]:
+        """``transformers.TrainerCallback`` objects that the optimiser needs."""
+        return []

@@ -1,9 +1,13 @@
-"""Finds optimisers by file name; to add one, drop ``NAME.py`` with one subclass of ``OptimizerChoice`` in here."""
+"""Finds optimisers: by file name, or in the table of those that are a class of some library.
+
+To add one, give its class in ``_table.py``, or drop ``NAME.py`` with one subclass of ``OptimizerChoice`` in here.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.registry import Registry
 
 if TYPE_CHECKING:
@@ -14,7 +18,9 @@ _OPTIMIZERS: Registry[OptimizerChoice] = Registry("gym_fed.training.optimizers",
 
 def optimizer_names() -> list[str]:
     """Every registered optimiser, in alphabetical order."""
-    return _OPTIMIZERS.names()
+    from gym_fed.training.optimizers._table import TABLE
+
+    return sorted([*_OPTIMIZERS.names(), *TABLE])
 
 
 def get_optimizer(name: str) -> OptimizerChoice:
@@ -23,6 +29,12 @@ def get_optimizer(name: str) -> OptimizerChoice:
     Raises:
         GymError: ``CONFIG_INVALID`` when there is none.
     """
+    from gym_fed.training.optimizers._table import TABLE
     from gym_fed.training.optimizers.base import OptimizerChoice
 
+    if name in TABLE:
+        return TABLE[name]
+    if name not in _OPTIMIZERS.names():
+        known = ", ".join(optimizer_names())
+        raise GymError(ErrorCode.CONFIG_INVALID, f"optimizer: {name!r} is unknown", f"one of {known}")
     return _OPTIMIZERS.get(name, OptimizerChoice)

@@ -1,0 +1,222 @@
+"""Optimisers that are a class of some library: which class, what it needs, and which of its arguments are the user's.
+
+Nothing heavy is imported before one is checked or made, so that the registry can list them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.optimizers.base import OptimizerChoice
+from gym_fed.training.requirements import require_cuda, require_package
+
+_OURS = {"self", "params", "model", "lr", "betas", "weight_decay", "kwargs", "args", "maximize", "closure"}
+
+
+@dataclass(frozen=True)
+class MadeOptimizer(OptimizerChoice):
+    """An optimiser that is made by calling its class on groups of weights, with and without decay.
+
+    Attributes:
+        source: ``module:Class``.
+        package: What must be installed; None for torch and transformers.
+        extra: The extra of ours that installs it.
+        betas: Whether it takes ``betas``; without, ``adam_beta1`` and ``adam_beta2`` are refused.
+        fixed: Arguments that are not the user's.
+        gpu: Why it needs a CUDA GPU; empty when it does not.
+    """
+
+    source: str
+    package: str | None = None
+    extra: str = "optim"
+    betas: bool = True
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    gpu: str = ""
+
+    def check(self, config: TrainingConfig) -> None:
+        what = f"optimizer: {config.optimizer}"
+        if self.package is not None:
+            require_package(self.package, what, self.extra)
+        if self.gpu:
+            require_cuda(f"{what} ({self.gpu})")
+        if not self.betas:
+            refuse_betas(config)
+        if config.lora is not None and config.lora.loraplus_lr_ratio is not None:
+            self.check_loraplus(config)
+        check_known(config, self.known())
+        self.try_arguments(config)
+
+    def check_loraplus(self, config: TrainingConfig) -> None:
+        """Refuse ``lora.loraplus_lr_ratio`` where the weights are grouped otherwise. Most take any groups."""
+
+    def known(self) -> list[str]:
+        """The names that ``optimizer_args`` may hold."""
+        parameters = inspect.signature(self.type().__init__).parameters
+        return [name for name in parameters if name not in _OURS and name not in self.fixed]
+
+    def try_arguments(self, config: TrainingConfig) -> None:
+        """Make one for a weight of four numbers, so that a wrong value is told before a model is loaded."""
+        import torch
+
+        self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))]}], config)
+
+    def make(self, model: Any, config: TrainingConfig) -> Any:
+        return self.construct(grouped(model, config), config)
+
+    def construct(self, groups: Any, config: TrainingConfig) -> Any:
+        """The optimiser of ``groups``.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` when the class refuses its arguments.
+        """
+        taken: dict[str, Any] = {"lr": config.learning_rate, **self.fixed, **config.optimizer_args}
+        if self.betas:
+            taken["betas"] = (config.adam_beta1, config.adam_beta2)
+        return called(config, lambda: self.type()(groups, **taken))
+
+    def type(self) -> Any:
+        """The class."""
+        return imported(self.source)
+
+
+def imported(source: str) -> Any:
+    """What ``module:name`` names; its library's advice on import is not shown."""
+    module, _, name = source.partition(":")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(importlib.import_module(module), name)
+
+
+def called(config: TrainingConfig, make: Any) -> Any:
+    """``make()``, whose complaints about values become ours.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of GaLore and APOLLO, about their own AdamW
+            return make()
+    except (TypeError, ValueError, AssertionError) as error:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"optimizer_args: {config.optimizer} refuses them: {error}",
+            "correct or remove them",
+        ) from error
+
+
+def check_known(config: TrainingConfig, known: list[str]) -> None:
+    """Refuse names in ``optimizer_args`` that are not ``known``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    for name in config.optimizer_args:
+        if name not in known:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"optimizer_args: {config.optimizer} has no argument {name!r}",
+                f"it takes {', '.join(sorted(known)) or 'none'}",
+            )
+
+
+def refuse_betas(config: TrainingConfig) -> None:
+    """Refuse ``adam_beta1`` and ``adam_beta2`` where nothing would read them.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    for key in ("adam_beta1", "adam_beta2"):
+        if getattr(config, key) != TrainingConfig.model_fields[key].default:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"{key}: optimizer {config.optimizer} has no betas", "remove it"
+            )
+
+
+def refuse_loraplus(config: TrainingConfig) -> None:
+    """Refuse LoRA+ for an optimiser that groups the weights in its own way.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if config.lora is not None and config.lora.loraplus_lr_ratio is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"lora.loraplus_lr_ratio: optimizer {config.optimizer} groups the weights in its own way",
+            "use optimizer: adamw",
+        )
+
+
+def refuse_adapters(config: TrainingConfig, why: str) -> None:
+    """Refuse an optimiser that only makes sense where whole weights are trained.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if config.finetuning not in ("full", "freeze"):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"optimizer: {config.optimizer} {why}; finetuning is {config.finetuning}",
+            "use finetuning: full or freeze, or another optimizer",
+        )
+
+
+def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
+    """Trainable weights of ``model``: name, parameter, and its decay (norms and biases have none)."""
+    from torch import nn
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    spared = [
+        r"bias",
+        r"layernorm",
+        r"rmsnorm",
+        r"(?:^|\.)norm(?:$|\.)",
+        r"_norm(?:$|\.)",
+    ]  # as transformers does
+    decayed = set(get_parameter_names(model, [nn.LayerNorm], spared))
+    return [
+        (name, value, config.weight_decay if name in decayed else 0.0)
+        for name, value in model.named_parameters()
+        if value.requires_grad
+    ]
+
+
+def grouped(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
+    """Groups of trainable weights by decay; under LoRA+ by their learning rate, too."""
+    if config.lora is not None and config.lora.loraplus_lr_ratio is not None:
+        return _loraplus(model, config, config.lora.loraplus_lr_ratio)
+    weights = split(model, config)
+    groups = [
+        {"params": [value for _, value, decay in weights if decay == wanted], "weight_decay": wanted}
+        for wanted in dict.fromkeys((config.weight_decay, 0.0))
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class _Groups:
+    """Stands in for an optimiser's class where PEFT builds the groups and calls it at once."""
+
+    def __init__(self, groups: list[dict[str, Any]], **_: Any) -> None:
+        self.groups = [group for group in groups if group["params"]]
+
+
+def _loraplus(model: Any, config: TrainingConfig, ratio: float) -> list[dict[str, Any]]:
+    from peft.optimizers import create_loraplus_optimizer
+
+    collected: Any = create_loraplus_optimizer(
+        model,
+        _Groups,  # type: ignore[arg-type]
+        lr=config.learning_rate,
+        loraplus_lr_ratio=ratio,
+        loraplus_weight_decay=config.weight_decay,
+        loraplus_lr_embedding=config.learning_rate,
+    )
+    groups: list[dict[str, Any]] = collected.groups
+    return groups

@@ -1,0 +1,119 @@
+"""What GaLore and APOLLO share: gradients of linear layers are projected to a low rank, and so is the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.training.optimizers._made import (
+    MadeOptimizer,
+    imported,
+    refuse_adapters,
+    refuse_loraplus,
+    split,
+)
+
+
+@dataclass(frozen=True)
+class Projected(MadeOptimizer):
+    """An optimiser with a group of projected weights.
+
+    Attributes:
+        projection: Arguments of that group, with defaults; the user's too.
+        projectors: ``module:Class`` of the projectors that the state holds.
+    """
+
+    projection: Mapping[str, Any] = field(default_factory=dict)
+    projectors: tuple[str, ...] = ()
+
+    def check(self, config: TrainingConfig) -> None:
+        refuse_adapters(config, "projects the gradients of whole weights")
+        refuse_loraplus(config)
+        super().check(config)
+
+    def known(self) -> list[str]:
+        unread = {"no_deprecation_warning", "correct_bias"}
+        return [*self.projection, *(name for name in super().known() if name not in unread)]
+
+    def make(self, model: Any, config: TrainingConfig) -> Any:
+        import torch
+
+        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        linear = {
+            id(module.weight)
+            for module in model.modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        }
+        groups: list[dict[str, Any]] = []
+        for name, value, decay in split(model, config):
+            del name
+            projected = id(value) in linear
+            for group in groups:
+                if group["weight_decay"] == decay and ("rank" in group) == projected:
+                    group["params"].append(value)
+                    break
+            else:
+                groups.append(
+                    {"params": [value], "weight_decay": decay} | (self._group(config) if projected else {})
+                )
+        return self.construct(groups, config)
+
+    def construct(self, groups: Any, config: TrainingConfig) -> Any:
+        rest = {name: value for name, value in config.optimizer_args.items() if name not in self.projection}
+        for group in groups:
+            group.setdefault("weight_decay", config.weight_decay)
+        return super().construct(groups, config.model_copy(update={"optimizer_args": rest}))
+
+    def type(self) -> Any:
+        return _resumable(imported(self.source), self.projectors)
+
+    def _group(self, config: TrainingConfig) -> dict[str, Any]:
+        return {name: config.optimizer_args.get(name, value) for name, value in self.projection.items()}
+
+
+@cache
+def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
+    """A subclass whose state holds tensors and numbers only.
+
+    The libraries keep projector objects in it, and a checkpoint with objects is not loaded (``weights_only``).
+    """
+    kinds = {source: imported(source) for source in projectors}
+
+    class Resumable(optimizer):  # type: ignore[misc]
+        def state_dict(self) -> dict[str, Any]:
+            saved: dict[str, Any] = super().state_dict()
+            saved["state"] = {key: {**state} for key, state in saved["state"].items()}
+            saved["projectors"] = {}
+            for key, state in saved["state"].items():
+                if "projector" in state:
+                    projector = state.pop("projector")
+                    source = next(source for source, kind in kinds.items() if type(projector) is kind)
+                    saved["projectors"][key] = {"source": source, "fields": {**vars(projector)}}
+            return saved
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            inner = {key: value for key, value in state_dict.items() if key != "projectors"}
+            super().load_state_dict(inner)
+            weights = [value for group in self.param_groups for value in group["params"]]
+            for key, plain in state_dict["projectors"].items():
+                kind = kinds[plain["source"]]
+                projector = kind.__new__(kind)
+                vars(projector).update(_moved(plain["fields"], weights[key].device))
+                self.state[weights[key]]["projector"] = projector
+
+    Resumable.__name__ = optimizer.__name__
+    return Resumable
+
+
+def _moved(fields: dict[str, Any], device: Any) -> dict[str, Any]:
+    """Tensors of a projector, alone or in a list, on the device of its weight."""
+
+    def on_device(value: Any) -> Any:
+        if isinstance(value, list):
+            return [on_device(each) for each in value]
+        return value.to(device) if hasattr(value, "to") else value
+
+    return {name: on_device(value) for name, value in fields.items()}

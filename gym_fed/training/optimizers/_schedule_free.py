@@ -1,0 +1,67 @@
+"""Schedule-free optimisers: an average of the iterates takes the place of a falling learning rate.
+
+Defazio et al. 2024, "The Road Less Scheduled". Gradients are taken at y and the result is x: the weights must be
+exchanged before the model is used, which transformers does around evaluation and we do at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.optimizers._made import MadeOptimizer
+
+
+@dataclass(frozen=True)
+class ScheduleFree(MadeOptimizer):
+    """One of ``schedulefree``'s.
+
+    Attributes:
+        warms_up: Whether it takes ``warmup_steps``.
+    """
+
+    package: str | None = "schedulefree"
+    warms_up: bool = True
+
+    def check(self, config: TrainingConfig) -> None:
+        if config.lr_scheduler_type != "constant":
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"lr_scheduler_type: {config.lr_scheduler_type} with {config.optimizer}, which replaces schedules",
+                "set lr_scheduler_type to constant; warmup_steps still counts where the optimizer has a warm-up",
+            )
+        if config.warmup_ratio or (config.warmup_steps and not self.warms_up):
+            key = "warmup_ratio" if config.warmup_ratio else "warmup_steps"
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{key}: optimizer {config.optimizer} cannot use it",
+                "give warmup_steps" if self.warms_up else "remove it: this optimizer warms up by itself",
+            )
+        super().check(config)
+
+    def known(self) -> list[str]:
+        return [name for name in super().known() if name not in ("warmup_steps", "foreach")]
+
+    def construct(self, groups: Any, config: TrainingConfig) -> Any:
+        if not self.warms_up:
+            return super().construct(groups, config)
+        warm = {**config.optimizer_args, "warmup_steps": config.warmup_steps}
+        return super().construct(groups, config.model_copy(update={"optimizer_args": warm}))
+
+    def callbacks(self, config: TrainingConfig) -> list[Any]:
+        return [_Exchange()]
+
+
+class _Exchange(TrainerCallback):
+    """After the last step, and before its checkpoint, the weights become the average."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            kwargs["optimizer"].eval()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["optimizer"].eval()  # of a run that ended early; does nothing the second time

@@ -1,0 +1,88 @@
+"""Optimisers that need nothing but their class's name; the others have a file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gym_fed.training.optimizers._made import MadeOptimizer
+from gym_fed.training.optimizers._projected import Projected
+
+_BNB = "bitsandbytes.optim"
+_PAGED = "its state moves between GPU and main memory"
+
+
+def _bnb(name: str, *, gpu: str = "", bits: int | None = None) -> MadeOptimizer:
+    fixed = {} if bits is None else {"optim_bits": bits}
+    return MadeOptimizer(
+        f"{_BNB}:{name}",
+        package="bitsandbytes",
+        extra="quant",
+        gpu=gpu,
+        fixed={**fixed, "is_paged": True} if gpu else {**fixed, "is_paged": False},
+    )
+
+
+def _galore(
+    name: str, *, betas: bool = True, fixed: Mapping[str, Any] | None = None, gpu: str = ""
+) -> Projected:
+    return Projected(
+        f"galore_torch:{name}",
+        package="galore_torch",
+        betas=betas,
+        fixed=fixed or {},
+        gpu=gpu,
+        projection={"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"},
+        projectors=("galore_torch.galore_projector:GaLoreProjector",),
+    )
+
+
+TABLE: dict[str, MadeOptimizer] = {
+    # Of torch and transformers.
+    "sgd": MadeOptimizer("torch.optim:SGD", betas=False),
+    "adagrad": MadeOptimizer("torch.optim:Adagrad", betas=False),
+    "rmsprop": MadeOptimizer("torch.optim:RMSprop", betas=False),
+    "adafactor": MadeOptimizer(  # Shazeer and Stern 2018, with the learning rate that is given
+        "transformers:Adafactor", betas=False, fixed={"scale_parameter": False, "relative_step": False}
+    ),
+    # Dettmers et al. 2022: the state in 8 bits, block by block; small tensors keep 32.
+    "adamw_8bit": _bnb("AdamW", bits=8),
+    "lion_8bit": _bnb("Lion", bits=8),
+    "ademamix": _bnb("AdEMAMix", bits=32),  # Pagliardini et al. 2024
+    "ademamix_8bit": _bnb("AdEMAMix", bits=8),
+    "paged_adamw": _bnb("AdamW", bits=32, gpu=_PAGED),
+    "paged_adamw_8bit": _bnb("AdamW", bits=8, gpu=_PAGED),
+    "paged_lion": _bnb("Lion", bits=32, gpu=_PAGED),
+    "paged_lion_8bit": _bnb("Lion", bits=8, gpu=_PAGED),
+    # Of pytorch-optimizer.
+    "lion": MadeOptimizer("pytorch_optimizer:Lion", package="pytorch_optimizer"),  # Chen et al. 2023
+    "soap": MadeOptimizer("pytorch_optimizer:SOAP", package="pytorch_optimizer"),  # Vyas et al. 2024
+    # Zhao et al. 2024, algorithm 1: gradients in the subspace of their own singular vectors, renewed now and then.
+    "galore_adamw": _galore("GaLoreAdamW"),
+    "galore_adafactor": _galore(
+        "GaLoreAdafactor", betas=False, fixed={"scale_parameter": False, "relative_step": False}
+    ),
+    "galore_adamw_8bit": _galore(
+        "GaLoreAdamW8bit",
+        fixed={"optim_bits": 8, "is_paged": False},
+        gpu="galore_torch calls CUDA in every step",
+    ),
+    # Zhu et al. 2024: a random subspace is enough to scale each channel as AdamW would. Mini: rank 1, scale 128,
+    # scale_type tensor.
+    "apollo_adamw": Projected(
+        "apollo_torch:APOLLOAdamW",
+        package="apollo_torch",
+        projection={
+            "rank": 128,
+            "proj": "random",
+            "scale_type": "channel",
+            "update_proj_gap": 200,
+            "scale": 1.0,
+            "proj_type": "std",
+        },
+        projectors=(
+            "apollo_torch.random_projector:GradientProjector",
+            "apollo_torch.svd_projector:GaLoreProjector",
+        ),
+    ),
+}

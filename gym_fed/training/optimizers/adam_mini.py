@@ -1,0 +1,57 @@
+"""Adam-mini: one second moment for a block of weights (a head, a row of embeddings, a whole MLP) instead of each.
+
+Zhang et al. 2024, "Adam-mini: Use Fewer Learning Rates To Gain More"; pytorch-optimizer's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.training.optimizers._made import MadeOptimizer, called, refuse_loraplus
+
+
+class AdamMini(MadeOptimizer):
+    """``pytorch_optimizer.AdamMini``, told the model's heads."""
+
+    def __init__(self) -> None:
+        super().__init__("pytorch_optimizer:AdamMini", package="pytorch_optimizer")
+
+    def check(self, config: TrainingConfig) -> None:
+        refuse_loraplus(config)
+        super().check(config)
+
+    def known(self) -> list[str]:
+        return ["eps"]
+
+    def try_arguments(self, config: TrainingConfig) -> None:
+        import torch
+
+        self._made(torch.nn.Linear(4, 4), config, hidden=4, heads=1, key_heads=1)
+
+    def make(self, model: Any, config: TrainingConfig) -> Any:
+        shape = model.config.get_text_config()
+        hidden, heads = shape.hidden_size, shape.num_attention_heads
+        optimizer = self._made(
+            model, config, hidden=hidden, heads=heads, key_heads=getattr(shape, "num_key_value_heads", heads)
+        )
+        head_dim = getattr(shape, "head_dim", None) or hidden // heads
+        for group in optimizer.param_groups:
+            if "parameter_per_head" in group:  # the library takes hidden / heads for the width of a head
+                group["parameter_per_head"] = head_dim * hidden
+        return optimizer
+
+    def _made(self, model: Any, config: TrainingConfig, *, hidden: int, heads: int, key_heads: int) -> Any:
+        def make() -> Any:
+            return self.type()(
+                model,
+                lr=config.learning_rate,
+                betas=(config.adam_beta1, config.adam_beta2),
+                weight_decay=config.weight_decay,
+                num_embeds=hidden,
+                num_heads=heads,
+                num_query_groups=key_heads,
+                **config.optimizer_args,
+            )
+
+        return called(config, make)

@@ -1,0 +1,130 @@
+"""BAdam: Adam on one block of layers at a time, so that only a block's state is held.
+
+Luo et al. 2024, "BAdam: A Memory Efficient Full Parameter Optimization Method for Large Language Models".
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.optimizers._made import (
+    MadeOptimizer,
+    called,
+    check_known,
+    imported,
+    refuse_adapters,
+    split,
+)
+from gym_fed.training.requirements import require_package
+
+_MODES = ("descending", "ascending", "random", "fixed")
+_OWN = {
+    "switch_block_every": 50,
+    "switch_mode": "descending",
+    "start_block": None,
+    "include_embedding": False,
+    "include_lm_head": False,
+}
+
+
+class BAdam(MadeOptimizer):
+    """``badam.BlockOptimizer`` around torch's AdamW. Its other variant, by ratio, fails on CPU and is not offered."""
+
+    def __init__(self) -> None:
+        super().__init__("badam:BlockOptimizer", package="badam")
+
+    def check(self, config: TrainingConfig) -> None:
+        require_package("badam", "optimizer: badam", self.extra)
+        refuse_adapters(config, "trains whole layers in turn")
+        check_known(config, [*_OWN, "eps"])
+        mode = config.optimizer_args.get("switch_mode", "descending")
+        if mode not in _MODES:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"optimizer_args: switch_mode {mode!r} is unknown",
+                f"one of {', '.join(_MODES)}",
+            )
+        if mode == "fixed" and config.optimizer_args.get("start_block") is None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "optimizer_args: switch_mode fixed needs start_block",
+                "name a block",
+            )
+        if int(config.optimizer_args.get("switch_block_every", 50)) < 1:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, "optimizer_args: switch_block_every must be at least 1", ""
+            )
+
+    def make(self, model: Any, config: TrainingConfig) -> Any:
+        import torch
+
+        weights = split(model, config)
+        own = {name: config.optimizer_args.get(name, default) for name, default in _OWN.items()}
+        rest = {name: value for name, value in config.optimizer_args.items() if name not in _OWN}
+        adam = torch.optim.AdamW(
+            [value for _, value, _ in weights],
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+            **rest,
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="BAdam expect"
+            )  # float32 weights cost memory, not truth
+            return called(
+                config,
+                lambda: _resumable(imported(self.source))(
+                    base_optimizer=adam,
+                    named_parameters_list=[(name, value) for name, value, _ in weights],
+                    verbose=0,
+                    **own,
+                ),
+            )
+
+
+@cache
+def _resumable(block_optimizer: Any) -> Any:
+    """A subclass that says nothing on stdout and whose state holds the block and its float32 weights."""
+    import torch
+
+    class Resumable(block_optimizer):  # type: ignore[misc]
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            del self.__dict__["state_dict"]  # the library's, of the inner optimiser alone
+
+        def switch_trainable_params(self, verbose: int | None = 0) -> None:
+            self._active_block = self.current_block_idx
+            super().switch_trainable_params(0)
+
+        def state_dict(self) -> dict[str, Any]:
+            saved: dict[str, Any] = self.base_optimizer.state_dict()
+            saved["blocks"] = {
+                "active": self._active_block,
+                "next": self.current_block_idx,
+                "order": list(getattr(self, "block_order", [])),
+                "step": self.global_step,
+                "weights": [value.detach().clone() for value in self.param_idx2hp.values()],
+            }
+            return saved
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            blocks = state_dict["blocks"]
+            self.current_block_idx = blocks["active"]
+            self.switch_trainable_params()
+            self.current_block_idx, self.global_step = blocks["next"], blocks["step"]
+            if hasattr(self, "block_order"):
+                self.block_order = list(blocks["order"])
+            with torch.no_grad():
+                for value, saved in zip(self.param_idx2hp.values(), blocks["weights"], strict=True):
+                    value.copy_(saved)
+            inner = {key: value for key, value in state_dict.items() if key != "blocks"}
+            self.base_optimizer.load_state_dict(inner)
+            for group in self.param_groups:  # the schedule writes here, and the inner groups follow
+                group["lr"] = self.base_optimizer.param_groups[0]["lr"]
+
+    return Resumable

@@ -1,0 +1,64 @@
+"""Muon: the momentum of each hidden matrix is made orthogonal before it is applied; AdamW moves the other weights.
+
+Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; pytorch-optimizer's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.training import TrainingConfig
+from gym_fed.training.optimizers._made import MadeOptimizer, called, refuse_loraplus, split
+
+
+class Muon(MadeOptimizer):
+    """Linear layers but the output head by Muon at ``learning_rate``; embeddings, norms, biases and head by AdamW at
+    ``adamw_lr`` (by default ``learning_rate``, too) with ``adam_beta1`` and ``adam_beta2``."""
+
+    def __init__(self) -> None:
+        super().__init__("pytorch_optimizer:Muon", package="pytorch_optimizer", betas=False)
+
+    def check(self, config: TrainingConfig) -> None:
+        refuse_loraplus(config)
+        # The betas are AdamW's part here, so that they are not refused.
+        super().check(config.model_copy(update={"adam_beta1": 0.9, "adam_beta2": 0.999}))
+
+    def known(self) -> list[str]:
+        return [name for name in super().known() if name not in ("adamw_betas", "adamw_wd", "foreach")]
+
+    def try_arguments(self, config: TrainingConfig) -> None:
+        import torch
+
+        self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))], "use_muon": True}], config)
+
+    def make(self, model: Any, config: TrainingConfig) -> Any:
+        import torch
+
+        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        hidden = {
+            id(module.weight)
+            for module in model.modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        }
+        groups: dict[tuple[bool, float], list[Any]] = {}
+        for _, value, decay in split(model, config):
+            groups.setdefault((id(value) in hidden, decay), []).append(value)
+        return self.construct(
+            [
+                {"params": values, "use_muon": by_muon, "weight_decay": decay}
+                for (by_muon, decay), values in groups.items()
+            ],
+            config,
+        )
+
+    def construct(self, groups: Any, config: TrainingConfig) -> Any:
+        taken = {"adamw_lr": config.learning_rate, **config.optimizer_args}
+        rates = {True: config.learning_rate, False: taken["adamw_lr"]}
+        betas = (config.adam_beta1, config.adam_beta2)
+        for group in groups:
+            group["lr"] = rates[group["use_muon"]]
+            if not group["use_muon"]:
+                group["betas"] = betas
+        return called(
+            config, lambda: self.type()(groups, lr=config.learning_rate, adamw_betas=betas, **taken)
+        )
