@@ -8,8 +8,10 @@ from gym_fed.cli.chat import chat
 from gym_fed.cli.data import app as data_app
 from gym_fed.cli.delta import app as delta_app
 from gym_fed.cli.doctor import doctor
+from gym_fed.cli.runs import app as runs_app
 from gym_fed.cli.soup import app as soup_app
 from gym_fed.cli.train import train
+from gym_fed.cli.tune import tune
 from gym_fed.console import VersionOption, run_app
 
 app = typer.Typer(
@@ -27,10 +29,12 @@ def _options(version: VersionOption = False) -> None:
 
 
 app.command()(train)
+app.command()(tune)
 app.command()(chat)
 app.command()(doctor)
 app.add_typer(data_app, name="data")
 app.add_typer(delta_app, name="delta")
+app.add_typer(runs_app, name="runs")
 app.add_typer(soup_app, name="soup")
 
 

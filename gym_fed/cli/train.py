@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from gym_fed.cli.progress import progress, readable_warnings
 from gym_fed.config import TrainingConfig, load_config
 from gym_fed.console import err, out, print_json
 
@@ -46,8 +47,8 @@ def train(
 
     from gym_fed.training import Trainer
 
-    with _stop_on_ctrl_c() as should_stop, _progress(settings.logging_steps) as on_step:
-        result = Trainer(settings, on_step=on_step, should_stop=should_stop).train(resume=resume)
+    with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
+        result = Trainer(settings, on_report=on_report, should_stop=should_stop).train(resume=resume)
     if as_json:
         print_json(result.summary())
         return
@@ -72,7 +73,7 @@ def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
 
 
 @contextmanager
-def _stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
+def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C asks for a checkpoint after the current step, the second stops at once."""
     asked = False
 
@@ -91,23 +92,3 @@ def _stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _progress(logging_steps: int) -> Iterator[Callable[[int, int, float], None]]:
-    """A bar on a terminal, a line every ``logging_steps`` elsewhere; both on standard error."""
-    if not err.is_terminal:
-
-        def line(step: int, total: int, loss: float) -> None:
-            if step % logging_steps == 0 or step == total:
-                err.print(f"step {step}/{total}  loss {loss:.4f}", markup=False)
-
-        yield line
-        return
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = ("training", BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=err) as bar:
-        task = bar.add_task("training", total=None, loss="-")
-        yield lambda step, total, loss: bar.update(task, completed=step, total=total, loss=f"{loss:.4f}")

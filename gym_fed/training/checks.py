@@ -25,6 +25,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
         GymError: ``CONFIG_INVALID``, ``MISSING_DEPENDENCY`` or ``USAGE`` naming the key and the remedy.
     """
     from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.batch_size import check_batch_size
     from gym_fed.training.features import active_features
     from gym_fed.training.optimizers import get_optimizer
     from gym_fed.training.processes import world_size
@@ -38,6 +39,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     get_tuning(config.finetuning).check(config)
     get_optimizer(config.optimizer).check(config)
     check_spikes(config)
+    check_batch_size(config)
     for name in config.tracking:
         get_tracker(name)  # refuses one whose package is missing
     for feature in active_features(config):

@@ -1,4 +1,4 @@
-"""What happens at every step of a run: figures are kept and tracked, progress reported, stop requests and spikes heard."""
+"""What happens at every step of a run: figures are tracked, progress reported, stop requests and spikes heard."""
 
 from __future__ import annotations
 

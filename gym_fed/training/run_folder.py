@@ -22,9 +22,19 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 
 # These decide where and how often something is written, never what is learnt; they may change when resuming.
-_FREE_KEYS = {"output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"}
+_FREE_KEYS = {
+    *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
+    *("tracking", "tracker"),
+}
+_FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
+"""Under ``auto_batch_size`` these are found once, and their product is compared; see ``batch_size.known_sizes``."""
 # Several processes keep a random state each; DeepSpeed keeps the optimiser in a folder of its own.
-_NEEDED_IN_CHECKPOINT = (("trainer_state.json",), ("optimizer.pt", "global_step*"), ("scheduler.pt",), ("rng_state*.pth",))
+_NEEDED_IN_CHECKPOINT = (
+    ("trainer_state.json",),
+    ("optimizer.pt", "global_step*"),
+    ("scheduler.pt",),
+    ("rng_state*.pth",),
+)
 
 
 class RunFolder:
@@ -111,6 +121,11 @@ class RunFolder:
                 shutil.rmtree(folder)
         return max(found)[1] if found else None
 
+    def artifacts(self) -> list[Path]:
+        """What the run gave: its config and the files of the model or adapter."""
+        own = {"metrics.jsonl", "performance.jsonl", "artifacts.jsonl", "run.json", "batch_size.json"}
+        return sorted(file for file in self.path.iterdir() if file.is_file() and file.name not in own)
+
     def finish(self, summary: dict[str, Any]) -> None:
         """Mark the run as finished."""
         write_atomically(self.result, f"{json.dumps(summary, indent=2, sort_keys=True)}\n".encode())
@@ -128,7 +143,8 @@ class RunFolder:
     def _require_same(self, config: TrainingConfig, data_digest: str) -> None:
         old = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
         new = config.model_dump(mode="json")
-        changed = sorted(k for k in {*old, *new} - _FREE_KEYS if old.get(k) != new.get(k))
+        free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
+        changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
         remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
         if changed:
             what = ", ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in changed)

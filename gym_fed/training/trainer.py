@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from gym_fed.tracking import Experiment
 from gym_fed.training import processes
 from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.batch_size import find_batch_size, known_sizes, remember_sizes
 from gym_fed.training.checks import check_config, check_graders
 from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
 from gym_fed.training.features import apply_features, featured
@@ -115,6 +117,7 @@ class Trainer:
         check_graders(config, self._graders)
         self._on_step = on_step
         self._on_report = on_report
+        self._hooks: RunHooks | None = None
         self._should_stop = should_stop
 
     def train(
@@ -134,10 +137,22 @@ class Trainer:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS``, ``DATA_INVALID``, ``MODEL_NOT_FOUND`` and
                 ``CONFIG_INVALID`` before anything is written.
         """
+        try:
+            return self._run(dataset, eval_dataset, resume)
+        finally:
+            if self._hooks is not None:
+                self._hooks.close()
+
+    def _run(
+        self,
+        dataset: Sequence[dict[str, Any]] | None,
+        eval_dataset: Sequence[dict[str, Any]] | None,
+        resume: bool,
+    ) -> TrainResult:
         import torch
         from transformers import PrinterCallback, set_seed
 
-        config = self.config
+        config = known_sizes(self.config) or self.config
         algorithm = get_algorithm(config.algorithm)
         device = pick_device(config.device)
         if config.num_threads is not None:
@@ -159,8 +174,14 @@ class Trainer:
         model = algorithm.adapt(model, tokenizer, config)
         model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
         optimizer = get_optimizer(config.optimizer)
+        if config.auto_batch_size is not None and known_sizes(config) is None:
+            build = _builder(algorithm, model, tokenizer)
+            with quiet_loading():
+                config = find_batch_size(config, model, build, encoded)
+            remember_sizes(config)
+        self.config = config
         spikes = config.loss_spikes
-        hooks = RunHooks(
+        hooks = self._hooks = RunHooks(
             self._track,
             config.logging_steps,
             on_step=self._on_step,
@@ -171,7 +192,6 @@ class Trainer:
         stopping = config.early_stopping
         early_stop = None if stopping is None else EarlyStop(stopping, model, folder.path)
         with (
-            closing(hooks),
             deterministic(config.reproducibility),
             tuning.finishing(model, config),
             quiet_loading(),
@@ -227,6 +247,8 @@ class Trainer:
             with quiet_loading():
                 save_final(trainer, model, tokenizer, algorithm, config, folder.path)
             processes.on_main(lambda: folder.finish(result.summary()))
+            assert hooks.experiment is not None  # it has trained
+            hooks.experiment.log_artifacts(folder.artifacts())
         return result
 
     def _track(self, from_step: int) -> Experiment:
@@ -254,6 +276,19 @@ class Trainer:
                 stack.callback(grader.teardown)
                 grader.setup()
             yield
+
+
+def _builder(
+    algorithm: Algorithm, model: Any, tokenizer: Any
+) -> Callable[[TrainingConfig, list[dict[str, Any]]], Any]:
+    """Builds trainers that are only tried out: no callbacks, nothing kept."""
+
+    def build(config: TrainingConfig, rows: list[dict[str, Any]]) -> Any:
+        with tempfile.TemporaryDirectory() as scratch, unpatched_afterwards(model):
+            job = Job(config, model, tokenizer, rows, None, Path(scratch), [])
+            return algorithm.build(job)
+
+    return build
 
 
 def _rows(

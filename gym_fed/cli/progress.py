@@ -1,0 +1,92 @@
+"""Live progress of training: a bar on a terminal, a line every ``logging_steps`` elsewhere; both on standard error."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gym_fed.console import err
+
+if TYPE_CHECKING:
+    from gym_fed.training.hooks import StepReport
+
+_GIB = 1 << 30
+
+
+@contextmanager
+def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
+    """What ``Trainer`` is given as ``on_report``. Of several processes only the first one shows anything."""
+    if int(os.environ.get("RANK", "0")) != 0:
+        yield lambda report: None
+        return
+    if not err.is_terminal:
+
+        def line(report: StepReport) -> None:
+            if report.evaluation is not None:
+                err.print(f"  after step {report.step}  {_evaluation(report)}", markup=False)
+            elif report.step % logging_steps == 0 or report.step == report.total:
+                err.print(f"step {report.step}/{report.total}  {_figures(report)}", markup=False)
+
+        yield line
+        return
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    figures = TextColumn("{task.fields[figures]}", markup=False)
+    with Progress("training", BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as bar:
+        task = bar.add_task("training", total=None, figures="")
+
+        def show(report: StepReport) -> None:
+            if report.evaluation is not None:
+                bar.console.print(f"after step {report.step}  {_evaluation(report)}", markup=False)
+                return
+            bar.update(task, completed=report.step, total=report.total, figures=_figures(report))
+
+        yield show
+
+
+@contextmanager
+def readable_warnings() -> Iterator[None]:
+    """What a run warns of as a line of its own, not as Python prints warnings."""
+    from gym_fed.training.reproducibility import RunWarning
+
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: object, **more: object) -> None:
+        if issubclass(category, RunWarning):
+            err.print(f"warning: {message}", markup=False)
+        else:
+            before(message, category, *rest, **more)  # type: ignore[arg-type]  # what Python gave
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def _figures(report: StepReport) -> str:
+    parts = [f"loss {report.loss:.4f}"]
+    if report.reward is not None:
+        parts.append(f"reward {report.reward:.3f}")
+    if report.tokens_per_second is not None:
+        parts.append(f"{report.tokens_per_second:.0f} tokens/s")
+    if report.seconds_left is not None and report.step < report.total:
+        parts.append(f"{_duration(report.seconds_left)} left")
+    parts.append(f"{report.memory_bytes / _GIB:.1f} GiB")
+    return "  ".join(parts)
+
+
+def _evaluation(report: StepReport) -> str:
+    return "  ".join(
+        f"{key} {value:.4f}" for key, value in (report.evaluation or {}).items() if key != "epoch"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

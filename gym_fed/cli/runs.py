@@ -1,0 +1,280 @@
+"""`gym runs`: what run folders hold, side by side and drawn. Reads files only; no torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from gym_fed import console
+from gym_fed.cli.columns import print_columns
+from gym_fed.errors import ErrorCode, GymError
+
+app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is_help=True)
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SHOWN_POINTS = 60
+_ACTIVE_SECONDS = 120
+"""A run without a result counts as running while its figures are not older."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+
+
+@app.command("list")
+def list_runs(
+    root: Annotated[Path, typer.Argument(help="Where to look, at any depth.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Every run below a folder, the newest first."""
+    if not root.is_dir():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {root}", "give the folder that runs lie in")
+    folders = sorted({file.parent for file in root.rglob("run.json")})
+    runs = [summary(folder) for folder in folders]
+    runs.sort(key=lambda run: run["changed"], reverse=True)
+    if as_json:
+        console.print_json(runs)
+        return
+    if not runs:
+        console.err.print(f"no runs in {root}", markup=False)
+        return
+    rows = [("run", "status", "algorithm", "model", "steps", "loss", "eval loss")]
+    rows += [
+        (
+            run["folder"],
+            run["status"],
+            run["algorithm"],
+            run["model"],
+            str(run["steps"]),
+            _short(run["figures"].get("loss")),
+            _short(run["figures"].get("eval_loss")),
+        )
+        for run in runs
+    ]
+    print_columns(rows, right=(4, 5, 6))
+
+
+@app.command()
+def show(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: AsJson = False) -> None:
+    """One run: status, last figures, settings, and where it ran."""
+    found = summary(run)
+    found["config"] = read_config(run)
+    found["environment"] = _read_json(run / "environment.json")
+    found["rollbacks"] = _read_json(run / "rollbacks.json") or []
+    performance = read_metrics(run / "performance.jsonl")
+    found["performance"] = performance[-1] if performance else {}
+    if as_json:
+        console.print_json(found)
+        return
+    rows = [("status", found["status"]), ("steps", str(found["steps"]))]
+    rows += [(key, _short(value)) for key, value in found["figures"].items()]
+    rows += [(key, _short(value)) for key, value in found["performance"].items() if key != "step"]
+    if found["rollbacks"]:
+        steps = ", ".join(str(entry["step"]) for entry in found["rollbacks"])
+        rows.append(("went back at", f"step {steps}"))
+    record = found["environment"]
+    if record is not None:
+        where = record["environment"]
+        rows.append(("ran on", ", ".join([where["cpu"], *where["gpus"]])))
+        rows.append(("with", ", ".join(f"{k} {v}" for k, v in where["packages"].items())))
+        if where["git"] is not None:
+            dirty = " with changes" if where["git"]["dirty"] else ""
+            rows.append(("commit", f"{where['git']['commit']}{dirty}"))
+    console.out.print(str(run), markup=False)
+    print_columns(rows)
+    losses = [line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
+    if losses:
+        console.out.print(f"  loss  {sparkline(losses)}", markup=False)
+    console.out.print("settings", markup=False)
+    print_columns([(key, _short(value)) for key, value in _flat(found["config"]).items()])
+
+
+@app.command()
+def compare(runs: Runs, as_json: AsJson = False) -> None:
+    """What differs between runs: settings, and last figures."""
+    if len(runs) < 2:
+        raise GymError(ErrorCode.USAGE, "one run compares with nothing", "give two or more run folders")
+    summaries = [summary(run) for run in runs]
+    configs = [_flat(read_config(run)) for run in runs]
+    keys = [k for k in dict.fromkeys(key for c in configs for key in c) if k != "output_dir"]
+    settings = {
+        key: [c.get(key) for c in configs]
+        for key in keys
+        if any(c.get(key) != configs[0].get(key) for c in configs)
+    }
+    names = dict.fromkeys(name for s in summaries for name in s["figures"])
+    figures = {name: [s["figures"].get(name) for s in summaries] for name in names}
+    if as_json:
+        shown = [str(run) for run in runs]
+        status = [s["status"] for s in summaries]
+        console.print_json({"runs": shown, "status": status, "settings": settings, "figures": figures})
+        return
+    rows = [("", *(str(run) for run in runs)), ("status", *(s["status"] for s in summaries))]
+    rows += [(key, *(_short(value) for value in values)) for key, values in {**settings, **figures}.items()]
+    print_columns(rows)
+    if not settings:
+        console.out.print("the settings are the same", markup=False)
+
+
+@app.command()
+def plot(
+    runs: Runs,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A picture (.png, .svg, .pdf); else a line of text.")
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="A figure; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw figures over steps: into a file, or as a line of bars on the terminal."""
+    series: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for name in metric or ["loss"]:
+        series[name] = {
+            str(run): [(line["step"], line[name]) for line in _metrics(run) if name in line] for run in runs
+        }
+        if not any(series[name].values()):
+            known = sorted({key for run in runs for line in _metrics(run) for key in line} - {"step"})
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"no run has logged {name!r}", f"one of {', '.join(known) or 'none yet'}"
+            )
+    if output is not None:
+        _draw(series, output)
+    if as_json:
+        console.print_json({"series": series, "picture": None if output is None else str(output)})
+        return
+    if output is not None:
+        console.out.print(f"drawn in {output}", markup=False)
+        return
+    for name, of_runs in series.items():
+        rows = []
+        for run, points in of_runs.items():
+            values = [value for _, value in points]
+            span = f"{_short(values[0])} to {_short(values[-1])}" if values else "nothing logged"
+            rows.append((run, name, sparkline(values), span))
+        print_columns(rows)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What a run folder says of itself.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` where there is no run.
+    """
+    config = read_config(folder)
+    figures: dict[str, float] = {}
+    steps = 0
+    for line in _metrics(folder):
+        steps = max(steps, line["step"])
+        figures.update({key: value for key, value in line.items() if key != "step"})
+    result = _read_json(folder / "result.json")
+    if result is not None:
+        steps = result["steps"]
+        figures.update({key: result[key] for key in ("final_loss", "best_step") if key in result})
+    files = [folder / "metrics.jsonl", folder / "result.json", folder / "config.yaml"]
+    changed = max(file.stat().st_mtime for file in files if file.exists())
+    active = time.time() - changed < _ACTIVE_SECONDS
+    return {
+        "folder": str(folder),
+        "status": "finished" if result is not None else "running?" if active else "unfinished",
+        "algorithm": config.get("algorithm", ""),
+        "model": str(config.get("model") or "from random weights"),
+        "steps": steps,
+        "figures": figures,
+        "changed": changed,
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The run's ``config.yaml``.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is no mapping.
+    """
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"{folder}: holds no run", "give a folder that gym train has written"
+        )
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
+    if not isinstance(config, dict):
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
+    return config
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file of figures; empty where there is none yet."""
+    from gym_fed.tracking.trackers.jsonl import read_lines
+
+    try:
+        return read_lines(file)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line that is not JSON") from error
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as bars of text, the mean of neighbours where there are more than fit."""
+    if not values:
+        return ""
+    count = min(len(values), _SHOWN_POINTS)
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round((v - low) / (high - low) * top) if high > low else 0] for v in means)
+
+
+def _draw(series: dict[str, dict[str, list[tuple[int, float]]]], output: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            "drawing needs the package matplotlib, which is not installed",
+            "pip install 'gym-fed[plot]', or leave -o out for bars of text",
+        ) from error
+    if not output.parent.is_dir():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {output.parent}", "make it first")
+    figure = Figure(figsize=(7, 3.2 * len(series)), layout="constrained")
+    for index, (name, of_runs) in enumerate(series.items()):
+        axes = figure.add_subplot(len(series), 1, index + 1)
+        for run, points in of_runs.items():
+            axes.plot([step for step, _ in points], [value for _, value in points], label=run)
+        axes.set_xlabel("step")
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    try:
+        figure.savefig(output, dpi=150)
+    except ValueError as error:  # a suffix that matplotlib does not know
+        raise GymError(ErrorCode.USAGE, f"{output}: {error}", "end the name in .png, .svg or .pdf") from error
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    read_config(run)  # refuses a folder without a run
+    return read_metrics(run / "metrics.jsonl")
+
+
+def _read_json(file: Path) -> Any:
+    if not file.exists():
+        return None
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not JSON") from error
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    from gym_fed.tracking.trackers.base import flat
+
+    return flat(config)
+
+
+def _short(value: Any) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

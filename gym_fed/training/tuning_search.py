@@ -1,0 +1,303 @@
+"""Search for settings with Optuna: every trial a run folder, everything resumable, bad trials given up early.
+
+Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. A trial that was interrupted is run
+again with the same settings in the same folder, where its training goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gym_fed.config.search import SearchConfig, SearchRange
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import dump_yaml, validate
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.training.hooks import ShouldStop, StepReport
+
+if TYPE_CHECKING:
+    import optuna
+
+_FOLDER = "folder"  # user attribute: where the trial runs
+_ENDED = "ended"  # user attribute: why it has no value
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One trial: its settings, its state (``complete``, ``pruned``, ``failed``), and its figure where it has one."""
+
+    number: int
+    parameters: dict[str, Any]
+    state: str
+    value: float | None
+    folder: str
+    why: str = ""
+
+
+OnTrial = Callable[[TrialResult], None]
+
+
+class Search:
+    """One search in the folder ``config.output_dir``.
+
+    Args:
+        config: What to search.
+        on_trial: Told of every trial that has ended.
+        on_report: Told of every step of every trial, with its number.
+        should_stop: Asked after every step; True leaves the trial at a checkpoint and raises ``INTERRUPTED``.
+    """
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        *,
+        on_trial: OnTrial | None = None,
+        on_report: Callable[[int, StepReport], None] | None = None,
+        should_stop: ShouldStop | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = config.output_dir
+        self._on_trial = on_trial
+        self._on_report = on_report
+        self._should_stop = should_stop
+        for values in (dict.fromkeys(config.search.parameters), _lowest(config)):
+            if None not in values.values():
+                self._trial_config(values, self.folder / "trials")  # a key that does not exist is refused now
+
+    def run(self, num_trials: int | None = None) -> list[TrialResult]:
+        """Go on until the search has so many trials in all that ended by themselves.
+
+        Returns:
+            Every trial that ended, by number. The best one's config is in ``best.yaml``.
+
+        Raises:
+            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` where another search lies.
+        """
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        wanted = num_trials or self.config.search.num_trials
+        self._claim_folder()
+        study = self._study()
+        self._retry_unfinished(study)
+        while len(_ended(study)) < wanted:
+            study.optimize(self._objective, n_trials=1, catch=())
+            ended = study.trials[-1]
+            if self._on_trial is not None:
+                self._on_trial(_result(ended))
+            self._write_best(study)
+        return [_result(trial) for trial in _ended(study)]
+
+    def _study(self) -> optuna.Study:
+        import optuna
+
+        search = self.config.search
+        name = f"sqlite:///{(self.folder / 'study.db').resolve()}"
+        storage = optuna.storages.RDBStorage(name)
+        before = [s for s in optuna.get_all_study_names(storage) if s == "search"]
+        done = len(optuna.load_study(study_name="search", storage=storage).trials) if before else 0
+        # A resumed sampler begins afresh: another seed, lest it draw the first settings again.
+        seed = search.seed + done
+        sampler: optuna.samplers.BaseSampler = (
+            optuna.samplers.TPESampler(seed=seed)
+            if search.sampler == "tpe"
+            else optuna.samplers.RandomSampler(seed=seed)
+        )
+        return optuna.create_study(
+            study_name="search",
+            storage=storage,
+            sampler=sampler,
+            pruner=self._pruner(),
+            direction=search.direction,
+            load_if_exists=True,
+        )
+
+    def _pruner(self) -> optuna.pruners.BasePruner:
+        import optuna
+
+        pruner = self.config.search.pruner
+        if pruner.name == "median":
+            return optuna.pruners.MedianPruner(pruner.n_startup_trials, pruner.n_warmup_steps)
+        if pruner.name == "hyperband":
+            return optuna.pruners.HyperbandPruner(min_resource=pruner.min_resource)
+        return optuna.pruners.NopPruner()
+
+    def _retry_unfinished(self, study: optuna.Study) -> None:
+        """Trials that a kill or Ctrl-C left are run again first, in their own folders."""
+        from optuna.trial import TrialState
+
+        for trial in study.get_trials(states=(TrialState.RUNNING,)):
+            study.tell(trial.number, state=TrialState.FAIL)
+            study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs.get(_FOLDER)})
+
+    def _objective(self, trial: optuna.Trial) -> float:
+        import optuna
+
+        values = {key: _suggest(trial, key, r) for key, r in self.config.search.parameters.items()}
+        name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
+        trial.set_user_attr(_FOLDER, name)
+        last: list[float] = []
+
+        def hear(report: StepReport) -> None:
+            if self._on_report is not None:
+                self._on_report(trial.number, report)
+            value = self._figure(report)
+            if value is None:
+                return
+            last.append(value)
+            trial.report(value, report.step)
+            if trial.should_prune():
+                trial.set_user_attr(_ENDED, f"pruned at step {report.step} of {report.total}")
+                raise optuna.TrialPruned
+
+        try:
+            result = self._train(self._trial_config(values, self.folder / "trials" / name), hear)
+        except GymError as error:
+            if error.code is ErrorCode.INTERRUPTED:
+                raise GymError(
+                    ErrorCode.INTERRUPTED,
+                    f"stopped in trial {trial.number}",
+                    "run the same command again to go on from there",
+                ) from error
+            if (
+                error.code is not ErrorCode.DATA_INVALID
+            ):  # a loss that diverges is an answer; a bad config is not
+                raise
+            trial.set_user_attr(_ENDED, error.message)
+            raise optuna.TrialPruned from error
+        return self._final(result, last)
+
+    def _train(self, config: TrainingConfig, hear: Callable[[StepReport], None]) -> Any:
+        """The figures that a run has logged: a finished one of an interrupted search is read, not run again."""
+        from gym_fed.tracking.trackers.jsonl import read_lines
+        from gym_fed.training.trainer import Trainer
+
+        if not (config.output_dir / "result.json").exists():
+            Trainer(config, on_report=hear, should_stop=self._should_stop).train()
+        return read_lines(config.output_dir / "metrics.jsonl")
+
+    def _figure(self, report: StepReport) -> float | None:
+        metric = self.config.search.metric
+        if report.evaluation is not None:
+            return report.evaluation.get(metric)
+        return report.loss if metric == "loss" else report.reward if metric == "reward" else None
+
+    def _final(self, lines: list[dict[str, Any]], last: list[float]) -> float:
+        metric = self.config.search.metric
+        values = [float(line[metric]) for line in lines if metric in line]
+        if not values:
+            known = ", ".join(sorted({key for line in lines for key in line} - {"step"}))
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"search.metric: the run logs no {metric!r}", f"one of {known}"
+            )
+        return values[-1]
+
+    def _trial_config(self, values: dict[str, Any], folder: Path) -> TrainingConfig:
+        """The config of one trial.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` naming the key that does not exist or refuses its value.
+        """
+        plain = json.loads(json.dumps(self.config.trial(output_dir=str(folder))))
+        for key, value in values.items():
+            place = plain
+            *sections, name = key.split(".")
+            for section in sections:
+                if not isinstance(place.get(section), dict):
+                    place[section] = {}
+                place = place[section]
+            place[name] = value
+        return validate(plain, TrainingConfig, f"search ({', '.join(f'{k}={v}' for k, v in values.items())})")
+
+    def _claim_folder(self) -> None:
+        """A search goes on only with the same question; more trials, and where it lies, may change."""
+        text = dump_yaml(self.config)
+        file = self.folder / "search.yaml"
+        if file.exists():
+            if _question(file.read_text(encoding="utf-8")) != _question(text):
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.folder}: holds another search",
+                    "choose another output_dir, or delete the folder",
+                )
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.folder}: is not empty and holds no search",
+                "choose an empty or new output_dir",
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text.encode())
+
+    def _write_best(self, study: optuna.Study) -> None:
+        """``best.yaml``, a config for `gym train`, and ``trials.json``."""
+        results = [_result(trial) for trial in _ended(study)]
+        table = [vars(result) for result in results]
+        write_atomically(self.folder / "trials.json", f"{json.dumps(table, indent=2)}\n".encode())
+        best = self.best(results)
+        if best is not None:
+            config = self._trial_config(best.parameters, self.folder / "best")
+            head = f"# trial {best.number}: {self.config.search.metric} {best.value}\n"
+            write_atomically(self.folder / "best.yaml", (head + dump_yaml(config)).encode())
+
+    def best(self, results: list[TrialResult]) -> TrialResult | None:
+        """The complete trial with the best figure."""
+        complete = [r for r in results if r.value is not None and r.state == "complete"]
+        sign = 1 if self.config.search.direction == "minimize" else -1
+        return min(complete, key=lambda r: (sign * (r.value or 0.0), r.number), default=None)
+
+
+def _suggest(trial: optuna.Trial, key: str, values: SearchRange) -> Any:
+    """One value, drawn by the study's sampler. Choices travel as JSON, so that lists may be among them."""
+    if values.choices is not None:
+        return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in values.choices]))
+    assert values.low is not None
+    assert values.high is not None
+    if values.integer:
+        step = int(values.step or 1)
+        return trial.suggest_int(key, int(values.low), int(values.high), log=values.log, step=step)
+    return trial.suggest_float(key, values.low, values.high, log=values.log, step=values.step)
+
+
+def _ended(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    from optuna.trial import TrialState
+
+    return study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+
+def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
+    from optuna.distributions import CategoricalDistribution
+
+    parameters = {
+        key: json.loads(value) if isinstance(trial.distributions[key], CategoricalDistribution) else value
+        for key, value in trial.params.items()
+    }
+    state = trial.state.name.lower()
+    why = str(trial.user_attrs.get(_ENDED, ""))
+    folder = str(trial.user_attrs.get(_FOLDER, ""))
+    return TrialResult(trial.number, parameters, state, trial.value, folder, why)
+
+
+def _lowest(config: SearchConfig) -> dict[str, Any]:
+    return {
+        key: r.choices[0] if r.choices else int(r.low or 0) if r.integer else r.low
+        for key, r in config.search.parameters.items()
+    }
+
+
+def _question(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(text)
+    return {
+        **{
+            key: value
+            for key, value in values.items()
+            if key not in ("output_dir", "logging_steps", "tracking")
+        },
+        "search": {key: value for key, value in values["search"].items() if key != "num_trials"},
+    }
