@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from jinja2 import TemplateError
@@ -28,7 +29,8 @@ def encode_rows(
     Args:
         tokenizer: Of the model that is trained; conversations need its chat template.
         rows: Supervised rows (``gym_fed.data.rows``): ``messages`` with or without ``tools``, ``text``, or ``prompt``
-            and ``completion``; they may be mixed.
+            and ``completion``; they may be mixed. Rows that are encoded already (``input_ids`` and ``labels``, as a
+            ``DataPipeline`` with a tokenizer gives them) are taken as they are.
         max_length: Longer rows are cut to so many tokens.
         assistant_only: In conversations, label the assistant's words alone; of prompt and completion, the completion.
             Texts are always labelled whole.
@@ -41,14 +43,9 @@ def encode_rows(
         GymError: ``DATA_INVALID`` when there is no chat template, when it refuses a row or drops its tools (the row is
             named), or when nothing is left to learn from.
     """
-    encoded: list[Encoded] = []
-    for start in range(0, len(rows), _CHUNK_ROWS):
-        encoded += _encode_chunk(tokenizer, rows[start : start + _CHUNK_ROWS], assistant_only, start + 1)
-    if packing:
-        encoded = _pack(encoded, max_length)
-    cut = [{key: ids[:max_length] for key, ids in row.items()} for row in encoded]
-    # The first token is never predicted, so a row teaches only if a later one has a label.
-    kept = [row for row in cut if any(label != IGNORED for label in row["labels"][1:])]
+    kept = list(
+        iter_encoded(tokenizer, rows, max_length=max_length, assistant_only=assistant_only, packing=packing)
+    )
     if not kept:
         raise GymError(
             ErrorCode.DATA_INVALID,
@@ -56,6 +53,36 @@ def encode_rows(
             "raise max_length, or shorten the prompts",
         )
     return kept
+
+
+def iter_encoded(
+    tokenizer: Any,
+    rows: Iterable[dict[str, Any]],
+    *,
+    max_length: int,
+    assistant_only: bool = True,
+    packing: bool = False,
+) -> Iterator[Encoded]:
+    """``encode_rows`` for a stream: no more than a thousand rows are held. It may end without having given any."""
+    encoded = _stream(tokenizer, rows, assistant_only)
+    for row in _packed(encoded, max_length) if packing else encoded:
+        cut = {key: ids[:max_length] for key, ids in row.items()}
+        # The first token is never predicted, so a row teaches only if a later one has a label.
+        if any(label != IGNORED for label in cut["labels"][1:]):
+            yield cut
+
+
+def encode_one(tokenizer: Any, row: dict[str, Any], *, assistant_only: bool = True) -> Encoded:
+    """One row, neither cut nor left out."""
+    return _encode_chunk(tokenizer, [row], assistant_only, 1)[0]
+
+
+def _stream(tokenizer: Any, rows: Iterable[dict[str, Any]], assistant_only: bool) -> Iterator[Encoded]:
+    source = iter(rows)
+    first = 1
+    while chunk := list(islice(source, _CHUNK_ROWS)):
+        yield from _encode_chunk(tokenizer, chunk, assistant_only, first)
+        first += len(chunk)
 
 
 def _encode_chunk(
@@ -68,6 +95,8 @@ def _encode_chunk(
     for i, row in enumerate(rows):
         if "messages" in row:  # a call to the template takes one set of tools
             chats.setdefault(json.dumps(row.get("tools")), []).append(i)
+        elif "input_ids" in row:
+            result[i] = _encoded_before(tokenizer, row, first + i)
         elif "completion" in row:
             result[i] = _encode_completion(tokenizer, row, assistant_only)
         else:
@@ -81,6 +110,16 @@ def _encode_chunk(
             whole = _ended(tokenizer, ids)
             result[i] = {"input_ids": whole, "labels": whole}
     return [encoded for encoded in result if encoded is not None]
+
+
+def _encoded_before(tokenizer: Any, row: dict[str, Any], number: int) -> Encoded:
+    if row["input_ids"] and max(row["input_ids"]) >= len(tokenizer):
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"row {number} holds token {max(row['input_ids'])}, and the model's tokenizer has {len(tokenizer)}",
+            "encode the rows with the tokenizer of the model that is trained",
+        )
+    return {"input_ids": list(row["input_ids"]), "labels": list(row["labels"])}
 
 
 def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: bool) -> Encoded:
@@ -196,10 +235,14 @@ def require_chat_template(tokenizer: Any) -> str:
     return str(tokenizer.chat_template)
 
 
-def _pack(encoded: list[Encoded], max_length: int) -> list[Encoded]:
-    ids = [i for row in encoded for i in row["input_ids"]]
-    labels = [i for row in encoded for i in row["labels"]]
-    return [
-        {"input_ids": ids[at : at + max_length], "labels": labels[at : at + max_length]}
-        for at in range(0, len(ids), max_length)
-    ]
+def _packed(encoded: Iterable[Encoded], max_length: int) -> Iterator[Encoded]:
+    """One long row after the other, cut every ``max_length`` tokens; the last may be shorter."""
+    rest: Encoded = {"input_ids": [], "labels": []}
+    for row in encoded:
+        rest = {key: rest[key] + row[key] for key in rest}
+        whole = len(rest["input_ids"]) // max_length * max_length
+        for at in range(0, whole, max_length):
+            yield {key: ids[at : at + max_length] for key, ids in rest.items()}
+        rest = {key: ids[whole:] for key, ids in rest.items()}
+    if rest["input_ids"]:
+        yield rest

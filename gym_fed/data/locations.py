@@ -38,9 +38,9 @@ class DataFile:
             yield stream
 
     def stamp(self) -> dict[str, Any]:
-        """What changes when the file does: size, and time of change or the store's own mark."""
+        """Name, size, and what the store says that changes when the bytes do (nothing, for local files)."""
         info = self._fs.info(self._path)
-        marks = ("mtime", "ETag", "etag", "LastModified", "created", "updated")
+        marks = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated")
         return {"name": self.name, "size": info.get("size")} | {k: str(info[k]) for k in marks if k in info}
 
 

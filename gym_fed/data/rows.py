@@ -2,7 +2,7 @@
 
 =============  =====================================================================================
 ``supervised``   ``{"messages": [...]}``, ``{"text": str}``, or ``{"prompt": str, "completion": str}``, of which only
-               the completion is learnt
+               the completion is learnt; or token ids and labels, as ``encode_rows`` gives them
 ``preference``   ``{"prompt": P, "chosen": A, "rejected": A}``
 ``unpaired``     ``{"prompt": P, "completion": A, "label": bool}``: an answer that was liked, or not
 ``prompt``       ``{"prompt": P}`` and, for graders, ``answer`` and whatever else the row had
@@ -49,7 +49,7 @@ def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
 
 def kind_of(row: Row) -> RowKind | None:
     """The kind a row has as it is, or None for what is no row."""
-    if "messages" in row or "text" in row:
+    if "messages" in row or "text" in row or "input_ids" in row:
         return "supervised"
     for kind, keys in _KEYS.items():
         if all(key in row for key in keys):

@@ -1,0 +1,119 @@
+"""What a pipeline may be given as a source, and the mark that tells whether it still holds the same rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.data_source import DataConfig
+from gym_fed.data.locations import DataFile, find_files
+from gym_fed.data.reading import PlacedRow
+from gym_fed.data.sources import source_rows
+from gym_fed.data.steps import row_digest
+from gym_fed.errors import ErrorCode, GymError
+
+Row = dict[str, Any]
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Input:
+    """One source of a pipeline."""
+
+    source: DataConfig | tuple[Row, ...]
+    weight: float
+
+    @property
+    def name(self) -> str:
+        if not isinstance(self.source, DataConfig):
+            return "rows in memory"
+        source = self.source
+        return str(source.path or source.hub or source.dataset or ", ".join(source.tasks or []))
+
+    def rows(self) -> Iterator[PlacedRow]:
+        """From the first one on."""
+        if isinstance(self.source, DataConfig):
+            return source_rows(self.source)
+        return ((f"row {number}", row) for number, row in enumerate(self.source, 1))
+
+    def key(self) -> Any:
+        """JSON that changes when the rows do.
+
+        Raises:
+            GymError: ``USAGE`` for a hub dataset: what a stream will give cannot be known before.
+        """
+        if not isinstance(self.source, DataConfig):
+            digest = hashlib.sha256(b"".join(row_digest(row) for row in self.source))
+            return digest.hexdigest()
+        config = self.source.model_dump(mode="json", exclude={"weight", "role"})
+        if self.source.tasks is not None:
+            from gym_fed import __version__
+
+            return [config, __version__]
+        if self.source.hub is not None:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"hub dataset {self.name}: cannot be cached",
+                "download it and give its files",
+            )
+        if self.source.path is not None:
+            return [config, [_mark(file) for file in find_files(self.source.path)]]
+        return [config, self._dataset_marks()]
+
+    def _dataset_marks(self) -> Any:
+        from gym_fed.data.dataset_info import read_dataset_info
+
+        assert isinstance(self.source, DataConfig)
+        assert self.source.dataset_info is not None
+        info = self.source.dataset_info
+        entry = read_dataset_info(info).get(str(self.source.dataset))
+        if entry is None or entry.hf_hub_url is not None:
+            raise GymError(
+                ErrorCode.USAGE, f"dataset {self.name}: cannot be cached", "download it and give its files"
+            )
+        base = info if info.is_dir() else info.parent
+        place = entry.cloud_file_name or base / (entry.file_name or "")
+        return [entry.model_dump(mode="json"), [_mark(file) for file in find_files(place)]]
+
+
+def as_input(source: Any) -> Input:
+    """A path, config or list of rows, alone or in a pair with its weight.
+
+    Raises:
+        GymError: ``USAGE`` for anything else.
+    """
+    weight = None
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], int | float):
+        source, weight = source
+    if isinstance(source, str | Path):
+        return Input(DataConfig(path=str(source)), 1.0 if weight is None else float(weight))
+    if isinstance(source, DataConfig):
+        if weight is not None and source.weight != 1.0:
+            raise GymError(ErrorCode.USAGE, f"{source.path}: has two weights", "give it in one place")
+        if source.role != "learn":
+            raise GymError(
+                ErrorCode.USAGE, "a pipeline does not mark rows to forget", "use data: of the config"
+            )
+        return Input(source, source.weight if weight is None else float(weight))
+    if isinstance(source, Sequence) and all(isinstance(row, dict) for row in source):
+        return Input(tuple(source), 1.0 if weight is None else float(weight))
+    raise GymError(
+        ErrorCode.USAGE,
+        f"a source is {type(source).__name__}",
+        "give a path, a DataConfig or a list of rows, or a pair of one and its weight",
+    )
+
+
+def _mark(file: DataFile) -> Any:
+    """The sha256 of a file's bytes; of a remote one what its store says of it, where that changes with the bytes."""
+    stamp = file.stamp()
+    if file.folder is None and len(stamp) > 2:
+        return stamp
+    digest = hashlib.sha256()
+    with file.open() as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return [file.name, digest.hexdigest()]

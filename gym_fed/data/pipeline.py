@@ -1,0 +1,277 @@
+"""The data pipeline: sources in, rows out; filtered, without duplicates, mixed, encoded, packed and cached.
+
+Nothing is read until rows are taken, and rows are read as they are taken::
+
+    pipeline = (
+        DataPipeline(sources=[("stories.jsonl", 0.7), ("chats.jsonl", 0.3)], tokenizer=tokenizer, sequence_length=512)
+        .filter(min_tokens=8)
+        .dedup(exact=True, near=0.8)
+        .pack()
+        .cache("cache")
+    )
+    Trainer(config).train(dataset=pipeline)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.data_source import DataConfig
+from gym_fed.data.encoded_cache import EncodedCache, tokenizer_digest
+from gym_fed.data.encoding import iter_encoded
+from gym_fed.data.inputs import Input, as_input
+from gym_fed.data.mixing import STOPPING, Stopping, interleave
+from gym_fed.data.reading import PlacedRow
+from gym_fed.data.steps import DedupStep, FilterStep, Judge, Report, Row, Step
+from gym_fed.errors import ErrorCode, GymError
+
+Source = str | Path | DataConfig | Sequence[Row]
+
+
+class DataPipeline:
+    """Rows of several sources. Every method gives a new pipeline; iterating one starts from the first row again.
+
+    Iterating gives rows of ``gym_fed.data.rows``; with ``sequence_length``, it gives ``{"input_ids", "labels"}``, which
+    ``sft`` and ``pretrain`` take as they are.
+
+    Args:
+        sources: Paths (files, folders, patterns, URLs, as ``load_rows`` takes them), ``DataConfig`` objects or lists of
+            rows; each alone, or with its weight: the probability that the next row of the mixture is its.
+        tokenizer: Needed by ``sequence_length`` and by filters that count tokens.
+        sequence_length: Encode the rows, and cut them to so many tokens.
+        seed: Of the mixture.
+        assistant_only: In conversations, learn the assistant's words alone. Default: yes, unless rows are packed.
+
+    Raises:
+        GymError: ``USAGE`` for sources, weights or settings that do not fit together.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source | tuple[Source, float]],
+        *,
+        tokenizer: Any = None,
+        sequence_length: int | None = None,
+        seed: int = 0,
+        assistant_only: bool | None = None,
+    ) -> None:
+        if not sources:
+            raise GymError(ErrorCode.USAGE, "sources: none given", "give at least one path")
+        if sequence_length is not None and tokenizer is None:
+            raise GymError(ErrorCode.USAGE, "sequence_length needs a tokenizer", "give the model's tokenizer")
+        if sequence_length is not None and sequence_length < 2:
+            raise GymError(ErrorCode.USAGE, f"sequence_length {sequence_length} is below 2")
+        if assistant_only is not None and sequence_length is None:
+            raise GymError(ErrorCode.USAGE, "assistant_only needs sequence_length", "rows are not encoded")
+        self.tokenizer = tokenizer
+        self.sequence_length = sequence_length
+        self.report = Report()
+        self._inputs: list[Input] = [as_input(source) for source in sources]
+        for entry in self._inputs:
+            if not entry.weight > 0:
+                raise GymError(ErrorCode.USAGE, f"{entry.name}: weight {entry.weight} is not above 0")
+        self._seed = seed
+        self._stopping: Stopping = "first_exhausted"
+        self._assistant_only = assistant_only
+        self._before: tuple[Step, ...] = ()
+        self._after: tuple[Step, ...] = ()
+        self._mixed = False
+        self._limit: int | None = None
+        self._packing = False
+        self._cache: Path | None = None
+
+    def filter(
+        self,
+        function: Callable[[Row], bool] | None = None,
+        *,
+        key: str | None = None,
+        min_tokens: int | None = None,
+        max_tokens: int | None = None,
+        min_characters: int | None = None,
+        max_characters: int | None = None,
+        max_repetition: float | None = None,
+    ) -> DataPipeline:
+        """Keep rows for which ``function`` is true and whose size is in bounds.
+
+        Args:
+            function: Given each row.
+            key: Names what ``function`` does, so that ``cache`` can tell another one from it.
+            min_tokens: Of the whole row, encoded.
+            max_tokens: Longer rows are dropped, not cut.
+            min_characters: Of all its words.
+            max_characters: Of all its words.
+            max_repetition: Largest share of characters in runs of ten that occur more than once, 0 to 1.
+        """
+        limits = (min_tokens, max_tokens, min_characters, max_characters, max_repetition)
+        if function is None and all(limit is None for limit in limits):
+            raise GymError(ErrorCode.USAGE, "filter: nothing to filter by", "give a function or a limit")
+        if (min_tokens is not None or max_tokens is not None) and self.tokenizer is None:
+            raise GymError(ErrorCode.USAGE, "min_tokens and max_tokens need a tokenizer")
+        return self._with_step(FilterStep(function, key, *limits))
+
+    def dedup(self, *, exact: bool = True, near: float | None = None) -> DataPipeline:
+        """Keep the first of rows that are equal, in all sources together.
+
+        Args:
+            exact: Drop rows equal to an earlier one.
+            near: Drop rows whose texts have at least this estimated similarity with an earlier one (``minhash``).
+        """
+        if near is not None and not 0.3 <= near < 1:
+            raise GymError(
+                ErrorCode.USAGE, f"near {near} is out of range", "from 0.3 to below 1, such as 0.8"
+            )
+        if not exact and near is None:
+            raise GymError(ErrorCode.USAGE, "dedup: neither exact nor near", "ask for at least one")
+        return self._with_step(DedupStep(exact, near))
+
+    def mix(
+        self,
+        weights: Sequence[float] | None = None,
+        *,
+        seed: int | None = None,
+        stopping: Stopping = "first_exhausted",
+    ) -> DataPipeline:
+        """Mix the sources here: steps so far act on every source before, so that they do not change the shares.
+
+        Without this call the sources are mixed first. See ``interleave`` for ``stopping``.
+        """
+        if self._mixed:
+            raise GymError(ErrorCode.USAGE, "mix: the sources are mixed already")
+        if self._limit is not None:
+            raise GymError(ErrorCode.USAGE, "mix: take counts rows of the mixture", "mix first")
+        if stopping not in STOPPING:
+            raise GymError(
+                ErrorCode.USAGE, f"stopping {stopping!r} is unknown", f"one of {', '.join(STOPPING)}"
+            )
+        if weights is not None and (len(weights) != len(self._inputs) or not all(w > 0 for w in weights)):
+            raise GymError(ErrorCode.USAGE, f"mix: {len(self._inputs)} sources need as many positive weights")
+        new = self._copy()
+        if weights is not None:
+            pairs = zip(self._inputs, weights, strict=True)
+            new._inputs = [replace(entry, weight=float(weight)) for entry, weight in pairs]
+        new._seed = self._seed if seed is None else seed
+        new._stopping, new._mixed = stopping, True
+        new._before, new._after = self._after, ()
+        return new
+
+    def take(self, count: int) -> DataPipeline:
+        """Only the first ``count`` rows, before they are encoded."""
+        if count < 1:
+            raise GymError(ErrorCode.USAGE, f"take: {count} is below 1")
+        new = self._copy()
+        new._limit = count if self._limit is None else min(count, self._limit)
+        return new
+
+    def pack(self) -> DataPipeline:
+        """Join the encoded rows and cut them every ``sequence_length`` tokens."""
+        if self.sequence_length is None:
+            raise GymError(ErrorCode.USAGE, "pack needs sequence_length")
+        new = self._copy()
+        new._packing = True
+        return new
+
+    def cache(self, folder: str | Path) -> DataPipeline:
+        """Keep encoded rows in ``folder`` and read them from there when nothing that they depend on has changed."""
+        if self.sequence_length is None:
+            raise GymError(ErrorCode.USAGE, "cache keeps encoded rows; give sequence_length")
+        new = self._copy()
+        new._cache = Path(folder)
+        return new
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.encoded() if self.sequence_length is not None else self.stream()
+
+    def stream(self) -> Iterator[Row]:
+        """Rows as they are, never more in memory than the readers' buffers."""
+        return (row for _, row in self.placed())
+
+    def placed(self) -> Iterator[PlacedRow]:
+        """Rows with the places they come from. ``report`` is of the last pass that was begun."""
+        self.report = report = Report()
+        before = [step.start(self.tokenizer, report) for step in self._before]
+        after = [step.start(self.tokenizer, report) for step in self._after]
+
+        def source(entry: Input) -> Callable[[], Iterator[PlacedRow]]:
+            return lambda: _kept(entry.rows(), before, report, first=True)
+
+        weights = [entry.weight for entry in self._inputs]
+        mixed = interleave([source(entry) for entry in self._inputs], weights, self._seed, self._stopping)
+        for placed in islice(_kept(mixed, after, report), self._limit):
+            report.kept += 1
+            yield placed
+
+    def encoded(self) -> Iterator[Row]:
+        """Token ids and labels, from the cache where one is asked for and filled.
+
+        Raises:
+            GymError: ``USAGE`` when a step or source that cannot be told from another is to be cached.
+        """
+        if self.sequence_length is None:
+            raise GymError(ErrorCode.USAGE, "encoded rows need sequence_length and a tokenizer")
+        if self._cache is None:
+            return self._encode()
+        cache = EncodedCache(self._cache, self._recipe())
+        return cache.read() if cache.is_filled() else cache.fill(self._encode(), self._recipe)
+
+    def is_cached(self) -> bool:
+        """Whether ``encoded`` will read from the cache."""
+        return self._cache is not None and EncodedCache(self._cache, self._recipe()).is_filled()
+
+    def _encode(self) -> Iterator[Row]:
+        assert self.sequence_length is not None
+        assistant_only = not self._packing if self._assistant_only is None else self._assistant_only
+        return iter_encoded(
+            self.tokenizer,
+            self.stream(),
+            max_length=self.sequence_length,
+            assistant_only=assistant_only,
+            packing=self._packing,
+        )
+
+    def _recipe(self) -> Any:
+        """All that the encoded rows depend on."""
+        steps = [[step.key() for step in steps] for steps in (self._before, self._after)]
+        if any(key is None for part in steps for key in part):
+            raise GymError(
+                ErrorCode.USAGE,
+                "cache: a filter's function cannot be told from another one",
+                'name what it does: filter(function, key="short answers, version 1")',
+            )
+        return {
+            "sources": [[entry.key(), entry.weight] for entry in self._inputs],
+            "steps": steps,
+            "mixture": [self._seed, self._stopping, self._limit],
+            "tokenizer": tokenizer_digest(self.tokenizer),
+            "encoding": [self.sequence_length, self._packing, self._assistant_only],
+        }
+
+    def _with_step(self, step: Step) -> DataPipeline:
+        if self._limit is not None:
+            raise GymError(ErrorCode.USAGE, "take comes after all filters", "filter first, then take")
+        new = self._copy()
+        new._after = (*self._after, step)
+        return new
+
+    def _copy(self) -> DataPipeline:
+        new = object.__new__(DataPipeline)
+        new.__dict__.update(self.__dict__)
+        new.report = Report()
+        return new
+
+
+def _kept(
+    rows: Iterator[PlacedRow], judges: list[Judge], report: Report, *, first: bool = False
+) -> Iterator[PlacedRow]:
+    for place, row in rows:
+        report.read += first
+        for judge in judges:
+            reason = judge(place, row)
+            if reason is not None:
+                report.dropped[reason] += 1
+                break
+        else:
+            yield place, row

@@ -1,0 +1,161 @@
+"""Steps of a pipeline: each sees one row after the other and keeps it or not, and counts what it dropped and why."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.data.minhash import NearDuplicates
+
+Row = dict[str, Any]
+Judge = Callable[[str, Row], str | None]
+"""Takes a row and its place; gives the reason to drop it, or None."""
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A row that was dropped, the earlier one it repeats, and how alike they are (1 for exact copies)."""
+
+    place: str
+    earlier: str
+    similarity: float
+
+
+@dataclass
+class Report:
+    """What happened to the rows of one pass: ``read``, ``kept``, and ``dropped`` by reason."""
+
+    read: int = 0
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    duplicates: list[Duplicate] = field(default_factory=list)
+
+
+class Step(ABC):
+    """What is done with rows, written down; ``start`` gives what does it, for one pass."""
+
+    @abstractmethod
+    def start(self, tokenizer: Any, report: Report) -> Judge:
+        """A judge with nothing seen yet."""
+
+    @abstractmethod
+    def key(self) -> Any:
+        """JSON that changes when the step's outcome does; None when nobody can tell."""
+
+
+@dataclass(frozen=True)
+class FilterStep(Step):
+    """Keeps rows that a function likes and whose size is in bounds."""
+
+    function: Callable[[Row], bool] | None
+    function_key: str | None
+    min_tokens: int | None
+    max_tokens: int | None
+    min_characters: int | None
+    max_characters: int | None
+    max_repetition: float | None
+
+    def start(self, tokenizer: Any, report: Report) -> Judge:
+        from gym_fed.data.encoding import encode_one
+
+        def judge(place: str, row: Row) -> str | None:
+            text = text_of(row)
+            if self.min_characters is not None and len(text) < self.min_characters:
+                return "too few characters"
+            if self.max_characters is not None and len(text) > self.max_characters:
+                return "too many characters"
+            if self.max_repetition is not None and repetition(text) > self.max_repetition:
+                return "repeats itself"
+            if self.min_tokens is not None or self.max_tokens is not None:
+                tokens = len(encode_one(tokenizer, row)["input_ids"])
+                if self.min_tokens is not None and tokens < self.min_tokens:
+                    return "too few tokens"
+                if self.max_tokens is not None and tokens > self.max_tokens:
+                    return "too many tokens"
+            return None if self.function is None or self.function(row) else "filtered"
+
+        return judge
+
+    def key(self) -> Any:
+        if self.function is not None and self.function_key is None:
+            return None
+        limits = (self.min_tokens, self.max_tokens, self.min_characters, self.max_characters)
+        return ["filter", self.function_key, *limits, self.max_repetition]
+
+
+@dataclass(frozen=True)
+class DedupStep(Step):
+    """Keeps the first of rows that are equal, or nearly so."""
+
+    exact: bool
+    near: float | None
+
+    def start(self, tokenizer: Any, report: Report) -> Judge:
+        seen: dict[bytes, str] = {}
+        index = None if self.near is None else NearDuplicates(self.near)
+        kept: list[str] = []
+
+        def judge(place: str, row: Row) -> str | None:
+            if self.exact:
+                digest = row_digest(row)
+                if digest in seen:
+                    report.duplicates.append(Duplicate(place, seen[digest], 1.0))
+                    return "exact duplicate"
+                seen[digest] = place
+            if index is not None:
+                found = index.find_or_add(text_of(row))
+                if found is not None:
+                    report.duplicates.append(Duplicate(place, kept[found[0]], found[1]))
+                    return "near duplicate"
+                kept.append(place)
+            return None
+
+        return judge
+
+    def key(self) -> Any:
+        return ["dedup", self.exact, self.near]
+
+
+def row_digest(row: Row) -> bytes:
+    """16 bytes that name a row by its content."""
+    text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=repr)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def text_of(row: Row) -> str:
+    """All the words of a row, a turn a line."""
+    return "\n".join(_texts(row))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        if "function" in value:
+            yield json.dumps(value["function"], sort_keys=True, ensure_ascii=False)
+        keys = ("text", "messages", "prompt", "completion", "chosen", "rejected", "answer")
+        for key in (*keys, "content", "tool_calls", "tools"):
+            if key in value:
+                yield from _texts(value[key])
+
+
+def repetition(text: str) -> float:
+    """Share of the characters that stand in runs of ten which occur more than once; 0 for short texts.
+
+    After the rules of Rae et al. 2021 (Gopher), table A1, on characters instead of words, so that it holds for any
+    language.
+    """
+    width = 10
+    runs = [text[at : at + width] for at in range(0, len(text) - width + 1)]
+    if len(runs) < 5 * width:
+        return 0.0
+    counts = Counter(runs)
+    return sum(count for count in counts.values() if count > 1) / len(runs)
