@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from gym_fed.cli.chat import chat
+from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data import app as data_app
 from gym_fed.cli.delta import app as delta_app
 from gym_fed.cli.doctor import doctor
@@ -32,6 +33,7 @@ app.command()(train)
 app.command()(tune)
 app.command()(chat)
 app.command()(doctor)
+app.add_typer(configs_app, name="configs")
 app.add_typer(data_app, name="data")
 app.add_typer(delta_app, name="delta")
 app.add_typer(runs_app, name="runs")

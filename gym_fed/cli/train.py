@@ -13,7 +13,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from gym_fed.cli.progress import progress, readable_warnings
-from gym_fed.config import TrainingConfig, load_config
+from gym_fed.config import TrainingConfig
+from gym_fed.config.llamafactory import load_training_config
 from gym_fed.console import err, out, print_json
 
 
@@ -31,10 +32,15 @@ def train(
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, help="Train in so many processes of this machine.")
     ] = None,
+    allow_untranslated: Annotated[
+        bool, typer.Option("--allow-untranslated", help="Of a LLaMA-Factory file: leave out what we lack.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
-    """Train a model as a config file says. Stopped runs are continued by the same command."""
-    settings = load_config(config, TrainingConfig, set_ or [])
+    """Train a model as a config file says, ours or LLaMA-Factory's. Stopped runs are continued by the same command."""
+    settings, notes = load_training_config(config, set_ or [], allow_untranslated=allow_untranslated)
+    for note in notes:
+        err.print(f"note: {note}", markup=False)
 
     from gym_fed.training.run_folder import RunFolder
 
@@ -69,7 +75,7 @@ def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
     check_config(settings, num_processes=nproc)
     at = next(i for i, word in enumerate(sys.argv) if word.partition("=")[0] == "--nproc")
     rest = sys.argv[1:at] + sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]
-    raise typer.Exit(launch([word for word in rest if word != "--overwrite"], nproc))
+    sys.exit(launch([word for word in rest if word != "--overwrite"], nproc))
 
 
 @contextmanager

@@ -1,0 +1,146 @@
+"""`gym configs`: recipes to begin with, and files held against the schema and this machine before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gym_fed.cli.columns import print_columns
+from gym_fed.console import err, out, print_json
+from gym_fed.errors import ErrorCode, GymError
+
+app = typer.Typer(
+    help="Training recipes: list, copy, check, and take over from LLaMA-Factory.", no_args_is_help=True
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
+Allow = Annotated[
+    bool,
+    typer.Option("--allow-untranslated", help="Leave out LLaMA-Factory's keys that have no counterpart."),
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
+]
+
+
+@app.command("ls")
+def list_recipes(as_json: Json = False) -> None:
+    """List the recipes that come with the package."""
+    from gym_fed.config.recipes import recipes
+
+    found = recipes()
+    if as_json:
+        print_json([{"name": r.name, "file": str(r.file), "summary": r.summary} for r in found])
+    else:
+        print_columns([(r.name, r.summary) for r in found], indent="")
+
+
+@app.command("cp")
+def copy_recipe(
+    name: Annotated[str, typer.Argument(help="A recipe of `gym configs ls`.")],
+    dest: Annotated[Path, typer.Argument(help="A file, or a folder to put it in.")] = Path("."),
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Copy a recipe, to be changed and trained."""
+    from gym_fed.config.recipes import get_recipe
+
+    recipe = get_recipe(name)
+    file = dest / recipe.file.name if dest.is_dir() or not dest.suffix else dest
+    _write(file, recipe.file.read_text(encoding="utf-8"), overwrite)
+    if as_json:
+        print_json({"recipe": recipe.name, "file": str(file)})
+    else:
+        err.print(f"{file}; train it with: gym train {file}", markup=False)
+
+
+@app.command("validate")
+def validate_file(
+    file: Annotated[Path, typer.Argument(help="A YAML file of gym train, or of LLaMA-Factory.")],
+    set_: Set = None,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="For so many processes.")] = 1,
+    schema_only: Annotated[
+        bool, typer.Option("--schema-only", help="Do not ask what this machine and installation can do.")
+    ] = False,
+    allow_untranslated: Allow = False,
+    as_json: Json = False,
+) -> None:
+    """Check a config without training: every key, and what this machine needs for it."""
+    from gym_fed.config.llamafactory import load_training_config
+
+    settings, notes = load_training_config(file, set_ or [], allow_untranslated=allow_untranslated)
+    if not schema_only:
+        from gym_fed.training.checks import check_config
+
+        check_config(settings, num_processes=nproc)
+    if as_json:
+        print_json({"file": str(file), "valid": True, "algorithm": settings.algorithm, "notes": notes})
+        return
+    for note in notes:
+        err.print(f"note: {note}", markup=False)
+    what = "a valid config" if schema_only else "a valid config that can run here"
+    out.print(f"{file}: {what} ({settings.algorithm}, {settings.finetuning})", markup=False)
+
+
+@app.command("schema")
+def print_schema(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to a file.")] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """The JSON schema of gym train's files, for editors that complete and check as one types."""
+    from gym_fed.config.training import TrainingConfig
+
+    schema: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **TrainingConfig.model_json_schema(),
+    }
+    if output is None:
+        print_json(schema)
+        return
+    _write(output, json.dumps(schema, indent=2, sort_keys=True) + "\n", overwrite)
+    line = f"# yaml-language-server: $schema={output}"
+    if as_json:
+        print_json({"file": str(output), "comment": line})
+    else:
+        err.print(f"{output}; let a YAML file begin with:", markup=False)
+        out.print(line, markup=False)
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="LLaMA-Factory's YAML file.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Our file; standard output if absent.")
+    ] = None,
+    overwrite: Overwrite = False,
+    allow_untranslated: Allow = False,
+    as_json: Json = False,
+) -> None:
+    """Write a LLaMA-Factory file in our words; comments say what was left out, and why."""
+    from gym_fed.config.llamafactory import load_training_config
+    from gym_fed.config.llamafactory.files import as_yaml
+
+    text, notes = as_yaml(file, allow_untranslated=allow_untranslated)
+    load_training_config(file, allow_untranslated=allow_untranslated)  # what is written can be read
+    if output is not None:
+        _write(output, text, overwrite)
+    if as_json:
+        print_json({"file": None if output is None else str(output), "config": text, "notes": notes})
+    elif output is None:
+        out.print(text, markup=False, end="")
+    else:
+        err.print(f"{output}; {len(notes)} keys left out; train it with: gym train {output}", markup=False)
+
+
+def _write(file: Path, text: str, overwrite: bool) -> None:
+    if file.exists() and not overwrite:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)

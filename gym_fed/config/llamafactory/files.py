@@ -1,0 +1,90 @@
+"""Reads a training config from a file in our words or LLaMA-Factory's; errors carry the file's own lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gym_fed.config.llamafactory.ledger import is_llamafactory
+from gym_fed.config.llamafactory.translate import translate
+from gym_fed.config.strict_yaml import KeyPath, Mark, parse_config, read_config_text
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import _set as set_value
+from gym_fed.config.yaml_file import load_config, parse_overrides, validate
+from gym_fed.errors import ErrorCode, GymError
+
+
+def load_training_config(
+    path: str | Path, overrides: Sequence[str] = (), *, allow_untranslated: bool = False
+) -> tuple[TrainingConfig, list[str]]:
+    """Read the config of a run.
+
+    Args:
+        path: A YAML file of ours, or of LLaMA-Factory.
+        overrides: ``a.b=value`` settings in our words; they win over the file.
+        allow_untranslated: Go on without the keys that have no counterpart; they are among the notes then.
+
+    Returns:
+        The config, and for a LLaMA-Factory file a line for every key that was left out.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` listing every problem, a line each; see ``load_config`` for the others.
+    """
+    file = Path(path)
+    given, marks = parse_config(file, read_config_text(file))
+    if not is_llamafactory(given):
+        return load_config(file, TrainingConfig, overrides), []
+    done = translate(given)
+
+    def at(key: str) -> str:
+        line, column = marks.get((key,), (1, 1))
+        return f"{file}:{line}:{column}"
+
+    lost = [f"{at(key)}: {key}: no counterpart: {why}" for key, why in done.lost.items()]
+    notes = [f"{at(key)}: {key}: {text}" for key, text in done.notes.items()]
+    if lost and not allow_untranslated:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "\n".join(lost),
+            "remove these keys, or pass --allow-untranslated to go on without them",
+        )
+    values, placed = _overridden(done.values, overrides)
+    ours: dict[KeyPath, Mark] = {
+        key: marks[(origin,)]
+        for key, origin in done.origins.items()
+        if (origin,) in marks and key not in placed
+    }
+    return validate(values, TrainingConfig, str(file), ours, placed), [*lost, *notes]
+
+
+def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], set[KeyPath]]:
+    return values, {set_value(values, path, value) for path, value in parse_overrides(overrides)}
+
+
+def as_yaml(path: str | Path, *, allow_untranslated: bool = False) -> tuple[str, list[str]]:
+    """A LLaMA-Factory file in our words, and the lines of comment that say what was left out of it.
+
+    Raises:
+        GymError: ``USAGE`` for a file that is not LLaMA-Factory's; ``CONFIG_INVALID`` as ``load_training_config``.
+    """
+    file = Path(path)
+    given, _ = parse_config(file, read_config_text(file))
+    if not is_llamafactory(given):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{file}: not a LLaMA-Factory file: no model_name_or_path with a stage or finetuning_type",
+            "ours need no import; check one with: gym configs validate",
+        )
+    done = translate(given)
+    if done.lost and not allow_untranslated:
+        load_training_config(file)  # names each with its line
+    left = {**done.lost, **done.notes}
+    comments = [f"# {key}: {text}" for key, text in left.items()]
+    head = [f"# Translated from {file.name}, a file of LLaMA-Factory."]
+    if comments:
+        head += ["# Left out:", *comments]
+    body = yaml.safe_dump(done.values, sort_keys=False, allow_unicode=True)
+    return "\n".join(head) + "\n" + body, comments

@@ -1,0 +1,67 @@
+"""The recipes that come with the package: the checkout's ``configs/``, which a wheel carries as ``assets/configs``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_fed.errors import ErrorCode, GymError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One file.
+
+    Attributes:
+        name: Without ``.yaml``.
+        file: Where it lies.
+        summary: Its first comment, as one line.
+    """
+
+    name: str
+    file: Path
+    summary: str
+
+
+def recipes() -> list[Recipe]:
+    """Every recipe, by name.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` when the installation has none.
+    """
+    package = Path(__file__).parents[1]
+    folders = (package / "assets" / "configs", package.parent / "configs")
+    folder = next((f for f in folders if f.is_dir()), None)
+    if folder is None:
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND,
+            f"no recipes in {folders[0]}",
+            "install gym-fed again; its wheel has them",
+        )
+    return [Recipe(file.stem, file, _summary(file)) for file in sorted(folder.glob("*.yaml"))]
+
+
+def get_recipe(name: str) -> Recipe:
+    """The recipe of that name, with or without ``.yaml``.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` when there is none.
+    """
+    found = {recipe.name: recipe for recipe in recipes()}
+    wanted = name.removesuffix(".yaml")
+    if wanted not in found:
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"no recipe is called {name!r}", f"one of {', '.join(found)}"
+        )
+    return found[wanted]
+
+
+def _summary(file: Path) -> str:
+    """The comment at the top up to the first command (an indented line) or its end."""
+    words: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#")
+        if not line.startswith("#") or text.startswith("   "):
+            break
+        words.append(text.strip())
+    return " ".join(words)
