@@ -8,10 +8,12 @@ from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig
+    from gym_fed.training.recipe import RecipeContext
     from gym_fed.training.trainer import Trainer, TrainResult
     from gym_fed.training.tuning.lora import lora_factors
 
 __all__ = [
+    "RecipeContext",
     "TrainResult",
     "Trainer",
     "TrainingConfig",
@@ -20,6 +22,7 @@ __all__ = [
 
 __getattr__ = lazy(
     __name__,
+    RecipeContext="gym_fed.training.recipe",
     TrainResult="gym_fed.training.trainer",
     Trainer="gym_fed.training.trainer",
     TrainingConfig="gym_fed.config.training",

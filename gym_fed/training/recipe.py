@@ -1,0 +1,256 @@
+"""Training written by hand: a recipe is a Python script; its context gives it devices, tracker, models and storage.
+
+docs/recipes.md has a whole one. What a config can say is better said to ``gym train``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import fsync_folder
+from gym_fed.models import LoadedModel, load_model, pick_device
+
+if TYPE_CHECKING:
+    import torch
+
+Role = Literal["policy", "reference", "value"]
+
+
+class Tracks(Protocol):
+    """What a recipe needs of an experiment; ``gym_fed.tracking.Experiment`` is one."""
+
+    def log_config(self, config: Mapping[str, Any]) -> None: ...
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def log_artifacts(self, paths: Sequence[str | Path]) -> None: ...
+
+
+class RecipeContext:
+    """What a recipe stands on.
+
+    ::
+
+        with RecipeContext("runs/mine", seed=1) as context:
+            policy = context.spawn("policy", model="gym-nano")
+            context.track({"reward": 0.5}, step=1)
+            context.save_safely("policy", policy)
+
+    Args:
+        output_dir: Folder of the recipe; made if need be. One that is there already is gone on with.
+        devices: ``auto`` takes every CUDA GPU, or MPS, or the CPU; else the name of a device, or several.
+        seed: Set for Python, numpy and torch when the block is entered.
+        experiment: Who is told the figures; by default a ``gym_fed.tracking.Experiment`` in ``output_dir``, which is
+            closed at the end. One that is handed in stays open.
+
+    Attributes:
+        output_dir: As given.
+        devices: What to compute on, ``torch.device`` objects; the first is the default of ``spawn``.
+        experiment: The tracker.
+        storage: The folder that ``save_safely`` writes to.
+
+    Raises:
+        GymError: ``USAGE`` for a device that is unknown or absent.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | Path,
+        devices: str | Sequence[str] = "auto",
+        seed: int = 0,
+        experiment: Tracks | None = None,
+    ) -> None:
+        self.output_dir = Path(output_dir)
+        self.devices = _devices(devices)
+        self.seed = seed
+        self.storage = self.output_dir / "storage"
+        self._own = experiment is None
+        self.experiment: Tracks = _experiment(self.output_dir) if experiment is None else experiment
+
+    def __enter__(self) -> RecipeContext:
+        from transformers import set_seed
+
+        self.storage.mkdir(parents=True, exist_ok=True)
+        set_seed(self.seed)
+        self.experiment.log_config({"seed": self.seed, "devices": [str(device) for device in self.devices]})
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._own:
+            self.experiment.close()  # type: ignore[attr-defined]  # our own can be closed
+
+    def track(self, metrics: Mapping[str, float], step: int) -> None:
+        """Tell figures of one step, which counts from 1."""
+        self.experiment.log_metrics(metrics, step)
+
+    def spawn(
+        self,
+        role: Role,
+        model: str | LoadedModel,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str = "float32",
+    ) -> LoadedModel:
+        """A model of its own for a role; what it is made of stays as it is.
+
+        ========== =============================================================================================
+        policy     to be trained: a causal LM in which every weight learns (of an adapter: the adapter)
+        reference  the same, frozen
+        value      to be trained: ``gym_fed.training.critic.Critic``, the body under a head of one number a token,
+                   zero at the beginning; ``model(input_ids, attention_mask, num_tokens)``
+        ========== =============================================================================================
+
+        Args:
+            role: See above.
+            model: A name as for ``gym_fed.models.load_model``, or a model spawned before, which is copied as it is now.
+            device: By default the first of ``devices``.
+            dtype: Of the weights, for a model that is loaded.
+
+        Raises:
+            GymError: ``USAGE`` for another role; see ``load_model`` for a model that cannot be had.
+        """
+        import copy
+
+        if role not in ("policy", "reference", "value"):
+            raise GymError(
+                ErrorCode.USAGE, f"spawn: no role is called {role!r}", "one of policy, reference, value"
+            )
+        target = pick_device(str(device)) if device is not None else self.devices[0]
+        if isinstance(model, str):
+            spawned = load_model(model, dtype=dtype)
+        else:
+            spawned = LoadedModel(copy.deepcopy(model.model), copy.deepcopy(model.tokenizer), model.name)
+        if role == "value":
+            spawned.model = _critic(spawned)
+        elif role == "reference":
+            spawned.model.requires_grad_(False)
+        elif hasattr(spawned.model, "peft_config"):
+            for name, weights in spawned.model.named_parameters():
+                weights.requires_grad_(spawned.model.active_adapter in name.split("."))
+        else:
+            spawned.model.requires_grad_(True)
+        spawned.model = spawned.model.to(target).eval()
+        return spawned
+
+    def save_safely(self, name: str, what: Any) -> Path:
+        """Write to ``storage`` under ``name``, or ``NAME-2``, ``NAME-3``, ...: what is there is never overwritten.
+
+        It is there as a whole or not at all, also after a kill, which may leave a hidden ``.NAME.*.partial`` behind.
+
+        Args:
+            name: Of the new file or folder; no path.
+            what: Bytes or text for a file; a mapping of tensors, for a safetensors file; a spawned model, or anything
+                else with ``save_pretrained``, for a folder.
+
+        Returns:
+            Where it is.
+
+        Raises:
+            GymError: ``USAGE`` for another name or something that cannot be saved.
+        """
+        if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+            raise GymError(
+                ErrorCode.USAGE, f"save_safely: {name!r} is no name of a new file", "give one word"
+            )
+        write = _writer(what)
+        self.storage.mkdir(parents=True, exist_ok=True)
+        part = self.storage / f".{name}.{secrets.token_hex(8)}.partial"
+        try:
+            write(part)
+            _fsync_all(part)
+            place = _claim(part, self.storage / name)
+        finally:
+            if part.is_dir():
+                shutil.rmtree(part)
+            else:
+                part.unlink(missing_ok=True)
+        fsync_folder(self.storage)
+        self.experiment.log_artifacts([place])
+        return place
+
+
+def _devices(wanted: str | Sequence[str]) -> list[torch.device]:
+    import torch
+
+    if wanted == "auto" and torch.cuda.is_available():
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    if not names:
+        raise GymError(ErrorCode.USAGE, "devices: the list is empty", "give auto, or a device such as cpu")
+    return [pick_device(name) for name in names]
+
+
+def _experiment(folder: Path) -> Tracks:
+    from gym_fed.tracking import Experiment
+
+    return Experiment(folder)
+
+
+def _critic(loaded: LoadedModel) -> Any:
+    from gym_fed.training.critic import critic_like
+
+    return critic_like(loaded.model, train_body=True)
+
+
+def _writer(what: Any) -> Callable[[Path], Any]:
+    """How ``what`` is written to a path that does not exist yet."""
+    if isinstance(what, str):
+        return lambda path: path.write_text(what, encoding="utf-8")
+    if isinstance(what, bytes | bytearray | memoryview):
+        return lambda path: path.write_bytes(what)
+    if isinstance(what, Mapping):
+        from safetensors.torch import save_file
+
+        return lambda path: save_file({key: value.contiguous() for key, value in what.items()}, path)
+    parts = [what.model, what.tokenizer] if isinstance(what, LoadedModel) else [what]
+    if not all(hasattr(part, "save_pretrained") for part in parts):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"save_safely: does not know how to write {type(what).__name__}",
+            "give bytes, text, a mapping of tensors, or a model",
+        )
+
+    def write(path: Path) -> None:
+        path.mkdir()
+        for part in parts:
+            part.save_pretrained(path)
+
+    return write
+
+
+def _claim(part: Path, wanted: Path) -> Path:
+    """Give what was written the first name that is free; another process may be taking it at the same moment."""
+    number = 1
+    while True:
+        place = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+        try:
+            if part.is_dir():
+                if place.exists():
+                    raise FileExistsError
+                part.rename(place)  # fails where a folder with anything in it is in the way
+            else:
+                os.link(part, place)
+            return place
+        except OSError:
+            if not place.exists():
+                raise
+            number += 1
+
+
+def _fsync_all(path: Path) -> None:
+    """A file, or a folder with all in it, on the disk itself."""
+    for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
