@@ -1,0 +1,153 @@
+"""Bytes on an object store, named by their sha256: sent whole or not at all, fetched with resume and verified."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from gym_fed.data.locations import filesystem
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import atomic_file, fsync_folder
+
+_BLOCK_BYTES = 1 << 20
+
+
+class Objects:
+    """A folder or an fsspec URL.
+
+    Args:
+        url: Where it lies; a plain path is a local folder, which is made when something is written.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.url = str(url).rstrip("/")
+        self._fs, root, _ = filesystem(url)
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+        self._root = str(Path(root).absolute()) if self._is_local else root.rstrip("/")
+
+    def put(self, file: Path, sha256: str) -> None:
+        """Store a local file, unless the store has it.
+
+        Raises:
+            GymError: ``DATA_INVALID`` when its bytes are no longer those that were hashed.
+        """
+        target = f"{self._root}/{_object(sha256)}"
+        if self._fs.exists(target) and self._fs.info(target)["size"] == file.stat().st_size:
+            return
+        if self._is_local:
+            with atomic_file(Path(target)) as part:
+                digest = _copy(file, part)
+                _require(digest, sha256, file)
+            return
+        # A remote store keeps an object only when all its bytes have come.
+        self._fs.makedirs(self._fs._parent(target), exist_ok=True)
+        with self._fs.open(target, "wb") as part:
+            digest = _copy(file, part)
+        if digest != sha256:
+            self._fs.rm_file(target)
+        _require(digest, sha256, file)
+
+    def fetch(self, sha256: str, num_bytes: int, target: Path) -> None:
+        """Write an object to ``target``, which must not exist; a part that an earlier try left is continued.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``HASH_MISMATCH`` when its bytes are not those that name it; the part is removed.
+        """
+        source = f"{self._root}/{_object(sha256)}"
+        if not self._fs.exists(source):
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"{self.url}: has no object {sha256}", "push the dataset again"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{sha256[:16]}.part")
+        start = part.stat().st_size if part.exists() else 0
+        if start > num_bytes:
+            part.unlink()
+            start = 0
+        with self._fs.open(source, "rb") as stream, part.open("ab") as out:
+            stream.seek(start)
+            while block := stream.read(_BLOCK_BYTES):
+                out.write(block)
+                if out.tell() > num_bytes:
+                    break  # more than the manifest says: the hash will tell
+            out.flush()
+            os.fsync(out.fileno())
+        found = file_sha256(part)
+        if found != sha256:
+            part.unlink()
+            raise GymError(
+                ErrorCode.HASH_MISMATCH,
+                f"{self.url}/{_object(sha256)}: its bytes hash to {found}",
+                "the object is damaged: remove it from the store and push the dataset again",
+            )
+        os.link(part, target)  # unlike a rename, this refuses to replace a file that came in between
+        part.unlink()
+        fsync_folder(target.parent)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a small file that must not exist yet; False when it does."""
+        target = f"{self._root}/{path}"
+        self._fs.makedirs(self._fs._parent(target), exist_ok=True)
+        if not self._is_local:
+            try:
+                self._fs.pipe_file(target, data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+        part = Path(target).with_name(f".{secrets.token_hex(8)}.partial")
+        try:
+            with part.open("xb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            os.link(part, target)
+        except FileExistsError:
+            return False
+        finally:
+            part.unlink(missing_ok=True)
+        fsync_folder(part.parent)
+        return True
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._fs.cat_file(f"{self._root}/{path}"))
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the files in a folder; none when it is not there."""
+        return [path for path in self.tree(folder) if "/" not in path]
+
+    def tree(self, folder: str) -> list[str]:
+        """Paths of all files below a folder, from there."""
+        root = f"{self._root}/{folder}"
+        self._fs.invalidate_cache()
+        if not self._fs.exists(root):
+            return []
+        return [str(path)[len(root) :].lstrip("/") for path in self._fs.find(root)]
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of a local file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _object(sha256: str) -> str:
+    return f"objects/{sha256[:2]}/{sha256}"
+
+
+def _copy(file: Path, out: Any) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+            out.write(block)
+    return digest.hexdigest()
+
+
+def _require(found: str, sha256: str, file: Path) -> None:
+    if found != sha256:
+        raise GymError(ErrorCode.DATA_INVALID, f"{file}: changed while it was read", "push it again")

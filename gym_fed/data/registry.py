@@ -1,0 +1,217 @@
+"""The dataset registry: named, versioned and licensed datasets on an object store, verified on the way in and out.
+
+The store is a folder or any fsspec URL. Objects are named by the sha256 of their bytes, as in the hub's store; a
+version of a dataset is a small manifest that names its objects. The manifest is written last and never replaced, so
+that a push which stops half-way has published nothing, and of two pushes at once each gets a version of its own::
+
+    objects/<first two digits>/<sha256>     datasets/<name>/<version>.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from gym_fed.config.base import StrictModel
+from gym_fed.data.licences import checked_licence
+from gym_fed.data.objects import Objects, file_sha256
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+
+CARD_NAME = ".gym-dataset.json"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?")
+_MANIFEST = re.compile(r"(\d{6})\.json")
+
+
+class DatasetFile(StrictModel):
+    """One file of a dataset."""
+
+    path: str
+    """From the dataset's folder, with ``/``."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    num_bytes: int = Field(ge=0)
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, value: str) -> str:
+        parts = value.split("/")
+        if not value or "\\" in value or any(part in ("", ".", "..") or ":" in part for part in parts):
+            raise ValueError("leads out of the dataset's folder")
+        return value
+
+
+class DatasetManifest(StrictModel):
+    """One version of a dataset: what a push publishes."""
+
+    name: str
+    version: int = Field(ge=1)
+    licence: str
+    """SPDX identifier, or ``LicenseRef-NAME``."""
+    description: str
+    files: list[DatasetFile] = Field(min_length=1)
+    created_at: float
+    """Seconds since 1970."""
+
+    def same_content(self, other: DatasetManifest) -> bool:
+        """Whether the two differ in number and time alone."""
+        skipped = {"version", "created_at"}
+        return self.model_dump(exclude=skipped) == other.model_dump(exclude=skipped)
+
+
+Manifests = list[DatasetManifest]
+Versions = list[int]  # named here, since a method below is called list
+
+
+class DatasetRegistry:
+    """Datasets on one store.
+
+    Args:
+        url: A folder, or an fsspec URL such as ``s3://bucket/datasets``.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        self._objects = Objects(url)
+
+    def push(
+        self, name: str, path: str | Path, *, licence: str | None = None, description: str = ""
+    ) -> DatasetManifest:
+        """Publish a file, or all files of a folder (hidden ones excepted), as the next version of ``name``.
+
+        What the store has already is not sent again; pushing the newest version once more gives that version.
+
+        Raises:
+            GymError: ``USAGE`` without a valid name or licence; ``FILE_NOT_FOUND``; ``DATA_INVALID`` when a file
+                changes while it is read.
+        """
+        _check_name(name)
+        licence = checked_licence(licence)
+        files = []
+        for local, relative in _local_files(Path(path)):
+            sha256 = file_sha256(local)
+            self._objects.put(local, sha256)
+            files.append(DatasetFile(path=relative, sha256=sha256, num_bytes=local.stat().st_size))
+        while True:
+            versions = self.versions(name)
+            draft = DatasetManifest(
+                name=name,
+                version=versions[-1] + 1 if versions else 1,
+                licence=licence,
+                description=description,
+                files=files,
+                created_at=time.time(),
+            )
+            if versions and (newest := self.show(name)).same_content(draft):
+                return newest
+            data = json.dumps(draft.model_dump(), indent=1, sort_keys=True).encode()
+            if self._objects.create(self._path(name, draft.version), data):
+                return draft  # else somebody else has taken this number
+
+    def pull(self, reference: str, dest: str | Path) -> DatasetManifest:
+        """Fetch ``name`` (its newest version) or ``name@version`` into the folder ``dest``; a stopped pull continues.
+
+        Beside the files lies ``.gym-dataset.json``, the manifest with the licence.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``FILE_EXISTS`` before anything is fetched, when a file of another content is in
+                the way; ``HASH_MISMATCH`` when the store's object is not what the manifest says.
+        """
+        manifest = self.show(reference)
+        folder = Path(dest)
+        missing = []
+        for file in manifest.files:
+            target = folder / file.path
+            if not target.exists():
+                missing.append(file)
+            elif not target.is_file() or file_sha256(target) != file.sha256:
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{target}: exists, with another content than in {manifest.name}@{manifest.version}",
+                    "choose another folder",
+                )
+        for file in missing:
+            self._objects.fetch(file.sha256, file.num_bytes, folder / file.path)
+        card = json.dumps(manifest.model_dump(), indent=1, sort_keys=True)
+        write_atomically(folder / CARD_NAME, card.encode())
+        return manifest
+
+    def show(self, reference: str) -> DatasetManifest:
+        """The manifest of ``name`` or ``name@version``.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for a manifest that cannot be read.
+        """
+        name, _, wanted = reference.partition("@")
+        _check_name(name)
+        versions = self.versions(name)
+        if wanted and not wanted.isdecimal():
+            raise GymError(ErrorCode.USAGE, f"{reference}: {wanted!r} is no version", "a number, such as @1")
+        version = int(wanted) if wanted else max(versions, default=0)
+        if version not in versions:
+            known = f"versions {', '.join(map(str, versions))}" if versions else f"datasets: {self._names()}"
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"{self._objects.url}: no dataset {reference}", f"there are {known}"
+            )
+        path = self._path(name, version)
+        try:
+            found = DatasetManifest.model_validate_json(self._objects.read(path))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{self._objects.url}/{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}",
+                "restore the manifest, or push the dataset again",
+            ) from error
+        if (found.name, found.version) != (name, version):
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"{self._objects.url}/{path}: is of {found.name}@{found.version}"
+            )
+        return found
+
+    def list(self) -> Manifests:
+        """The newest version of every dataset, by name."""
+        return [self.show(name) for name in sorted(self._all_names())]
+
+    def versions(self, name: str) -> Versions:
+        """The versions of a dataset in rising order; none when there is no such dataset."""
+        names = self._objects.names(f"datasets/{name}")
+        return sorted(int(match[1]) for file in names if (match := _MANIFEST.fullmatch(file)))
+
+    def _all_names(self) -> set[str]:
+        paths = self._objects.tree("datasets")
+        return {p.rpartition("/")[0] for p in paths if _MANIFEST.fullmatch(p.rpartition("/")[2])}
+
+    def _names(self) -> str:
+        return ", ".join(sorted(self._all_names())[:8]) or "none"
+
+    def _path(self, name: str, version: int) -> str:
+        return f"datasets/{name}/{version:06}.json"
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{name[:80]!r} is no name of a dataset",
+            "small letters, digits, dots and dashes, with at most one /, such as me/stories",
+        )
+
+
+def _local_files(path: Path) -> Iterator[tuple[Path, str]]:
+    if path.is_file():
+        yield path, path.name
+        return
+    found: list[Any] = []
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            relative = file.relative_to(path)
+            if file.is_file() and not any(part.startswith(".") for part in relative.parts):
+                found.append((file, relative.as_posix()))
+    if not found:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no files at {path}", "give a file, or a folder with files")
+    yield from found
