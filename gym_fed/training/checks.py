@@ -29,6 +29,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     from gym_fed.training.features import active_features
     from gym_fed.training.optimizers import get_optimizer
     from gym_fed.training.processes import world_size
+    from gym_fed.training.quantization import check_quantization
     from gym_fed.training.sharding import check_distributed
     from gym_fed.training.spikes import check_spikes
     from gym_fed.training.tuning import get_tuning
@@ -37,6 +38,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     check_distributed(config, world_size() if num_processes is None else num_processes)
     get_algorithm(config.algorithm).check(config)
     get_tuning(config.finetuning).check(config)
+    check_quantization(config)
     get_optimizer(config.optimizer).check(config)
     check_spikes(config)
     check_batch_size(config)

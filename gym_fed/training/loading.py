@@ -7,6 +7,7 @@ from typing import Any
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
+from gym_fed.training.quantization import quantization_arguments
 from gym_fed.training.sharding import loading_arguments
 from gym_fed.training.vision import is_vision_model, load_vision_model
 
@@ -28,7 +29,8 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
         return load_by_unsloth(config)
     if config.algorithm == "sft" and is_vision_model(config.model):
         return load_vision_model(config.model, dtype=config.dtype, arguments=loading_arguments(config))
-    loaded = load_model(config.model, dtype=config.dtype, arguments=loading_arguments(config))
+    arguments = {**loading_arguments(config), **quantization_arguments(config)}
+    loaded = load_model(config.model, dtype=config.dtype, arguments=arguments)
     if not hasattr(loaded.model, "merge_and_unload"):
         return loaded.model, loaded.tokenizer
     if config.finetuning not in ("full", "freeze"):

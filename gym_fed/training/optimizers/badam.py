@@ -108,6 +108,7 @@ def _resumable(block_optimizer: Any) -> Any:
                 "next": self.current_block_idx,
                 "order": list(getattr(self, "block_order", [])),
                 "step": self.global_step,
+                "lr": float(self.param_groups[0]["lr"]),
                 "weights": [value.detach().clone() for value in self.param_idx2hp.values()],
             }
             return saved
@@ -124,7 +125,7 @@ def _resumable(block_optimizer: Any) -> Any:
                     value.copy_(saved)
             inner = {key: value for key, value in state_dict.items() if key != "blocks"}
             self.base_optimizer.load_state_dict(inner)
-            for group in self.param_groups:  # the schedule writes here, and the inner groups follow
-                group["lr"] = self.base_optimizer.param_groups[0]["lr"]
+            for group in self.param_groups:  # the schedule writes here, and the inner groups follow at a step
+                group["lr"] = blocks["lr"]
 
     return Resumable

@@ -38,9 +38,10 @@ def start_from_loss(model: Any, config: TrainingConfig) -> None:
         b.copy_(start_b / scale)
         base.weight = quantised
         remember_start(layer, None)
-    if config.lora.use_dora:
-        for layer in lora_layers(model):
-            layer.dora_init("default")
+        if config.lora.use_dora:
+            layer.lora_magnitude_vector["default"].update_layer(
+                base_layer=base, lora_A=a, lora_B=b, scaling=scale
+            )
 
 
 def loftq(

@@ -28,6 +28,9 @@ def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
     from peft import get_peft_model
     from transformers import set_seed
 
+    from gym_fed.training.quantization import settle
+
+    settle(model)
     set_seed(seed)
     try:
         with warnings.catch_warnings():
@@ -48,6 +51,14 @@ def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
             f"{section}: does not fit {type(model).__name__}: {first}",
             f"change the sizes in {section}, or its target_modules",
         ) from error
+
+
+def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
+    """``wrap`` with the section of the chosen method, on a base in few bits where the config asks for one."""
+    from gym_fed.training.quantization import require_quantised
+
+    require_quantised(model, config)
+    return wrap(model, peft_config, config.finetuning, seed=config.seed)
 
 
 def task_type(config: TrainingConfig) -> str:

@@ -34,7 +34,7 @@ class AdaLora(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import AdaLoraConfig
 
-        from gym_fed.training.tuning._peft import task_type, wrap
+        from gym_fed.training.tuning._peft import task_type, wrap_for
 
         settings = config.adalora
         assert settings is not None  # filled in by the config
@@ -52,7 +52,7 @@ class AdaLora(Tuning):
             target_modules=settings.target_modules,
             modules_to_save=settings.modules_to_save or None,
         )
-        return wrap(model, wanted, "adalora", seed=config.seed)
+        return wrap_for(model, wanted, config)
 
     def callbacks(self, model: Any, config: TrainingConfig) -> list[Any]:
         assert config.adalora is not None  # filled in by the config

@@ -40,9 +40,12 @@ class Tuning(ABC):
 
     @contextmanager
     def finishing(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        """``finish``, whatever happens within."""
+        """Training happens within, and ``finish`` after it, whatever happens."""
+        from gym_fed.training.quantization import adapters_keep_their_type
+
         try:
-            yield
+            with adapters_keep_their_type(model):
+                yield
         finally:
             self.finish(model, config)
 

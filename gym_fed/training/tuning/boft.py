@@ -28,7 +28,7 @@ class Boft(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import BOFTConfig
 
-        from gym_fed.training.tuning._peft import task_type, wrap
+        from gym_fed.training.tuning._peft import task_type, wrap_for
 
         settings = config.boft
         assert settings is not None  # filled in by the config
@@ -47,4 +47,4 @@ class Boft(Tuning):
                 warnings.filterwarnings("ignore", message="Failed to load the CUDA extension|Setting boft_n")
             else:
                 warnings.filterwarnings("error", message="Setting boft_n")
-            return wrap(model, wanted, "boft", seed=config.seed)
+            return wrap_for(model, wanted, config)

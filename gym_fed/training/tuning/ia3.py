@@ -17,7 +17,7 @@ class Ia3(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import IA3Config
 
-        from gym_fed.training.tuning._peft import task_type, wrap
+        from gym_fed.training.tuning._peft import task_type, wrap_for
 
         settings = config.ia3
         assert settings is not None  # filled in by the config
@@ -27,4 +27,4 @@ class Ia3(Tuning):
             feedforward_modules=settings.feedforward_modules,
             modules_to_save=settings.modules_to_save or None,
         )
-        return wrap(model, wanted, "ia3", seed=config.seed)
+        return wrap_for(model, wanted, config)

@@ -15,6 +15,7 @@ import torch
 
 from gym_fed.config.training import LoraSettings, TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.quantization import require_quantised
 from gym_fed.training.tuning._peft import save_adapter, task_type, wrap
 from gym_fed.training.tuning.base import Tuning
 
@@ -52,6 +53,7 @@ class Lora(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         settings = config.lora
         assert settings is not None  # filled in by the config
+        require_quantised(model, config)
         adapted = add_lora(model, settings, seed=config.seed, task=task_type(config))
         if settings.init_lora_weights == "loftq":
             from gym_fed.training.tuning._loftq import start_from_loss

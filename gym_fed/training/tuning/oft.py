@@ -17,7 +17,7 @@ class Oft(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import OFTConfig
 
-        from gym_fed.training.tuning._peft import task_type, wrap
+        from gym_fed.training.tuning._peft import task_type, wrap_for
 
         settings = config.oft
         assert settings is not None  # filled in by the config
@@ -34,4 +34,4 @@ class Oft(Tuning):
             target_modules=settings.target_modules,
             modules_to_save=settings.modules_to_save or None,
         )
-        return wrap(model, wanted, "oft", seed=config.seed)
+        return wrap_for(model, wanted, config)

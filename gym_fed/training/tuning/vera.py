@@ -17,7 +17,7 @@ class Vera(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import VeraConfig
 
-        from gym_fed.training.tuning._peft import task_type, wrap
+        from gym_fed.training.tuning._peft import task_type, wrap_for
 
         settings = config.vera
         assert settings is not None  # filled in by the config
@@ -31,4 +31,4 @@ class Vera(Tuning):
             target_modules=settings.target_modules,
             modules_to_save=settings.modules_to_save or None,
         )
-        return wrap(model, wanted, "vera", seed=config.seed)
+        return wrap_for(model, wanted, config)
