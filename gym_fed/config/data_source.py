@@ -102,8 +102,12 @@ class DataSections(StrictModel):
     max_length: int = Field(default=256, ge=2)
     """Longest row in tokens. Longer rows are cut (sft), or continued in the next row (packing)."""
 
-    packing: bool | None = None
-    """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``."""
+    eval_split: float = Field(default=0.0, ge=0)
+    """Instead of ``eval_data``: so many rows of ``data`` (below 1: this share), drawn by ``seed``, are held out."""
+
+    packing: bool | Literal["bfd"] | None = None
+    """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd`` cuts
+    none: whole rows share a row of ``max_length`` (best fit, decreasing), and do not see each other."""
 
     assistant_only_loss: bool | None = None
     """In conversations, learn from the assistant's words only. Default: on for ``sft``, off for ``pretrain``."""

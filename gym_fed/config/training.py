@@ -89,6 +89,10 @@ class TrainingConfig(
             raise ValueError("give either model or model_init, not both")
         if self.model_init is not None and self.finetuning not in ("full", "freeze"):
             raise ValueError(f"finetuning: {self.finetuning} needs a trained model, not model_init")
-        if self.packing and self.assistant_only_loss:
-            raise ValueError("packing and assistant_only_loss exclude each other")
+        if self.packing is True and self.assistant_only_loss:
+            raise ValueError("packing and assistant_only_loss exclude each other; packing: bfd does not")
+        if self.packing == "bfd" and self.algorithm not in ("sft", "pretrain"):
+            raise ValueError(f"packing: bfd is for sft and pretrain, not for {self.algorithm}")
+        if self.eval_split and self.eval_data:
+            raise ValueError("give either eval_data or eval_split, not both")
         return self

@@ -24,6 +24,33 @@ def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") 
     return [row for index, source in enumerate(sources) for row in _weighted(source, config.seed + index)]
 
 
+def split_rows(
+    rows: list[dict[str, Any]], size: float, *, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows to train on and rows held out, both in their order.
+
+    Args:
+        rows: All of them.
+        size: How many are held out; below 1, which share.
+        seed: Decides which.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when one of the two would be empty.
+    """
+    number = round(size * len(rows)) if size < 1 else round(size)
+    if not 0 < number < len(rows):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"eval_split: {size:g} of {len(rows)} rows would hold out {number}",
+            "leave at least one row on both sides",
+        )
+    held = set(random.Random(seed).sample(range(len(rows)), number))
+    return (
+        [row for index, row in enumerate(rows) if index not in held],
+        [rows[index] for index in sorted(held)],
+    )
+
+
 def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
     rows = [row for _, row in source_rows(source)]
     times, fraction = divmod(source.weight, 1.0)

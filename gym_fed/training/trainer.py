@@ -20,7 +20,10 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import pick_device, quiet_loading
 from gym_fed.tracking import Experiment
-from gym_fed.training import processes
+from gym_fed.training import (
+    library_env,  # noqa: F401 - before whatever imports a training library
+    processes,
+)
 from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.batch_size import find_batch_size, known_sizes, remember_sizes
@@ -55,6 +58,7 @@ class TrainResult:
         history: What the algorithm logged at every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
         output_dir: The run folder.
         num_examples: Rows trained on (each counted once).
+        num_processes: How many processes shared the run.
         num_tokens: Tokens seen, repeats included, padding not.
         model: The trained model, in evaluation mode: the one handed in, or a PEFT model around it.
         tokenizer: Its tokenizer.
@@ -68,13 +72,14 @@ class TrainResult:
     output_dir: Path
     num_examples: int
     num_tokens: int
+    num_processes: int
     model: Any = field(repr=False, compare=False)
     tokenizer: Any = field(repr=False, compare=False)
     best_step: int | None = None
 
     def summary(self) -> dict[str, Any]:
         """The figures, without losses and objects, ready for JSON."""
-        keep = ("steps", "final_loss", "num_examples", "num_tokens")
+        keep = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
         best = {} if self.best_step is None else {"best_step": self.best_step}
         return {key: getattr(self, key) for key in keep} | best | {"output_dir": str(self.output_dir)}
 
@@ -209,13 +214,19 @@ class Trainer:
                 encoded=encoded,
                 eval_encoded=eval_encoded,
                 checkpoints=folder.checkpoints,
-                callbacks=[hooks, *([early_stop] if early_stop else []), *tuning.callbacks(model, config), *optimizer.callbacks(config)],
+                callbacks=[
+                    hooks,
+                    *([early_stop] if early_stop else []),
+                    *tuning.callbacks(model, config),
+                    *optimizer.callbacks(config),
+                ],
                 graders=self._graders,
             )
             trainer = algorithm.build(job)
             trainer.make_optimizer = lambda model: optimizer.make(model, config)
             trainer.remove_callback(PrinterCallback)
             resumable(trainer)
+            processes.require_all(trainer.accelerator.num_processes)
             rollbacks = None if spikes is None or not spikes.rollback else Rollbacks(spikes, folder.path)
             start = None if checkpoint is None else Path(checkpoint)
             run_to_end(trainer, start, hooks, folder, rollbacks, early_stop)
@@ -239,6 +250,7 @@ class Trainer:
             output_dir=folder.path,
             num_examples=len(rows[0] or ()),
             num_tokens=hooks.num_tokens,
+            num_processes=processes.count(),
             model=model,
             tokenizer=tokenizer,
             best_step=best_step,
@@ -299,9 +311,11 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Training and held-out rows of the kind that the algorithm learns from."""
     from gym_fed.data.rows import as_kind
-    from gym_fed.training.sources import rows_of
+    from gym_fed.training.sources import rows_of, split_rows
 
     rows = rows_of(config) if dataset is None else list(dataset)
+    if eval_dataset is None and config.eval_split:
+        rows, eval_dataset = split_rows(rows, config.eval_split, seed=config.seed)
     if eval_dataset is None and config.eval_data:
         eval_dataset = rows_of(config, "eval_data")
     held_out = None if eval_dataset is None else as_kind(eval_dataset, algorithm.row_kind)

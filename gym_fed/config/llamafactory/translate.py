@@ -167,12 +167,16 @@ def _data(ledger: Ledger, algorithm: str) -> None:
     if algorithm == "pretrain":
         if packing is not None:
             ledger.put("packing", bool(packing), "packing")
+    elif algorithm != "sft":
+        for key, value in (("packing", packing), ("neat_packing", neat)):
+            if value:
+                ledger.note(key, "only pre-training and sft read it")
     elif packing or neat:
         key = "neat_packing" if neat else "packing"
         ledger.put("packing", "bfd", key)
         if not neat:
             ledger.note(key, "packed rows do not see each other here (LLaMA-Factory's neat_packing)")
-    if ledger.take("train_on_prompt", False):
+    if ledger.take("train_on_prompt", False) and algorithm == "sft":
         ledger.put("assistant_only_loss", False, "train_on_prompt")
     template = ledger.take("template")
     if template is not None:

@@ -12,6 +12,7 @@ from gym_fed.data.encoding import encode_rows
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
+from gym_fed.training.packing import pack_best_fit
 from gym_fed.training.vision import (
     build_vision_trainer,
     encode_image_rows,
@@ -28,13 +29,22 @@ class Sft(Algorithm):
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         assistant_only = self._assistant_only(config)
-        packing = _or(config.packing, self.packing_default and not assistant_only)
+        default = self.packing_default and not assistant_only
+        packing = default if config.packing is None else config.packing
         if is_processor(tokenizer):
-            return encode_image_rows(config, tokenizer, rows, assistant_only=assistant_only, packing=packing)
+            return encode_image_rows(
+                config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
+            )
         require_no_images(rows)
         encoded = encode_rows(
-            tokenizer, rows, max_length=config.max_length, assistant_only=assistant_only, packing=packing
+            tokenizer,
+            rows,
+            max_length=config.max_length,
+            assistant_only=assistant_only,
+            packing=packing is True,
         )
+        if packing == "bfd":
+            encoded = pack_best_fit(encoded, config.max_length)
         return [{**row, "length": len(row["input_ids"])} for row in encoded]
 
     def build(self, job: Job) -> Any:
@@ -46,7 +56,9 @@ class Sft(Algorithm):
             return build_vision_trainer(job, assistant_only=self._assistant_only(job.config))
         arguments = SFTConfig(
             **job.arguments(),
-            max_length=job.config.max_length,
+            # Packed rows have their length already, and lie in one row of tokens without padding.
+            max_length=None if job.config.packing == "bfd" else job.config.max_length,
+            padding_free=job.config.packing == "bfd",
             dataset_kwargs={"skip_prepare_dataset": True},
         )
         return local(SFTTrainer)(
@@ -58,7 +70,7 @@ class Sft(Algorithm):
         )
 
     def _assistant_only(self, config: TrainingConfig) -> bool:
-        return _or(config.assistant_only_loss, self.assistant_only_default and not config.packing)
+        return _or(config.assistant_only_loss, self.assistant_only_default and config.packing is not True)
 
 
 def _or(value: bool | None, default: bool) -> bool:
