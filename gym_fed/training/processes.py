@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from datetime import timedelta
 from typing import TypeVar
 
@@ -50,7 +52,8 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
                 os.environ.setdefault("DS_ACCELERATOR", "cpu")
             import deepspeed
 
-            deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
+            with redirect_stdout(sys.stderr):  # it tells of the kernels it builds on first use
+                deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
         else:
             dist.init_process_group(backend, timeout=timeout)
     except dist.DistError as error:
@@ -65,6 +68,29 @@ def stop() -> None:
     """Leave the other processes."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def count() -> int:
+    """How many processes answer: each adds one."""
+    if not dist.is_initialized():
+        return 1
+    one = torch.ones(1, dtype=torch.int64, device=_device())
+    dist.all_reduce(one)
+    return int(one.item())
+
+
+def require_all(found: int) -> None:
+    """Refuse to train alone beside the others: a library that misses them would train N models of one process each.
+
+    Raises:
+        GymError: ``INTERNAL``.
+    """
+    if found != world_size():
+        raise GymError(
+            ErrorCode.INTERNAL,
+            f"{world_size()} processes were started, but the training library sees {found}",
+            "check the environment variables RANK, WORLD_SIZE and MASTER_ADDR",
+        )
 
 
 def on_main(work: Callable[[], T]) -> T:

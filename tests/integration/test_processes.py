@@ -1,0 +1,111 @@
+"""Two real processes share one run: they end with the weights of one process that sees the same batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gym_fed.models import load_model
+
+CONFIG = """
+model: gym-nano
+data: [{tasks: [double], num_examples: 64}]
+max_steps: 4
+max_length: 48
+learning_rate: 1.0e-3
+device: cpu
+num_threads: 1
+logging_steps: 1
+"""
+STRATEGIES = {
+    "ddp": ["distributed.strategy=ddp"],
+    "fsdp2": ["distributed.strategy=fsdp2"],
+    "tensor_parallel": ["distributed.strategy=tensor_parallel"],
+    "zero2": ["distributed.strategy=deepspeed"],
+    "zero3": ["distributed.strategy=deepspeed", "distributed.zero_stage=3"],
+}
+# Adam divides by the root of squared gradients, so sums in another order move single weights this far in four steps.
+TOLERANCE = {"ddp": 2e-5, "fsdp2": 2e-5, "tensor_parallel": 2e-4, "zero2": 2e-5, "zero3": 2e-4}
+
+
+def command(folder: Path, nproc: int, settings: list[str]) -> list[str]:
+    file = folder.parent / "config.yaml"
+    file.write_text(CONFIG, encoding="utf-8")
+    rows = 8 if nproc == 1 or "distributed.strategy=tensor_parallel" in settings else 8 // nproc
+    words = [f"output_dir={folder}", f"per_device_train_batch_size={rows}", *settings]
+    processes = ["--nproc", str(nproc)] if nproc > 1 else []
+    sets = [part for word in words for part in ("--set", word)]
+    return [sys.executable, "-m", "gym_fed.cli.main", "train", str(file), *processes, *sets, "--json"]
+
+
+def run(folder: Path, nproc: int, settings: list[str]) -> dict[str, object]:
+    ended = subprocess.run(command(folder, nproc, settings), capture_output=True, text=True, timeout=250)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    figures: dict[str, object] = json.loads(ended.stdout)
+    return figures
+
+
+def far(a: Path, b: Path) -> float:
+    """The largest difference of a weight."""
+    one, two = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    assert one.keys() == two.keys()
+    return max((one[name] - two[name]).abs().max().item() for name in one)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert run(folder, 1, [])["num_processes"] == 1
+    start = load_model("gym-nano").model.state_dict()
+    trained = load_file(folder / "model.safetensors")
+    moved = max((trained[name] - start[name]).abs().max().item() for name in trained)
+    assert moved > 10 * max(TOLERANCE.values()), "a run that moves nothing would equal any other"
+    return folder
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel", "zero2", "zero3"])
+def test_two_processes_give_the_weights_of_one(name: str, alone: Path, tmp_path: Path) -> None:
+    figures = run(tmp_path / "run", 2, STRATEGIES[name])
+    assert figures["num_processes"] == 2
+    assert far(tmp_path / "run", alone) < TOLERANCE[name]
+    model = load_model(str(tmp_path / "run")).model
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_ctrl_c_reaches_every_process_once_and_the_run_goes_on(
+    name: str, alone: Path, tmp_path: Path
+) -> None:
+    started = subprocess.Popen(
+        command(tmp_path / "run", 2, STRATEGIES[name]),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stderr is not None
+    told = []
+    for line in started.stderr:
+        told.append(line)
+        if line.startswith("step 1/"):
+            os.kill(started.pid, signal.SIGINT)
+    assert started.wait(timeout=60) == 130, "".join(told)
+    assert "a checkpoint is in" in "".join(told)
+    figures = run(tmp_path / "run", 2, STRATEGIES[name])
+    assert figures["num_processes"] == 2
+    assert far(tmp_path / "run", alone) < TOLERANCE[name]
+
+
+def test_a_strategy_that_needs_others_is_refused_alone(tmp_path: Path) -> None:
+    words = command(tmp_path / "run", 1, ["distributed.strategy=fsdp2"])
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 10
+    assert "distributed.strategy: fsdp2 needs several processes, and this is one" in ended.stderr
+    assert not (tmp_path / "run").exists()
