@@ -25,6 +25,7 @@ from gym_fed.config.yaml_file import dump_yaml
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.training.processes import world_size
+from gym_fed.training.trl_glue import unpatched_afterwards
 
 _GIB = 1 << 30
 _FILE = "batch_size.json"
@@ -111,10 +112,11 @@ def find_batch_size(
     def step(size: int) -> None:
         changes = {_SIZES[0]: size, _SIZES[1]: rest // size}
         tried = (longest * (size // len(longest) + 1))[:size]
-        trainer = build(config.model_copy(update=changes), tried)
-        trainer.current_gradient_accumulation_steps = 1  # the loop would set it
-        batch = next(iter(trainer.get_train_dataloader()))
-        trainer.training_step(model, batch)
+        with unpatched_afterwards(model):
+            trainer = build(config.model_copy(update=changes), tried)
+            trainer.current_gradient_accumulation_steps = 1  # the loop would set it
+            batch = next(iter(trainer.get_train_dataloader()))
+            trainer.training_step(model, batch)
         model.zero_grad(set_to_none=True)
 
     with _unchanged(model):

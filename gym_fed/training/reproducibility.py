@@ -70,7 +70,8 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
     if file.exists():
         record = json.loads(file.read_text(encoding="utf-8"))
         last = {**record["environment"], **(record["resumed_with"][-1] if record["resumed_with"] else {})}
-        changed = {key: value for key, value in found.items() if last.get(key) != value}
+        # The run folder itself compares config and data, and knows which keys may change.
+        changed = {k: v for k, v in found.items() if last.get(k) != v and not k.endswith("_sha256")}
         if not changed:
             return
         told = "; ".join(_difference(key, last.get(key), value) for key, value in changed.items())

@@ -296,7 +296,7 @@ def _builder(
     """Builds trainers that are only tried out: no callbacks, nothing kept."""
 
     def build(config: TrainingConfig, rows: list[dict[str, Any]]) -> Any:
-        with tempfile.TemporaryDirectory() as scratch, unpatched_afterwards(model):
+        with tempfile.TemporaryDirectory() as scratch:
             job = Job(config, model, tokenizer, rows, None, Path(scratch), [])
             return algorithm.build(job)
 
