@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.encoding import require_chat_template
@@ -180,6 +180,13 @@ class _OnIds:
 
     def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
         return dataset
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """``length`` is kept, for batches of rows of like length."""
+        trainer, parent = cast("Any", self), cast("Any", super())
+        parent._set_signature_columns_if_needed()
+        if "length" not in trainer._signature_columns:
+            trainer._signature_columns.append("length")
 
 
 class _AdapterOff:
