@@ -65,6 +65,13 @@ NOT_NEEDED: dict[str, str] = {
     "full_determinism": "see reproducibility.deterministic",
     "badam_verbose": "nothing is printed",
     "trust_remote_code": "code that comes with a model is never run; its architecture must be one of transformers'",
+    # Rows with videos or sounds are refused when they are read.
+    "video_max_pixels": "videos and sounds are not read",
+    "video_min_pixels": "videos and sounds are not read",
+    "video_fps": "videos and sounds are not read",
+    "video_maxlen": "videos and sounds are not read",
+    "use_audio_in_video": "videos and sounds are not read",
+    "audio_sampling_rate": "videos and sounds are not read",
     # Ray and SwanLab.
     "use_swanlab": "see tracking",
     "use_ray": "gym train runs on this machine",
@@ -72,7 +79,6 @@ NOT_NEEDED: dict[str, str] = {
 NOT_NEEDED_PREFIXES = {"ray_": NOT_NEEDED["use_ray"], "swanlab_": NOT_NEEDED["use_swanlab"]}
 
 _PIXELS = "images are prepared by the model's own processor"
-_VIDEO = "videos and sounds are not read"
 _TOKENS = "tokens are not added to a model"
 _TEMPLATE = "the tokenizer's chat template writes conversations"
 
@@ -92,12 +98,6 @@ NO_COUNTERPART: dict[str, str] = {
     "image_min_pixels": _PIXELS,
     "image_do_pan_and_scan": _PIXELS,
     "crop_to_patches": _PIXELS,
-    "video_max_pixels": _VIDEO,
-    "video_min_pixels": _VIDEO,
-    "video_fps": _VIDEO,
-    "video_maxlen": _VIDEO,
-    "use_audio_in_video": _VIDEO,
-    "audio_sampling_rate": _VIDEO,
     "train_from_scratch": "write the sizes in our model_init",
     "moe_aux_loss_coef": "the model's own coefficient is used",
     "upcast_layernorm": "all weights have one type",
