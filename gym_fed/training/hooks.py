@@ -167,6 +167,7 @@ class RunHooks(TrainerCallback):
 
     def _evaluated(self, state: Any, logs: dict[str, Any]) -> None:
         figures = _figures(logs)
+        figures["num_tokens"] = self.num_tokens  # the trainer's own count begins anew on resume
         assert self.experiment is not None
         self.experiment.log_metrics(figures, state.global_step)
         if self._on_report is not None and self._last_report is not None:
