@@ -58,7 +58,6 @@ def test_one_task_is_forgotten_and_another_is_kept(tmp_path: Path, algorithm: st
     result = run_nano(config(tmp_path / "run", algorithm, **changes), FORGET + RETAIN)
     lost = heldout_loss(result.model, result.tokenizer, forget)
     kept = heldout_loss(result.model, result.tokenizer, retain)
-    print(algorithm, finetuning, lost, kept_before, kept)
     assert lost > 4
     assert kept < kept_before + 0.6
     assert exact_match(result.model, result.tokenizer, forget, max_new_tokens=16) < 0.1
