@@ -25,9 +25,7 @@ class BuildWithRecipes(build_py):
         if not self.editable_mode:
             folder = Path(self.build_lib, "gym_fed", "assets", "configs")
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            for file in sorted(Path("configs").glob("*.yaml")):
-                shutil.copyfile(file, folder / file.name)
+            shutil.copytree("configs", folder)
 
 
 setup(

@@ -64,7 +64,7 @@ def check_contents(sdist: Path, wheel: Path) -> None:
     wanted |= {
         f"gym_fed/assets/gym-nano/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")
     }
-    recipes = run(["git", "-C", str(ROOT), "ls-files", "--", "configs/*.yaml"], quiet=True).split()
+    recipes = run(["git", "-C", str(ROOT), "ls-files", "--", "configs"], quiet=True).split()
     wanted |= {f"gym_fed/assets/{name}" for name in recipes if (ROOT / name).exists()}
     refuse("missing from the wheel", wanted - inside)
     tops = {name.split("/")[0] for name in inside if ".dist-info/" not in name and "/" in name}

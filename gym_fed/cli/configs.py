@@ -46,14 +46,19 @@ def copy_recipe(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Copy a recipe, to be changed and trained."""
-    from gym_fed.config.recipes import get_recipe
+    """Copy a recipe, and the rows that come with it, to be changed and trained."""
+    from gym_fed.config.recipes import get_recipe, relocated
 
     recipe = get_recipe(name)
     file = dest / recipe.file.name if dest.is_dir() or not dest.suffix else dest
-    _write(file, recipe.file.read_text(encoding="utf-8"), overwrite)
+    text, rows = relocated(recipe, file)
+    for target in (file, *rows):
+        _refuse_existing(target, overwrite)
+    for target, source in rows.items():
+        _write(target, source.read_text(encoding="utf-8"), overwrite)
+    _write(file, text, overwrite)
     if as_json:
-        print_json({"recipe": recipe.name, "file": str(file)})
+        print_json({"recipe": recipe.name, "file": str(file), "data": [str(target) for target in rows]})
     else:
         err.print(f"{file}; train it with: gym train {file}", markup=False)
 
@@ -137,9 +142,13 @@ def import_file(
         err.print(f"{output}; {len(notes)} keys left out; train it with: gym train {output}", markup=False)
 
 
-def _write(file: Path, text: str, overwrite: bool) -> None:
+def _refuse_existing(file: Path, overwrite: bool) -> None:
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+
+
+def _write(file: Path, text: str, overwrite: bool) -> None:
+    _refuse_existing(file, overwrite)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     part.write_text(text, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,25 @@ def get_recipe(name: str) -> Recipe:
             ErrorCode.FILE_NOT_FOUND, f"no recipe is called {name!r}", f"one of {', '.join(found)}"
         )
     return found[wanted]
+
+
+def relocated(recipe: Recipe, target: Path) -> tuple[str, dict[Path, Path]]:
+    """A recipe's text for another place, and the data files that go there with it.
+
+    A recipe names its rows as ``configs/data/...``, which is right in the checkout only.
+
+    Returns:
+        The text, and for each file of rows where it goes (``data/`` beside ``target``) and where it lies.
+    """
+    rows: dict[Path, Path] = {}
+
+    def moved(found: re.Match[str]) -> str:
+        place = target.parent / found.group(1)
+        rows[place] = recipe.file.parent / found.group(1)
+        return place.as_posix()
+
+    text = re.sub(r"configs/(data/[\w./-]*[\w-])", moved, recipe.file.read_text(encoding="utf-8"))
+    return text, rows
 
 
 def _summary(file: Path) -> str:
