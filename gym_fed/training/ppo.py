@@ -30,10 +30,15 @@ class PpoTrainer(GrpoRollouts):
     def __init__(self, *arguments: Any, critic: Critic, settings: PpoSettings, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.settings = settings
-        self.kl_weight = settings.beta
+        self.kl_weight = 0.0
         self.critic = self.accelerator.prepare_model(critic.eval())
         self._rewards_by_grader: torch.Tensor | None = None
         self.add_callback(_CriticSteps(self))
+
+    def use_reference(self, beta: float, reference: Any | None) -> None:
+        """The penalty is in the rewards, so TRL's loss has none."""
+        super().use_reference(beta, reference)
+        self.kl_weight, self.beta = beta, 0.0
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The policy's optimiser, with the critic's weights in it."""
@@ -61,7 +66,7 @@ class PpoTrainer(GrpoRollouts):
         try:
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
-            self.beta = 0.0  # the penalty is in the rewards, not in the loss
+            self.beta = 0.0
         settings, mask = self.settings, batch["completion_mask"]
         with torch.no_grad():
             values = self._values(batch)

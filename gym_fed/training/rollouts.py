@@ -84,6 +84,15 @@ class Rollouts:
         self._num_tokens += trainer.state.num_input_tokens_seen - before
         return generated
 
+    def use_reference(self, beta: float, reference: Any | None) -> None:
+        """Weigh the divergence from a reference by ``beta``; None is the model itself with its adapter switched off."""
+        trainer = self._trainer
+        trainer.beta = beta
+        if reference is not None:
+            base = reference.get_base_model() if hasattr(reference, "get_base_model") else reference
+            add_fused_lm_head(base, temperature=trainer.temperature)
+            trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+
     def _rollouts_file(self, folder: str) -> Path:
         return Path(folder) / f"rollouts-{self._trainer.accelerator.process_index}.safetensors"
 
@@ -142,11 +151,7 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
         eval_dataset=None if job.eval_encoded is None else _prompts(job.eval_encoded, len(job.encoded)),
         **more,
     )
-    trainer.beta = trainer.kl_weight = beta
-    if reference is not None:
-        base = reference.get_base_model() if hasattr(reference, "get_base_model") else reference
-        add_fused_lm_head(base, temperature=arguments.temperature)
-        trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+    trainer.use_reference(beta, reference)
     return trainer
 
 
