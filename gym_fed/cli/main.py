@@ -9,6 +9,7 @@ from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data import app as data_app
 from gym_fed.cli.delta import app as delta_app
 from gym_fed.cli.doctor import doctor
+from gym_fed.cli.grade import grade
 from gym_fed.cli.runs import app as runs_app
 from gym_fed.cli.soup import app as soup_app
 from gym_fed.cli.train import train
@@ -32,6 +33,7 @@ def _options(version: VersionOption = False) -> None:
 app.command()(train)
 app.command()(tune)
 app.command()(chat)
+app.command()(grade)
 app.command()(doctor)
 app.add_typer(configs_app, name="configs")
 app.add_typer(data_app, name="data")

@@ -70,25 +70,36 @@ def grade(
 
 
 def grade_answers(rows: Sequence[dict[str, Any]], graders: Sequence[Grader]) -> Grades:
-    """Grade answers that are there already: rows with ``prompt`` and ``completion``.
+    """Grade answers that are there already.
+
+    Args:
+        rows: ``prompt`` and ``completion``, as texts or messages, or ``messages`` that end with the assistant; with the
+            columns that the graders read.
+        graders: Set up here and torn down at the end.
 
     Raises:
-        GymError: ``DATA_INVALID`` for no rows or rows that lack either; what the graders raise.
+        GymError: ``DATA_INVALID`` for no rows or rows without an answer; what the graders raise.
     """
-    samples = []
-    for number, row in enumerate(rows, 1):
-        if "prompt" not in row or "completion" not in row:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"row {number} has no answer to grade",
-                "give prompt and completion, or a model that answers",
-            )
-        said = row["completion"]
-        rest = {key: value for key, value in row.items() if key != "completion"}
-        samples.append(_sample(rest, said if isinstance(said, str) else str(said[-1]["content"])))
+    samples = [_answered(row, number) for number, row in enumerate(rows, 1)]
     with ExitStack() as stack:
         _set_up(stack, graders)
         return _graded(samples, graders)
+
+
+def _answered(row: dict[str, Any], number: int) -> Sample:
+    said = row.get("completion")
+    prompt = row.get("prompt")
+    messages = row.get("messages") or []
+    if messages and messages[-1]["role"] == "assistant":
+        prompt, said = messages[:-1], messages[-1:]
+    if prompt is None or not isinstance(said, str | list) or said == []:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"row {number} has no answer to grade",
+            "give prompt and completion, or a model that answers",
+        )
+    rest = {key: value for key, value in row.items() if key not in ("prompt", "completion", "messages")}
+    return Sample(prompt, said if isinstance(said, str) else str(said[-1]["content"]), rest)
 
 
 def _sample(row: dict[str, Any], text: str) -> Sample:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gym_fed.cli.main import app
 from gym_fed.config import TrainingConfig
 from gym_fed.config.rewards import ExactConfig, LengthConfig, RewardModelConfig
+from gym_fed.console import run_app
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import exact_match, grade, grade_answers
@@ -123,12 +126,48 @@ def test_answers_that_are_there_already_are_graded_without_a_model() -> None:
     rows = [{"prompt": "q", "completion": said, "answer": "a"} for said in ("a", "b")]
     found = grade_answers(rows, [Exact(ExactConfig(grader="exact"))])
     assert (found.values["exact"], found.means["exact"]) == ([1.0, 0.0], 0.5)
+    talk = {"messages": [*conversation("a"), {"role": "assistant", "content": "a"}], "answer": "a"}
+    assert grade_answers([talk], [Exact(ExactConfig(grader="exact"))]).means["exact"] == 1.0
     with pytest.raises(GymError, match="row 2 has no answer to grade"):
         grade_answers([rows[0], {"prompt": "q"}], [length(max=1)])
     with pytest.raises(GymError, match="no rows to grade"):
         grade_answers([], [length(max=1)])
     with pytest.raises(GymError, match="graders: none"):
         grade_answers(rows, [])
+
+
+def test_the_command_grades_answers_in_a_file_and_a_models_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gym(*words: str) -> Any:
+        monkeypatch.setattr("sys.argv", ["gym", *words])
+        with pytest.raises(SystemExit) as left:
+            run_app(app)
+        assert left.value.code == 0
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.chdir(tmp_path)
+    said = [
+        {"prompt": "q", "completion": "a", "answer": "a"},
+        {"prompt": conversation("b"), "completion": [{"role": "assistant", "content": "b!"}], "answer": "b"},
+    ]
+    for name, rows in (("said.jsonl", said), ("asked.jsonl", generate("length", 8))):
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("rewards.yaml").write_text(
+        "rewards: [{grader: exact, weight: 2}, {grader: length, max: 0, soft: 2}]\n"
+    )
+    found = gym("grade", "said.jsonl", "--rewards", "rewards.yaml", "--json", "--output", "out.jsonl")
+    assert found == {"num_rows": 2, "means": {"exact": 1.0, "length": 0.5, "reward": 1.5}}
+    lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [line["rewards"] for line in lines] == [
+        {"exact": 2.0, "length": 0.5},
+        {"exact": 0.0, "length": 0.5},
+    ]
+    answers = gym(
+        "grade", "asked.jsonl", "--rewards", "rewards.yaml", "--json", "--model", "gym-nano", "--num", "5"
+    )
+    assert answers["num_rows"] == 5
+    assert answers["means"]["exact"] > 1.0  # gym-nano knows this task
 
 
 class Watched(Grader):

@@ -1,0 +1,71 @@
+"""`gym grade`: what graders say of a model's answers, or of answers in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed.console import err, out, print_json
+from gym_fed.errors import ErrorCode, GymError
+
+
+def grade(
+    rows: Annotated[
+        Path, typer.Argument(metavar="ROWS", help="Prompts (with --model), or prompts and completions.")
+    ],
+    rewards: Annotated[
+        Path, typer.Option("--rewards", help="A YAML file with a `rewards` list, as in a training config.")
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Who answers: gym-nano, a model folder or a run folder.")
+    ] = None,
+    num: Annotated[int | None, typer.Option("--num", min=1, help="Only the first so many rows.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 64,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write every answer with its rewards to this JSONL file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Print the mean reward of each grader, and of their weighted sum."""
+    from gym_fed.config.rewards import RewardSections
+    from gym_fed.config.yaml_file import load_config
+    from gym_fed.data import load_rows
+    from gym_fed.evaluation.graders import build_graders
+
+    if output is not None and output.exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output}: exists", "choose another name")
+    graders = build_graders(load_config(rewards, RewardSections).rewards)
+    chosen = load_rows(rows, "prompt" if model is None else "auto")[:num]
+    if model is None:
+        from gym_fed.evaluation import grade_answers
+
+        grades = grade_answers(chosen, graders)
+    else:
+        from gym_fed.evaluation import grade as grade_model
+        from gym_fed.models import load_model
+
+        loaded = load_model(model, device=device)
+        grades = grade_model(loaded.model, loaded.tokenizer, chosen, graders, max_new_tokens=max_new_tokens)
+    if output is not None:
+        from gym_fed.files import write_atomically
+
+        lines = [
+            {
+                "prompt": sample.prompt,
+                "completion": sample.completion,
+                "rewards": {name: values[place] for name, values in grades.values.items()},
+            }
+            for place, sample in enumerate(grades.samples)
+        ]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_atomically(output, text.encode())
+        err.print(f"{len(lines)} answers in {output}", markup=False)
+    if as_json:
+        print_json({"num_rows": len(grades.samples), "means": grades.means})
+        return
+    for name, mean in grades.means.items():
+        out.print(f"{name:20} {mean:.4f}", markup=False)
