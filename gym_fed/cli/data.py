@@ -1,4 +1,4 @@
-"""`gym data`: list the generated tasks, write their rows to a file, and score a model on them."""
+"""`gym data`: datasets of one's own, and the generated tasks: list them, write their rows, score a model on them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from typing import Annotated
 
 import typer
 
+from gym_fed.cli.data_files import convert, dedup, mix
+from gym_fed.cli.data_inspect import inspect
+from gym_fed.cli.data_registry import list_datasets, pull, push
 from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 
-app = typer.Typer(help="Text tasks with one exact answer, made on this machine.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at datasets, convert, mix and share them; and text tasks made on this machine.",
+    no_args_is_help=True,
+)
+app.command()(inspect)
+app.command()(convert)
+app.command()(mix)
+app.command()(dedup)
+app.command()(push)
+app.command()(pull)
+app.command("list")(list_datasets)
 
 
 class SplitName(StrEnum):

@@ -19,7 +19,7 @@ Placed = tuple[str, Any]
 _BOM = b"\xef\xbb\xbf"
 _MAX_CELL_CHARS = 1 << 26
 _PARQUET_ROWS = 256
-_JSON_CELLS = (
+JSON_CELLS = (
     "messages",
     "conversations",
     "history",
@@ -185,7 +185,7 @@ def _read_csv(name: str, stream: BinaryIO, delimiter: str) -> Iterator[Placed]:
 def _cell(key: str, value: str) -> Any:
     if key in ("label", "kto_tag") and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    if key in _JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
+    if key in JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
         except json.JSONDecodeError:

@@ -191,18 +191,26 @@ class DataPipeline:
 
     def placed(self) -> Iterator[PlacedRow]:
         """Rows with the places they come from. ``report`` is of the last pass that was begun."""
+        return (placed for _, placed in self._pass())
+
+    def numbered(self) -> Iterator[tuple[int, Row]]:
+        """Rows, each with the index of the source it comes from."""
+        return ((index, row) for index, (_, row) in self._pass())
+
+    def _pass(self) -> Iterator[tuple[int, PlacedRow]]:
         self.report = report = Report()
         before = [step.start(self.tokenizer, report) for step in self._before]
         after = [step.start(self.tokenizer, report) for step in self._after]
 
-        def source(entry: Input) -> Callable[[], Iterator[PlacedRow]]:
-            return lambda: _kept(entry.rows(), before, report, first=True)
+        def source(index: int, entry: Input) -> Callable[[], Iterator[tuple[int, PlacedRow]]]:
+            return lambda: _kept(((index, placed) for placed in entry.rows()), before, report, first=True)
 
         weights = [entry.weight for entry in self._inputs]
-        mixed = interleave([source(entry) for entry in self._inputs], weights, self._seed, self._stopping)
-        for placed in islice(_kept(mixed, after, report), self._limit):
+        sources = [source(index, entry) for index, entry in enumerate(self._inputs)]
+        mixed = interleave(sources, weights, self._seed, self._stopping)
+        for kept in islice(_kept(mixed, after, report), self._limit):
             report.kept += 1
-            yield placed
+            yield kept
 
     def encoded(self) -> Iterator[Row]:
         """Token ids and labels, from the cache where one is asked for and filled.
@@ -264,9 +272,9 @@ class DataPipeline:
 
 
 def _kept(
-    rows: Iterator[PlacedRow], judges: list[Judge], report: Report, *, first: bool = False
-) -> Iterator[PlacedRow]:
-    for place, row in rows:
+    rows: Iterator[tuple[int, PlacedRow]], judges: list[Judge], report: Report, *, first: bool = False
+) -> Iterator[tuple[int, PlacedRow]]:
+    for index, (place, row) in rows:
         report.read += first
         for judge in judges:
             reason = judge(place, row)
@@ -274,4 +282,4 @@ def _kept(
                 report.dropped[reason] += 1
                 break
         else:
-            yield place, row
+            yield index, (place, row)

@@ -56,6 +56,20 @@ def iter_rows(
             raise GymError(ErrorCode.DATA_INVALID, f"{file.name}: holds no rows", "add at least one row")
 
 
+def iter_raw(path: str | Path, format: str = "auto") -> Iterator[tuple[str, Any, Row]]:
+    """``iter_rows`` with each row as it stands in the file, too: place, raw row, row."""
+    for file in find_files(path):
+        last: list[Any] = [None]
+
+        def remembered(file: DataFile = file, last: list[Any] = last) -> Iterator[Placed]:
+            for place, raw in read_raw(file):
+                last[0] = raw
+                yield place, raw
+
+        for place, row in converted(remembered(), format, folder=file.folder):
+            yield place, last[0], row
+
+
 def converted(
     raw_rows: Iterable[Placed], format: str, rename: Rename | None = None, folder: Path | None = None
 ) -> Iterator[PlacedRow]:

@@ -1,0 +1,194 @@
+"""`gym data convert|mix|dedup`: datasets in, one dataset out; nothing is overwritten unasked, nothing half written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gym_fed.cli.data_options import FormatName, counted
+from gym_fed.console import err, out, print_json, printable
+from gym_fed.errors import ErrorCode, GymError
+
+_EXAMPLES = 5
+_SHOWN_CHARACTERS = 100
+
+OutOption = Annotated[
+    Path, typer.Option("-o", "--out", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+FormatOption = Annotated[FormatName, typer.Option("--format", help="How rows are laid out.")]
+
+
+class StoppingRule(StrEnum):
+    """When a mixture ends."""
+
+    first_exhausted = "first_exhausted"
+    all_exhausted = "all_exhausted"
+    all_exhausted_without_replacement = "all_exhausted_without_replacement"
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A data file, folder, pattern or URL.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
+    ],
+    to: Annotated[FormatName, typer.Option("--to", help="The format to write.")],
+    format: FormatOption = FormatName.auto,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="Also pairs as judgements, or as their chosen answer.")
+    ] = False,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a dataset in another format. A row that would lose something is refused by its place."""
+    if to is FormatName.auto:
+        raise GymError(ErrorCode.USAGE, "--to auto is no format", f"one of {', '.join(list(FormatName)[1:])}")
+
+    from gym_fed.data.formats.base import BadRow
+    from gym_fed.data.reading import iter_rows
+    from gym_fed.data.writing import check_output, convert_row, write_rows
+
+    check_output(file, overwrite)
+
+    def converted() -> Iterator[dict[str, Any]]:
+        for place, row in counted(iter_rows(source, format.value), "rows"):
+            try:
+                yield from convert_row(row, to.value, allow_loss=allow_loss)
+            except BadRow as bad:
+                raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
+
+    count = write_rows(file, converted(), overwrite=overwrite)
+    _tell(as_json, {"file": str(file), "num_rows": count, "format": to.value}, f"{count} rows in {file}")
+
+
+def mix(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SOURCE[:WEIGHT]...", help="Files, folders, patterns or URLs.")
+    ],
+    file: OutOption,
+    num: Annotated[
+        int | None, typer.Option("--num", min=1, help="How many rows. [default: till a source ends]")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed draws another order.")] = 0,
+    stopping: Annotated[
+        StoppingRule, typer.Option("--stopping", help="When the mixture ends.")
+    ] = StoppingRule.first_exhausted,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Mix datasets: the next row is from a source with the probability that its weight is of all weights."""
+    from gym_fed.data.pipeline import DataPipeline
+    from gym_fed.data.writing import check_output, write_rows
+
+    check_output(file, overwrite)
+    pairs = [_weighted(source) for source in sources]
+    pipeline = DataPipeline(sources=pairs, seed=seed).mix(stopping=stopping.value)
+    if num is not None:
+        pipeline = pipeline.take(num)
+    counts = [0] * len(pairs)
+
+    def taken() -> Iterator[dict[str, Any]]:
+        for index, row in counted(pipeline.numbered(), "rows"):
+            counts[index] += 1
+            yield row
+
+    count = write_rows(file, taken(), overwrite=overwrite)
+    shares = {path: part for (path, _), part in zip(pairs, counts, strict=True)}
+    lines = [f"{count} rows in {file}"]
+    lines += [f"  {part:8} ({part / max(count, 1):.1%}) from {path}" for path, part in shares.items()]
+    if num is not None and count < num:
+        lines.append(f"fewer than the {num} asked for: a source has ended; see --stopping")
+    figures = {"file": str(file), "num_rows": count, "rows_of_sources": shares, "seed": seed}
+    _tell(as_json, figures, "\n".join(lines))
+
+
+def dedup(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A data file, folder, pattern or URL.")],
+    file: OutOption,
+    near: Annotated[
+        float | None,
+        typer.Option("--near", min=0.3, max=0.99, help="Also drop what is at least so alike, such as 0.8."),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact/--no-exact", help="Drop rows equal to an earlier one.")
+    ] = True,
+    format: FormatOption = FormatName.auto,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep the first of equal (and, with --near, of nearly equal) rows, as they were written; show what went."""
+    from gym_fed.data.reading import iter_raw
+    from gym_fed.data.steps import DedupStep, Report, text_of
+    from gym_fed.data.writing import check_output, write_rows
+
+    if not exact and near is None:
+        raise GymError(ErrorCode.USAGE, "--no-exact without --near drops nothing", "give --near 0.8")
+    check_output(file, overwrite)
+    report = Report()
+    texts: list[str] = []
+    judge = DedupStep(exact, near).start(None, report)
+
+    def kept() -> Iterator[dict[str, Any]]:
+        for place, raw, row in counted(iter_raw(source, format.value), "rows"):
+            report.read += 1
+            reason = judge(place, row)
+            if reason is None:
+                yield raw
+                continue
+            report.dropped[reason] += 1
+            if len(texts) < _EXAMPLES:
+                texts.append(text_of(row))
+
+    count = write_rows(file, kept(), overwrite=overwrite)
+    figures = {
+        "file": str(file),
+        "rows_read": report.read,
+        "num_rows": count,
+        "dropped": dict(report.dropped),
+        "duplicates": [vars(duplicate) for duplicate in report.duplicates],
+    }
+    dropped = (
+        ", ".join(f"{number} {reason}s" for reason, number in sorted(report.dropped.items())) or "nothing"
+    )
+    lines = [f"{count} of {report.read} rows in {file}; dropped: {dropped}"]
+    for duplicate, text in zip(report.duplicates, texts, strict=False):
+        alike = "equals" if duplicate.similarity == 1 else f"is {duplicate.similarity:.0%} alike to"
+        lines += [f"  {duplicate.place} {alike} {duplicate.earlier}", f"    {_excerpt(text)}"]
+    if len(report.duplicates) > len(texts):
+        lines.append(f"  ... and {len(report.duplicates) - len(texts)} more; --json lists all")
+    _tell(as_json, figures, "\n".join(lines))
+
+
+def _weighted(source: str) -> tuple[str, float]:
+    """``PATH:0.7``; a path without a weight weighs 1."""
+    path, colon, weight = source.rpartition(":")
+    if not colon or weight.startswith("//"):
+        return source, 1.0
+    try:
+        return path, float(weight)
+    except ValueError as error:
+        if Path(source).exists() or "://" in source:
+            return source, 1.0
+        raise GymError(
+            ErrorCode.USAGE, f"{source}: {weight!r} is no weight", "write PATH:WEIGHT, such as a.jsonl:0.7"
+        ) from error
+
+
+def _excerpt(text: str) -> str:
+    line = " ".join(printable(text).split())
+    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
+
+
+def _tell(as_json: bool, figures: dict[str, Any], text: str) -> None:
+    if as_json:
+        print_json(figures)
+    else:
+        first, *rest = text.split("\n")
+        err.print(first, markup=False)
+        for line in rest:
+            out.print(line, markup=False)

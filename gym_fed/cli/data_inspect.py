@@ -1,0 +1,187 @@
+"""`gym data inspect`: rows as the model will see them, what it learns of them in colour, and how long they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.cli.data_options import FormatName, counted
+from gym_fed.console import err, out, print_json, printable
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.data.preview import Segment, Sequence
+
+_LEARNT, _READ = "bold green", "dim"
+
+
+def inspect(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|CONFIG", help="A data file, folder, pattern or URL; or a training config."
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Whose tokenizer to use. [default: the config's, or gym-nano]"),
+    ] = None,
+    num: Annotated[int, typer.Option("-n", "--num", min=0, help="How many rows to show.")] = 3,
+    format: Annotated[FormatName, typer.Option("--format", help="How rows are laid out.")] = FormatName.auto,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=2, help="Cut sequences to so many tokens.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Look at the first so many rows only.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""
+    given = {"--format": format is not FormatName.auto, "--max-length": max_length is not None}
+    if source.endswith((".yaml", ".yml")):
+        if any(given.values()):
+            option = next(name for name, is_given in given.items() if is_given)
+            raise GymError(ErrorCode.USAGE, f"{option} is for data files", "a config says it itself")
+        view = _of_config(Path(source), model, limit)
+    else:
+        view = _of_file(source, model, format.value, max_length, limit)
+
+    from gym_fed.data.preview import Statistics
+    from gym_fed.models import quiet_loading
+
+    statistics = Statistics()
+    shown: list[tuple[str, list[Sequence]]] = []
+    with quiet_loading():  # transformers warns of long rows, which are counted here
+        for place, sequences in counted(view.rows, "rows"):
+            statistics.add(sequences)
+            if len(shown) < num:
+                shown.append((place, sequences))
+    if not statistics.rows:
+        raise GymError(ErrorCode.DATA_INVALID, f"{source}: holds no rows", "add at least one row")
+    if as_json:
+        rows = [_as_json(place, sequences, view.tokenizer) for place, sequences in shown]
+        print_json({"source": source, "model": view.model, **statistics.summary(), "rows_shown": rows})
+        return
+    for place, sequences in shown:
+        for sequence in sequences:
+            _print(place, sequence, view.tokenizer)
+    _print_figures(statistics.summary(), view.model, view.max_length)
+
+
+class _View:
+    """What is looked at: rows with their places, as sequences of one tokenizer."""
+
+    def __init__(
+        self, model: str, tokenizer: Any, max_length: int | None, rows: Iterator[tuple[str, list[Sequence]]]
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.rows = rows
+
+
+def _of_file(source: str, model: str | None, format: str, max_length: int | None, limit: int | None) -> _View:
+    from gym_fed.data.locations import find_files
+    from gym_fed.data.preview import sequences_of
+    from gym_fed.data.reading import iter_rows
+    from gym_fed.models import load_tokenizer
+
+    find_files(source)  # a name mistyped is told before a tokenizer is loaded
+    name = model or "gym-nano"
+    tokenizer = load_tokenizer(name)
+    rows = (
+        (place, _placed(place, lambda row=row: sequences_of(tokenizer, row, max_length=max_length)))
+        for place, row in islice(iter_rows(source, format), limit)
+    )
+    return _View(name, tokenizer, max_length, rows)
+
+
+def _of_config(file: Path, model: str | None, limit: int | None) -> _View:
+    """Rows of ``data:`` as the algorithm of the config takes them."""
+    from gym_fed.config import TrainingConfig, load_config
+    from gym_fed.data.preview import sequences_of
+    from gym_fed.data.rows import as_kind
+    from gym_fed.models import load_tokenizer
+    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.sources import rows_of
+
+    config = load_config(file, TrainingConfig)
+    algorithm = get_algorithm(config.algorithm)
+    given = config.model if config.model_init is None else config.model_init.tokenizer
+    name = model or given or "gym-nano"
+    tokenizer = load_tokenizer(name)
+    rows = as_kind(rows_of(config), algorithm.row_kind)[:limit]
+    default = bool(getattr(algorithm, "assistant_only_default", True))
+    assistant_only = default and not config.packing
+    if config.assistant_only_loss is not None:
+        assistant_only = config.assistant_only_loss
+    packing = config.packing
+    if packing is None:
+        packing = bool(getattr(algorithm, "packing_default", False)) and not assistant_only
+    if packing:  # what is joined and how is the algorithm's own business
+        rows = algorithm.encode(config, tokenizer, rows)
+    previews = (
+        (
+            f"{'packed row' if packing else 'row'} {number}",
+            sequences_of(tokenizer, row, max_length=config.max_length, assistant_only=assistant_only),
+        )
+        for number, row in enumerate(rows, 1)
+    )
+    return _View(name, tokenizer, config.max_length, previews)
+
+
+def _placed(place: str, make: Any) -> list[Sequence]:
+    """Encoding one row; a refusal names its place instead of a number."""
+    try:
+        return list(make())
+    except GymError as error:
+        raise GymError(
+            error.code, f"{place}: {error.message.removeprefix('row 1').lstrip(': ')}", error.hint
+        ) from error
+
+
+def _as_json(place: str, sequences: list[Sequence], tokenizer: Any) -> dict[str, Any]:
+    return {
+        "place": place,
+        "sequences": [
+            {
+                "name": sequence.name,
+                "tokens": len(sequence.encoded["input_ids"]),
+                "tokens_cut": sequence.cut,
+                "segments": [{"text": s.text, "learnt": s.learnt} for s in sequence.segments(tokenizer)],
+            }
+            for sequence in sequences
+        ],
+    }
+
+
+def _print(place: str, sequence: Sequence, tokenizer: Any) -> None:
+    """Colours on a terminal; elsewhere what is learnt stands between >>> and <<<."""
+    length = len(sequence.encoded["input_ids"])
+    cut = f", the last {sequence.cut} cut off" if sequence.cut else ""
+    name = "" if sequence.name == "row" else f" {sequence.name}"
+    out.print(f"{place}{name}: {length} tokens{cut}", style="bold", markup=False)
+    for segment in sequence.segments(tokenizer):
+        out.print(_visible(segment), style=_LEARNT if segment.learnt else _READ, markup=False, end="")
+    out.print("\n")
+
+
+def _visible(segment: Segment) -> str:
+    text = printable(segment.text)
+    return f">>>{text}<<<" if segment.learnt and not out.is_terminal else text
+
+
+def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) -> None:
+    lengths = f"mean {figures['tokens_mean']:.1f}, 95% within {figures['tokens_p95']}, longest {figures['tokens_max']}"
+    out.print(f"{figures['rows']} rows, {figures['tokens']} tokens of {model}: {lengths}", markup=False)
+    out.print(f"{figures['share_learnt']:.1%} of the tokens are learnt", markup=False)
+    if max_length is not None:
+        out.print(f"{figures['sequences_cut']} sequences are cut at max_length={max_length}", markup=False)
+    if figures["nothing_to_learn"]:
+        err.print(
+            f"{figures['nothing_to_learn']} sequences have nothing to learn", style="yellow", markup=False
+        )

@@ -1,0 +1,240 @@
+"""Writes rows to JSONL, JSON, CSV and Parquet files, whole or not at all; converts them where nothing is lost."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gym_fed.data.files import JSON_CELLS
+from gym_fed.data.formats import reader
+from gym_fed.data.formats.base import BadRow
+from gym_fed.data.rows import Row, RowKind, as_kind, kind_of
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import atomic_file
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz")
+_BATCH_ROWS = 10_000
+_KINDS: dict[str, RowKind] = {"preference": "preference", "kto": "unpaired", "prompt": "prompt"}
+
+
+def check_output(file: Path, overwrite: bool) -> None:
+    """Refuse a file that exists or a suffix that is not written, before anything is read.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` or ``USAGE``.
+    """
+    if "://" in str(file) or _suffix(file) not in SUFFIXES:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{file}: cannot write such a file",
+            f"give a local path with {', '.join(SUFFIXES)}",
+        )
+    if file.is_dir() or (file.exists() and not overwrite):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+
+
+def write_rows(file: Path, rows: Iterable[Row], *, overwrite: bool = False) -> int:
+    """Write rows as they come; returns how many. Until the last is written, nothing stands at ``file``.
+
+    Raises:
+        GymError: ``FILE_EXISTS``; ``USAGE`` for another suffix; ``DATA_INVALID`` for rows that the kind of file cannot
+            hold.
+    """
+    check_output(file, overwrite)
+    suffix = _suffix(file)
+    counted = _Counter(rows)
+    with atomic_file(file) as stream:
+        if suffix == ".jsonl.gz":
+            # No name and time inside, so that the same rows give the same bytes.
+            with gzip.GzipFile(filename="", fileobj=stream, mode="wb", mtime=0) as packed:
+                _write_jsonl(packed, counted)  # type: ignore[arg-type]  # it writes bytes as a file does
+        else:
+            _WRITERS[suffix](stream, counted)
+    return counted.count
+
+
+def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]:
+    """A row as ``format`` writes it. Reading the result gives the row again, unless loss is allowed.
+
+    Args:
+        row: One of ``gym_fed.data.rows``.
+        format: One of ``gym_fed.data.formats.FORMATS``.
+        allow_loss: Also turn pairs into judgements, or into the chosen conversation.
+
+    Raises:
+        BadRow: Naming what would be lost.
+    """
+    kind = _KINDS.get(format, "supervised")
+    found = kind_of(row)
+    if found != kind and not allow_loss and not (found == "supervised" and kind == "prompt"):
+        raise BadRow(
+            f"is a {found} row, and {format} holds {kind} rows", "choose another format, or --allow-loss"
+        )
+    try:
+        alike = as_kind([row], kind)
+    except GymError as error:
+        raise BadRow(error.message.removeprefix("row 1 "), error.hint) from error
+    written = []
+    for one in alike:
+        raw = _written(one, format)
+        if reader(format)(raw) != one:
+            raise BadRow(f"{format} would lose a part of it", "choose messages, which holds everything")
+        written.append(raw)
+    return written
+
+
+def _written(row: Row, format: str) -> Row:
+    rest: Row = {key: row[key] for key in ("tools", "images") if key in row}
+    if format == "text":
+        if "text" not in row:
+            raise BadRow("has speakers, which text would lose", "choose messages or sharegpt")
+        return row
+    if format in ("alpaca", "sharegpt", "messages"):
+        if "messages" not in row:
+            raise BadRow(f"is no conversation, as {format} needs", "choose text or completion")
+        write = {"alpaca": _alpaca, "sharegpt": _sharegpt, "messages": _openai}[format]
+        return {**write(row["messages"]), **rest}
+    if format == "completion" and "messages" in row:
+        return {"prompt": row["messages"][:-1], "completion": row["messages"][-1:], **rest}
+    return row
+
+
+def _openai(messages: list[Row]) -> Row:
+    """Arguments of calls as text, which is how OpenAI writes them."""
+    return {"messages": [_with_text_arguments(message) for message in messages]}
+
+
+def _with_text_arguments(message: Row) -> Row:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def _sharegpt(messages: list[Row]) -> Row:
+    speakers = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
+    turns = []
+    for message in messages:
+        if "tool_calls" in message:
+            functions = [call["function"] for call in message["tool_calls"]]
+            value = json.dumps(functions[0] if len(functions) == 1 else functions, ensure_ascii=False)
+            turns.append({"from": "function_call", "value": value})
+        else:
+            turns.append({"from": speakers[message["role"]], "value": message["content"]})
+    return {"conversations": turns}
+
+
+def _alpaca(messages: list[Row]) -> Row:
+    row: Row = {}
+    if messages[0]["role"] == "system":
+        row["system"] = messages[0]["content"]
+        messages = messages[1:]
+    roles = [message["role"] for message in messages]
+    if not roles or roles != ["user", "assistant"] * (len(roles) // 2):
+        raise BadRow("is not question and answer in turn, as alpaca needs", "choose messages or sharegpt")
+    texts = [message["content"] for message in messages]
+    history = [list(texts[at : at + 2]) for at in range(0, len(texts) - 2, 2)]
+    row |= {"instruction": texts[-2], "input": "", "output": texts[-1]}
+    return {**row, "history": history} if history else row
+
+
+class _Counter:
+    """Counts rows as they pass."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = rows
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self._rows:
+            self.count += 1
+            yield row
+
+
+def _suffix(file: Path) -> str:
+    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+
+
+def _json(row: Row) -> bytes:
+    try:
+        return json.dumps(row, ensure_ascii=False).encode()
+    except TypeError as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"a row cannot be written as JSON: {error}", "write Parquet instead"
+        ) from error
+
+
+def _write_jsonl(stream: BinaryIO, rows: Iterable[Row]) -> None:
+    for row in rows:
+        stream.write(_json(row) + b"\n")
+
+
+def _write_json(stream: BinaryIO, rows: Iterable[Row]) -> None:
+    stream.write(b"[")
+    for index, row in enumerate(rows):
+        stream.write((b",\n" if index else b"\n") + _json(row))
+    stream.write(b"\n]\n")
+
+
+def _write_csv(stream: BinaryIO, rows: Iterable[Row]) -> None:
+    text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
+    writer: Any = None
+    for number, row in enumerate(rows, 1):
+        if writer is None:
+            writer = csv.DictWriter(text, list(row))
+            writer.writeheader()
+        if set(row) != set(writer.fieldnames):
+            raise GymError(
+                ErrorCode.DATA_INVALID, f"row {number} has other columns than row 1", "write JSONL instead"
+            )
+        writer.writerow({key: _cell(key, value, number) for key, value in row.items()})
+    text.detach()
+
+
+def _cell(key: str, value: Any, number: int) -> Any:
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and key in JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"row {number}: {key!r} begins with a bracket, which CSV would read as a list",
+            "write JSONL instead",
+        )
+    return value
+
+
+def _write_parquet(stream: BinaryIO, rows: Iterable[Row]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    source, writer = iter(rows), None
+    try:
+        while batch := list(islice(source, _BATCH_ROWS)):
+            table = pyarrow.Table.from_pylist(batch, schema=None if writer is None else writer.schema)
+            if writer is None:
+                writer = parquet.ParquetWriter(stream, table.schema)
+            writer.write_table(table)
+        if writer is not None:
+            writer.close()
+    except pyarrow.ArrowException as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"the rows do not fit one Parquet schema: {error}", "write JSONL instead"
+        ) from error
+
+
+_WRITERS: dict[str, Callable[[BinaryIO, Iterable[Row]], None]] = {
+    ".jsonl": _write_jsonl,
+    ".json": _write_json,
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+}
