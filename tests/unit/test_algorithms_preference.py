@@ -114,7 +114,8 @@ def test_an_adapters_reference_is_the_model_without_it_and_no_second_adapter_is_
     settings = config(tmp_path / "run", algorithm, finetuning="lora", save_final=True, save_steps=3)
     result = train(tiny_base, settings)
     assert list(result.model.peft_config) == ["default"]
-    assert not [file for file in (tmp_path / "run").rglob("adapter_model.safetensors") if "ref" in str(file)]
+    saved = [file.parent.name for file in (tmp_path / "run").rglob("adapter_model.safetensors")]
+    assert sorted(saved) == ["checkpoint-6", "run"]
     assert result.losses[-1] < result.losses[0] - 0.01
 
 
