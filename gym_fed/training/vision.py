@@ -16,7 +16,6 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import quiet_loading, resolve
-from gym_fed.training.job import Job
 from gym_fed.training.requirements import require_package
 
 _PLACE = "<image>"
@@ -105,7 +104,7 @@ def encode_image_rows(
             ErrorCode.CONFIG_INVALID, "packing: rows of images cannot be joined", "set packing: false"
         )
     if assistant_only:
-        _template(processor)
+        marking_template(processor)
     encoded = []
     for number, row in enumerate(rows, start=1):
         if "messages" not in row:
@@ -121,53 +120,6 @@ def encode_image_rows(
             )
         encoded.append({"messages": json.dumps(messages), "images": images, "length": length})
     return encoded
-
-
-def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:
-    """TRL's ``SFTTrainer`` on rows of ``encode_image_rows``."""
-    from trl import SFTConfig, SFTTrainer
-
-    from gym_fed.training.trl_glue import local
-
-    arguments = SFTConfig(**job.arguments(), max_length=None, dataset_kwargs={"skip_prepare_dataset": True})
-    return local(SFTTrainer)(
-        model=job.model,
-        args=arguments,
-        processing_class=job.tokenizer,
-        data_collator=ImageBatches(job.tokenizer, assistant_only=assistant_only),
-        callbacks=job.callbacks,
-        **job.datasets(),
-    )
-
-
-class ImageBatches:
-    """Reads the images of a batch and hands the rows to TRL's ``DataCollatorForVisionLanguageModeling``.
-
-    Args:
-        processor: Of the model.
-        assistant_only: Label the assistant's words alone.
-    """
-
-    def __init__(self, processor: Any, *, assistant_only: bool) -> None:
-        from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
-
-        template = _template(processor) if assistant_only else None
-        self._collator: Any = DataCollatorForVisionLanguageModeling(
-            processor=processor, assistant_only_loss=assistant_only, chat_template=template
-        )
-
-    def __call__(self, rows: list[dict[str, Any]]) -> Any:
-        from transformers.image_utils import load_image
-
-        return self._collator(
-            [
-                {
-                    "messages": json.loads(row["messages"]),
-                    "images": [load_image(source) for source in row["images"]],
-                }
-                for row in rows
-            ]
-        )
 
 
 def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:
@@ -249,9 +201,13 @@ def _size(source: str, number: int) -> tuple[int, int]:
     return height, width
 
 
-def _template(processor: Any) -> str | None:
-    """A chat template that marks the assistant's words; None where the processor's own does."""
-    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+def marking_template(processor: Any) -> str | None:
+    """A chat template that marks the assistant's words; None where the processor's own does.
+
+    Raises:
+        GymError: ``DATA_INVALID`` when neither the processor nor TRL has one.
+    """
+    from trl.chat_template_utils import has_generation_markers
 
     if has_generation_markers(processor.chat_template):
         return None

@@ -14,7 +14,6 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
 from gym_fed.training.packing import pack_best_fit
 from gym_fed.training.vision import (
-    build_vision_trainer,
     encode_image_rows,
     is_processor,
     require_no_images,
@@ -53,6 +52,8 @@ class Sft(Algorithm):
         from gym_fed.training.trl_glue import local
 
         if is_processor(job.tokenizer):
+            from gym_fed.training.vision_trainer import build_vision_trainer
+
             return build_vision_trainer(job, assistant_only=self._assistant_only(job.config))
         arguments = SFTConfig(
             **job.arguments(),
