@@ -49,7 +49,7 @@ def test_bf16_computes_in_16_bits_and_keeps_weights_in_32(tiny_base: Path, tmp_p
     seen: set[torch.dtype] = set()
     layer = loaded.model.model.layers[0].mlp.down_proj
     handle = layer.register_forward_hook(lambda module, args, output: seen.add(output.dtype))
-    settings = config(tmp_path / "run", mixed_precision="bf16")
+    settings = config(tmp_path / "run", mixed_precision="bf16", device="auto")
     result = Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(ROWS)
     handle.remove()
     assert seen == {torch.bfloat16}

@@ -32,4 +32,5 @@ class MixedPrecision(Feature):
             )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
-        return {config.mixed_precision: True}
+        # transformers wants to be told of a CPU that it would have found by itself.
+        return {config.mixed_precision: True, "use_cpu": pick_device(config.device).type == "cpu"}
