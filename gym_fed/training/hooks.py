@@ -167,7 +167,8 @@ class RunHooks(TrainerCallback):
 
     def _evaluated(self, state: Any, logs: dict[str, Any]) -> None:
         figures = _figures(logs)
-        figures["num_tokens"] = self.num_tokens  # the trainer's own count begins anew on resume
+        figures.pop("eval_num_tokens", None)  # the trainer's own count, which begins anew on resume
+        figures["num_tokens"] = self.num_tokens
         assert self.experiment is not None
         self.experiment.log_metrics(figures, state.global_step)
         if self._on_report is not None and self._last_report is not None:

@@ -40,6 +40,10 @@ class TrialResult:
     why: str = ""
 
 
+class _Stopped(BaseException):
+    """Ctrl-C. No ``Exception``, which would make the trial a failed one; so it counts as running, and is run again."""
+
+
 OnTrial = Callable[[TrialResult], None]
 
 
@@ -81,18 +85,24 @@ class Search:
         """
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         wanted = num_trials or self.config.search.num_trials
         self._claim_folder()
         study = self._study()
         self._retry_unfinished(study)
         while len(_ended(study)) < wanted:
-            study.optimize(self._objective, n_trials=1, catch=())
-            ended = study.trials[-1]
-            if self._on_trial is not None:
-                self._on_trial(_result(ended))
+            try:
+                study.optimize(self._objective, n_trials=1, callbacks=[self._tell])
+            except _Stopped as stop:
+                raise GymError(
+                    ErrorCode.INTERRUPTED, str(stop), "run the same command again to go on from there"
+                ) from stop
             self._write_best(study)
         return [_result(trial) for trial in _ended(study)]
+
+    def _tell(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if self._on_trial is not None:
+            self._on_trial(_result(trial))
 
     def _study(self) -> optuna.Study:
         import optuna
@@ -160,11 +170,7 @@ class Search:
             result = self._train(self._trial_config(values, self.folder / "trials" / name), hear)
         except GymError as error:
             if error.code is ErrorCode.INTERRUPTED:
-                raise GymError(
-                    ErrorCode.INTERRUPTED,
-                    f"stopped in trial {trial.number}",
-                    "run the same command again to go on from there",
-                ) from error
+                raise _Stopped(f"stopped in trial {trial.number}") from error
             if (
                 error.code is not ErrorCode.DATA_INVALID
             ):  # a loss that diverges is an answer; a bad config is not
