@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.library_env import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +55,13 @@ def load_model(
             whose files are in the local cache.
         dtype: One of ``float32``, ``bfloat16``, ``float16``.
         device: As for ``pick_device``.
-        arguments: Further keyword arguments of ``from_pretrained``; a model that they split over processes or quantise is
-            left where they put it.
+        arguments: Further keyword arguments of ``from_pretrained``; a model that they split over processes
+            or quantise is left where they put it.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read.
     """
+    settle()
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -95,6 +97,7 @@ def model_name(name_or_path: str) -> str:
 
 def load_tokenizer(name_or_path: str) -> Any:
     """The tokenizer alone; see ``load_model`` for the errors. A missing pad token becomes the end token."""
+    settle()
     from transformers import AutoTokenizer
 
     with quiet_loading(), _as_gym_errors(name_or_path):

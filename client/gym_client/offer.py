@@ -103,6 +103,7 @@ def make_offer(
     """
     model.require_base(status.base_digest, status.base_model)
     recipe, codec = announced(status)
+    require_rows(data, recipe)
     return Offer(
         server=status.name,
         address=str(client.address),
@@ -119,6 +120,23 @@ def make_offer(
         data=data.description,
         num_examples=len(data.rows),
     )
+
+
+def require_rows(data: Data, recipe: TrainingRecipe) -> None:
+    """Refuse data that the recipe cannot learn from, before joining rather than in every round.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the row, the kind that is needed and this machine's data.
+    """
+    from gym_fed.data.rows import as_kind
+    from gym_fed.training.algorithms import get_algorithm
+
+    try:
+        as_kind(data.rows, get_algorithm(recipe.algorithm).row_kind)
+    except GymError as error:
+        raise GymError(
+            error.code, f"{data.description}: {error.message}, for {recipe.algorithm}", error.hint
+        ) from error
 
 
 def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:

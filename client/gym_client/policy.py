@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from gym_fed.config.base import StrictModel
-from gym_fed.config.task import TaskSpec, TrainingRecipe
+from gym_fed.config.task import RecipeAlgorithm, TaskSpec, TrainingRecipe
 from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
 
@@ -38,8 +38,8 @@ class Policy(StrictModel):
     max_lora_rank: int = Field(default=256, ge=1)
     """Largest adapter rank."""
 
-    algorithms: list[Literal["sft", "pretrain"]] = Field(default=["sft", "pretrain"])
-    """Training algorithms that are allowed."""
+    algorithms: list[RecipeAlgorithm] = Field(default=list(get_args(RecipeAlgorithm)))
+    """Training algorithms that are allowed; by default all that a hub can ask for."""
 
     finetuning: list[Literal["full", "lora"]] = Field(default=["full", "lora"])
     """Kinds of fine-tuning that are allowed."""

@@ -181,6 +181,7 @@ def _encode(
 
 def _distiller(spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Data) -> Refine:
     """Distillation on this machine's data, with its progress shown; stops when asked to."""
+    from gym_fed.data.rows import as_kind
     from gym_fed.delta import model_tensors
     from gym_fed.quantization import distiller
 
@@ -200,7 +201,7 @@ def _distiller(spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Da
         model.model,
         model.tensors,
         {name: tensor.clone() for name, tensor in model_tensors(result.model).items()},
-        data.rows,
+        as_kind(data.rows, "supervised"),
         model.tokenizer,
         max_length=spec.recipe.max_length,
         seed=spec.recipe.seed + spec.server_round,

@@ -17,15 +17,16 @@ class DistributedSettings(StrictModel):
     """
 
     strategy: Literal["ddp", "fsdp2", "deepspeed", "tensor_parallel"] = "ddp"
-    """``ddp`` keeps the whole model in every process; ``fsdp2`` shards weights, gradients and optimiser state (transformers'
-    own, at loading); ``deepspeed`` is ZeRO; ``tensor_parallel`` splits layers where transformers has a plan for the model."""
+    """``ddp`` keeps the whole model in every process; ``fsdp2`` shards weights, gradients and optimiser state
+    (transformers' own, at loading); ``deepspeed`` is ZeRO; ``tensor_parallel`` splits layers where transformers has a
+    plan for the model."""
 
     zero_stage: Literal[2, 3] | None = None
     """For ``deepspeed``: 2 shards gradients and optimiser state, 3 the weights too. Default 2."""
 
     cpu_offload: bool = False
-    """Keep what is sharded in the CPU's memory (``fsdp2``: weights and optimiser; ``deepspeed``: optimiser, and weights under
-    stage 3)."""
+    """Keep what is sharded in the CPU's memory (``fsdp2``: weights and optimiser; ``deepspeed``: optimiser, and weights
+    under stage 3)."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How processes talk: ``auto`` takes NCCL where the run is on CUDA, gloo otherwise."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gym_fed.config.task import TrainingRecipe
+from gym_fed.config.task import PREFERENCES, TrainingRecipe
 from gym_fed.config.training import LoraSettings, TrainingConfig
 
 _CHECKPOINTS_PER_ROUND = 10
@@ -16,6 +16,7 @@ def round_training(
     """The recipe of a round; the round's number is added to the seed."""
     return TrainingConfig(
         algorithm=recipe.algorithm,
+        **{name: getattr(recipe, name) for name in PREFERENCES},
         finetuning=recipe.finetuning,
         lora=LoraSettings(**recipe.lora.model_dump()) if recipe.finetuning == "lora" else None,
         max_steps=recipe.max_steps,

@@ -6,10 +6,17 @@ task. Names follow TRL and PEFT, as in ``TrainingConfig``.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from gym_fed.config.algorithms.preference import (
+    DpoSettings,
+    KtoSettings,
+    OrpoSettings,
+    SimpoSettings,
+    TdpoSettings,
+)
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 
@@ -29,10 +36,22 @@ class LoraRecipe(StrictModel):
     their result on the B, times A, has the same rank."""
 
 
+RecipeAlgorithm = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "tdpo"]
+"""What a hub may ask for: algorithms that need nothing but the contributor's own rows."""
+
+PREFERENCES = ("dpo", "kto", "orpo", "simpo", "tdpo")
+"""Those that learn from preferences; each has a section of its name."""
+
+
 class TrainingRecipe(StrictModel):
     """How every contributor trains in a round. Data, devices and folders are the contributor's own affair."""
 
-    algorithm: Literal["sft", "pretrain"] = "sft"
+    algorithm: RecipeAlgorithm = "sft"
+    dpo: DpoSettings | None = None
+    kto: KtoSettings | None = None
+    orpo: OrpoSettings | None = None
+    simpo: SimpoSettings | None = None
+    tdpo: TdpoSettings | None = None
     finetuning: Literal["full", "lora"] = "full"
     lora: LoraRecipe = LoraRecipe()
     max_steps: int = Field(50, ge=1, le=100_000)
@@ -45,6 +64,23 @@ class TrainingRecipe(StrictModel):
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     seed: int = 0
     """The round's number is added to it, so that rounds see different batches."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_chosen_section(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("algorithm") in PREFERENCES:
+            name = values["algorithm"]
+            return {**values, name: values.get(name) or {}}
+        return values
+
+    @model_validator(mode="after")
+    def _no_idle_section(self) -> TrainingRecipe:
+        if self.kto is not None and self.kto.loss_type == "kto" and self.per_device_train_batch_size == 1:
+            raise ValueError("per_device_train_batch_size: kto estimates a KL within the batch; take at least 2")
+        for name in PREFERENCES:
+            if name != self.algorithm and getattr(self, name) is not None:
+                raise ValueError(f"{name}: is given, but algorithm is {self.algorithm}; remove the section")
+        return self
 
 
 def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:

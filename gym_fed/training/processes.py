@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -101,7 +101,7 @@ def on_main(work: Callable[[], T]) -> T:
     """
     if not dist.is_initialized():
         return work()
-    told: dict[str, object] = {}
+    told: dict[str, Any] = {}
     if is_main():
         try:
             told = {"value": work()}
@@ -109,9 +109,10 @@ def on_main(work: Callable[[], T]) -> T:
             told = {"error": [error.code.value, error.message, error.hint]}
     told = json.loads(_broadcast(json.dumps(told).encode()))
     if "error" in told:
-        code, message, hint = told["error"]  # type: ignore[misc]  # as written above
+        code, message, hint = told["error"]
         raise GymError(ErrorCode(code), message, hint)
-    return told["value"]  # type: ignore[return-value]  # what work returned
+    value: T = told["value"]
+    return value
 
 
 def agreed(asked: Callable[[], bool] | None) -> Callable[[], bool]:

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.library_env import settle
 from gym_fed.models import pick_device, quiet_loading
 from gym_fed.tracking import Experiment
-from gym_fed.training import (
-    library_env,  # noqa: F401 - before whatever imports a training library
-    processes,
-)
+from gym_fed.training import processes
 from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.batch_size import find_batch_size, known_sizes, remember_sizes
@@ -154,6 +152,7 @@ class Trainer:
         eval_dataset: Sequence[dict[str, Any]] | None,
         resume: bool,
     ) -> TrainResult:
+        settle()
         import torch
         from transformers import PrinterCallback, set_seed
 

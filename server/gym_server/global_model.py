@@ -11,6 +11,7 @@ from typing import Any, Literal
 from gym_fed.config.server import GateConfig
 from gym_fed.config.task import SoupReference
 from gym_fed.data import load_rows
+from gym_fed.data.rows import as_kind
 from gym_fed.data.tasks import generate
 from gym_fed.delta import BaseSpec, DeltaFile, apply_delta, model_tensors, tensors_digest
 from gym_fed.errors import ErrorCode, GymError
@@ -46,7 +47,11 @@ class GlobalModel:
         self._height = 0
         self.digest = base.digest
         self._rows = (
-            coordinator_rows(gate.heldout, gate.format, gate.max_examples, folder, "heldout")
+            # Of preference pairs, the loss on the chosen answer.
+            as_kind(
+                coordinator_rows(gate.heldout, gate.format, gate.max_examples, folder, "heldout"),
+                "supervised",
+            )
             if gate.heldout
             else []
         )

@@ -33,7 +33,7 @@ rounds:
 
 # How every contributor trains. Names are those of `gym train`.
 recipe:
-  algorithm: sft                # sft | pretrain
+  algorithm: sft                # sft | pretrain | dpo | kto | orpo | simpo | tdpo
   finetuning: full              # full | lora
   max_steps: 50
   learning_rate: 1.0e-3

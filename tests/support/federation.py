@@ -28,14 +28,22 @@ class Federation:
         self.hub = HubProcess(folder / "hub", {**CONFIG, **changes}, str(base))
         self.clients: dict[str, subprocess.Popen[str]] = {}
 
-    def join(self, name: str, failpoints: str = "") -> subprocess.Popen[str]:
-        """Start, or start again, the contributor ``name`` on its own home."""
+    def join(
+        self, name: str, failpoints: str = "", rows: list[dict[str, Any]] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start, or start again, the contributor ``name`` on its own home, with rows of its own name if not given."""
         data = self.folder / f"{name}.jsonl"
-        rows = [
-            [{"role": "user", "content": f"{name} {i}"}, {"role": "assistant", "content": name * 2}]
-            for i in range(12)
-        ]
-        data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+        if rows is None:
+            rows = [
+                {
+                    "messages": [
+                        {"role": "user", "content": f"{name} {i}"},
+                        {"role": "assistant", "content": name * 2},
+                    ]
+                }
+                for i in range(12)
+            ]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         arguments = ("--data", str(data), "--model", str(self.base), "--name", name)
         self.clients[name] = start_client(self.folder / name, self.hub, *arguments, failpoints=failpoints)
         return self.clients[name]

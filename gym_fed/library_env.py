@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import os
 
-import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-for _name in ("bitsandbytes", "deepspeed", "torchao", "torch.utils._pytree"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
+def settle() -> None:
+    """Call before the first import of transformers, TRL or PEFT in a process; calling again changes nothing."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    for name in ("bitsandbytes", "deepspeed", "torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
