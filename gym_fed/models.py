@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     import torch
 
+settle()  # before transformers imports what is installed
+
 NANO = "gym-nano"
 DTYPES = ("float32", "bfloat16", "float16")
 _PLACING = ("distributed_config", "quantization_config", "device_map")
@@ -61,7 +63,6 @@ def load_model(
     Raises:
         GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read.
     """
-    settle()
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -97,7 +98,6 @@ def model_name(name_or_path: str) -> str:
 
 def load_tokenizer(name_or_path: str) -> Any:
     """The tokenizer alone; see ``load_model`` for the errors. A missing pad token becomes the end token."""
-    settle()
     from transformers import AutoTokenizer
 
     with quiet_loading(), _as_gym_errors(name_or_path):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gym_fed.lazy import lazy
+from gym_fed.library_env import settle
 
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig
     from gym_fed.training.recipe import RecipeContext
     from gym_fed.training.trainer import Trainer, TrainResult
     from gym_fed.training.tuning.lora import lora_factors
+
+settle()  # before a module of this room imports a training library
 
 __all__ = [
     "RecipeContext",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.library_env import settle
 from gym_fed.models import pick_device, quiet_loading
 from gym_fed.tracking import Experiment
 from gym_fed.training import processes
@@ -152,7 +151,6 @@ class Trainer:
         eval_dataset: Sequence[dict[str, Any]] | None,
         resume: bool,
     ) -> TrainResult:
-        settle()
         import torch
         from transformers import PrinterCallback, set_seed
 
