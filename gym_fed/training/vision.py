@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import quiet_loading, resolve
@@ -103,6 +104,7 @@ def encode_image_rows(
         raise GymError(
             ErrorCode.CONFIG_INVALID, "packing: rows of images cannot be joined", "set packing: false"
         )
+    require_chat_template(processor)
     if assistant_only:
         marking_template(processor)
     encoded = []
@@ -207,7 +209,7 @@ def marking_template(processor: Any) -> str | None:
     Raises:
         GymError: ``DATA_INVALID`` when neither the processor nor TRL has one.
     """
-    from trl.chat_template_utils import has_generation_markers
+    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
     if has_generation_markers(processor.chat_template):
         return None
