@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +28,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.replies: list[tuple[int, Any]] = []
         self.seen: list[tuple[dict[str, str], Any]] = []
+        self.delay_seconds = 0.0
         lock = threading.Lock()
         outer = self
 
@@ -35,12 +38,14 @@ class Endpoint:
                 with lock:
                     outer.seen.append(({key.lower(): value for key, value in self.headers.items()}, body))
                     status, content = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
+                time.sleep(outer.delay_seconds)
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who asked has gone
+                    self.send_response(status)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -96,13 +101,14 @@ SAMPLE = Sample([{"role": "user", "content": "2 + 2?"}], "It is {answer}, I thin
 
 def test_the_judge_is_asked_again_after_failures_and_its_score_scaled(endpoint: Endpoint) -> None:
     endpoint.replies = [(500, {}), (429, {}), (200, chat("Right. Score: 3 no,\nScore: 7.5"))]
-    assert grade(judge(endpoint), SAMPLE) == [0.75]
+    assert grade(judge(endpoint, max_tokens=77), SAMPLE) == [0.75]
     assert len(endpoint.seen) == 3
     asked = endpoint.seen[-1][1]["messages"][0]["content"]
     assert "2 + 2?" in asked
     assert "four" in asked
     assert "It is {answer}, I think: 4" in asked  # what the answer says is no template
     assert endpoint.seen[-1][1]["temperature"] == 0
+    assert endpoint.seen[-1][1]["max_tokens"] == 77
 
 
 def test_the_judge_gives_up_after_its_retries(endpoint: Endpoint) -> None:
@@ -265,3 +271,17 @@ def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(GymError, match=r"http://127.0.0.1:9/ cannot be reached") as info:
         grade(remote("http://127.0.0.1:9/", retries=1), SAMPLE)
     assert info.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_endpoints_that_are_too_slow_are_given_up(endpoint: Endpoint) -> None:
+    endpoint.replies = [(200, {**chat("Score: 5"), "rewards": [1.0]})]
+    endpoint.delay_seconds = 1.0
+    for slow in (
+        judge(endpoint, timeout_seconds=0.1, retries=0),
+        remote(endpoint.url, timeout_seconds=0.1, retries=0),
+    ):
+        with pytest.raises(GymError, match="did not answer in time") as info:
+            grade(slow, SAMPLE)
+        assert info.value.code is ErrorCode.DEADLINE_EXCEEDED
+    endpoint.delay_seconds = 0.0
+    assert grade(judge(endpoint), SAMPLE) == [0.5]

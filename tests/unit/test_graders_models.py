@@ -98,6 +98,24 @@ def test_the_score_is_the_models_own_and_batches_change_nothing(trained: Any) ->
             assert score == pytest.approx(trained.model(input_ids=ids).logits.item(), abs=1e-4)
 
 
+def test_a_conversation_longer_than_max_length_loses_its_beginning(trained: Any) -> None:
+    long, short = (Sample(conversation("ab" * times), "an answer of some length") for times in (30, 20))
+    keys = {"max_length": 16}
+    assert scores(reward_model(trained.output_dir, **keys), long) == pytest.approx(
+        scores(reward_model(trained.output_dir, **keys), short)
+    )
+    assert scores(reward_model(trained.output_dir), long) != scores(reward_model(trained.output_dir), short)
+
+
+def test_the_type_of_the_weights_is_the_configs(trained: Any) -> None:
+    coarse = reward_model(trained.output_dir, dtype="bfloat16")
+    sample = Sample(conversation("ab"), "AB")
+    assert scores(coarse, sample) != scores(reward_model(trained.output_dir), sample)
+    assert scores(coarse, sample) == pytest.approx(
+        scores(reward_model(trained.output_dir), sample), rel=0.1, abs=0.1
+    )
+
+
 def test_a_model_that_is_no_reward_model_is_refused_by_name(tiny_base: Path) -> None:
     with pytest.raises(GymError, match="is Qwen3ForCausalLM, no reward model") as info:
         reward_model(tiny_base)
