@@ -94,7 +94,7 @@ def _of_file(source: str, model: str | None, format: str, max_length: int | None
     name = model or "gym-nano"
     tokenizer = load_tokenizer(name)
     rows = (
-        (place, _placed(place, lambda row=row: sequences_of(tokenizer, row, max_length=max_length)))
+        (place, sequences_of(tokenizer, row, max_length=max_length))
         for place, row in islice(iter_rows(source, format), limit)
     )
     return _View(name, tokenizer, max_length, rows)
@@ -104,7 +104,7 @@ def _of_config(file: Path, model: str | None, limit: int | None) -> _View:
     """Rows of ``data:`` as the algorithm of the config takes them."""
     from gym_fed.config import TrainingConfig, load_config
     from gym_fed.data.preview import sequences_of
-    from gym_fed.data.rows import as_kind
+    from gym_fed.data.rows import as_kind, place_of
     from gym_fed.models import load_tokenizer
     from gym_fed.training.algorithms import get_algorithm
     from gym_fed.training.sources import rows_of
@@ -126,22 +126,12 @@ def _of_config(file: Path, model: str | None, limit: int | None) -> _View:
         rows = algorithm.encode(config, tokenizer, rows)
     previews = (
         (
-            f"{'packed row' if packing else 'row'} {number}",
+            f"packed row {number}" if packing else place_of(row, number),
             sequences_of(tokenizer, row, max_length=config.max_length, assistant_only=assistant_only),
         )
         for number, row in enumerate(rows, 1)
     )
     return _View(name, tokenizer, config.max_length, previews)
-
-
-def _placed(place: str, make: Any) -> list[Sequence]:
-    """Encoding one row; a refusal names its place instead of a number."""
-    try:
-        return list(make())
-    except GymError as error:
-        raise GymError(
-            error.code, f"{place}: {error.message.removeprefix('row 1').lstrip(': ')}", error.hint
-        ) from error
 
 
 def _as_json(place: str, sequences: list[Sequence], tokenizer: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from gym_fed.data.rows import place_of
 from gym_fed.errors import ErrorCode, GymError
 
 Encoded = dict[str, list[int]]
@@ -113,10 +114,11 @@ def _encode_chunk(
 
 
 def _encoded_before(tokenizer: Any, row: dict[str, Any], number: int) -> Encoded:
-    if row["input_ids"] and max(row["input_ids"]) >= len(tokenizer):
+    largest = max(row["input_ids"], default=0)
+    if largest >= len(tokenizer):
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"row {number} holds token {max(row['input_ids'])}, and the model's tokenizer has {len(tokenizer)}",
+            f"{place_of(row, number)} holds token {largest}, and the model's tokenizer has {len(tokenizer)}",
             "encode the rows with the tokenizer of the model that is trained",
         )
     return {"input_ids": list(row["input_ids"]), "labels": list(row["labels"])}
@@ -150,7 +152,7 @@ def _encode_chats(
             except TemplateError as error:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"row {one[0]}: the model's chat template refuses it: {error}",
+                    f"{place_of(one[1], one[0])}: the model's chat template refuses it: {error}",
                     "change or drop the row, or use a model whose template takes it",
                 ) from error
         raise
@@ -182,16 +184,16 @@ def _check_tools_are_used(tokenizer: Any, numbered: list[tuple[int, dict[str, An
             continue
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
         if tools and text == tokenizer.apply_chat_template(messages, tokenize=False):
-            _refuse_tools(number, "has tools")
+            _refuse_tools(place_of(row, number), "has tools")
         silent = [{k: v for k, v in m.items() if k != "tool_calls"} for m in messages]
         if calls and text == tokenizer.apply_chat_template(silent, tools=tools, tokenize=False):
-            _refuse_tools(number, "calls tools")
+            _refuse_tools(place_of(row, number), "calls tools")
 
 
-def _refuse_tools(number: int, what: str) -> None:
+def _refuse_tools(place: str, what: str) -> None:
     raise GymError(
         ErrorCode.DATA_INVALID,
-        f"row {number} {what}, but the model's chat template leaves them out",
+        f"{place} {what}, but the model's chat template leaves them out",
         "use a model whose chat template knows tools, or drop the row",
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_template
-from gym_fed.data.rows import kind_of
+from gym_fed.data.rows import PlacedDict, kind_of
 from gym_fed.data.steps import Row
 
 
@@ -120,7 +120,8 @@ def _answered(tokenizer: Any, row: Row, answer: Any) -> Encoded:
     """Of a prompt and an answer, only the answer counts, whoever spoke before."""
     if isinstance(row["prompt"], str):
         return encode_one(tokenizer, {"prompt": row["prompt"], "completion": answer})
-    whole = encode_one(tokenizer, {**_context(row), "messages": [*row["prompt"], *answer]})
+    joined = {**_context(row), "messages": [*row["prompt"], *answer]}
+    whole = encode_one(tokenizer, PlacedDict.of(joined, getattr(row, "place", None)))
     start = len(_prompt(tokenizer, row))
     return {"input_ids": whole["input_ids"], "labels": [IGNORED] * start + whole["labels"][start:]}
 

@@ -10,9 +10,9 @@ from gym_fed.data.files import Placed, read_raw
 from gym_fed.data.formats import detect, reader
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.locations import DataFile, find_files
+from gym_fed.data.rows import PlacedDict, Row
 from gym_fed.errors import ErrorCode, GymError
 
-Row = dict[str, Any]
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
 
@@ -89,7 +89,7 @@ def converted(
                 _check_places_of_images(row)
         except BadRow as bad:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
-        yield place, row
+        yield place, PlacedDict.of(row, place)
 
 
 def _file_rows(file: DataFile, format: str, rename: Rename | None, text_lines: bool) -> Iterator[PlacedRow]:

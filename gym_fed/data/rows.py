@@ -33,6 +33,24 @@ _REMEDY = {
 }
 
 
+class PlacedDict(dict[str, Any]):
+    """A row that remembers where it was read, so that whoever refuses it later can say so. Equal to a plain one."""
+
+    place: str | None = None
+
+    @classmethod
+    def of(cls, row: Row, place: str | None) -> PlacedDict:
+        """``row`` with ``place``."""
+        placed = cls(row)
+        placed.place = place
+        return placed
+
+
+def place_of(row: Row, number: int) -> str:
+    """What messages call a row: its place, or its number among those at hand."""
+    return getattr(row, "place", None) or f"row {number}"
+
+
 def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
     """Rows of one kind, converted where nothing is lost that the kind needs.
 
@@ -44,7 +62,12 @@ def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
     """
     if kind == "any":
         return list(rows)
-    return [converted for number, row in enumerate(rows, 1) for converted in _convert(row, kind, number)]
+    result = []
+    for number, row in enumerate(rows, 1):
+        place = getattr(row, "place", None)
+        for converted in _convert(row, kind, number):
+            result.append(converted if place is None else PlacedDict.of(converted, place))
+    return result
 
 
 def kind_of(row: Row) -> RowKind | None:
@@ -84,7 +107,9 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
             return [{"answer": messages[-1]["content"], **rest, "prompt": messages[:-1]}]
     problem = "has none of the keys of a row" if found is None else f"is a {found} row"
     raise GymError(
-        ErrorCode.DATA_INVALID, f"row {number} {problem}, and {kind} rows are needed", _REMEDY[kind]
+        ErrorCode.DATA_INVALID,
+        f"{place_of(row, number)} {problem}, and {kind} rows are needed",
+        _REMEDY[kind],
     )
 
 

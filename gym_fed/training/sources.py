@@ -6,6 +6,7 @@ import random
 from typing import Any, Literal
 
 from gym_fed.config.training import DataConfig, TrainingConfig
+from gym_fed.data.rows import PlacedDict
 from gym_fed.data.sources import source_rows
 from gym_fed.errors import ErrorCode, GymError
 
@@ -56,4 +57,6 @@ def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
     times, fraction = divmod(source.weight, 1.0)
     extra = random.Random(seed).sample(rows, round(fraction * len(rows)))
     weighted = rows * int(times) + extra
-    return [{**row, "forget": True} for row in weighted] if source.role == "forget" else weighted
+    if source.role == "forget":
+        return [PlacedDict.of({**row, "forget": True}, getattr(row, "place", None)) for row in weighted]
+    return weighted

@@ -95,7 +95,7 @@ def test_inspect_takes_a_config_as_the_trainer_does(tmp_path: Path) -> None:
 def test_inspect_names_the_row_that_the_template_leaves_half_out(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     error = error_of(gym("inspect", write(tmp_path / "a.jsonl", CHAT, {**CHAT, "tools": tools})))
-    assert error.message.startswith(f"{tmp_path}/a.jsonl:2: has tools")
+    assert error.message.startswith(f"{tmp_path}/a.jsonl:2 has tools")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz"])

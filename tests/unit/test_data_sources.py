@@ -206,3 +206,19 @@ def test_a_hub_dataset_that_is_nowhere_says_how_to_fetch_it(
         list(source_rows(DataConfig(hub="someone/words")))
     assert caught.value.code is ErrorCode.UNAVAILABLE
     assert "hf download --repo-type dataset someone/words" in caught.value.hint
+
+
+def test_rows_that_a_run_cannot_use_are_named_by_their_file_long_after_reading(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    from gym_fed import Trainer, TrainingConfig
+
+    file = tmp_path / "a.jsonl"
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    file.write_text(json.dumps({"messages": chat}) + "\n\n" + json.dumps({"messages": chat, "tools": tools}))
+    settings: dict[str, Any] = {"model": str(tiny_base), "data": [{"path": str(file)}], "max_steps": 1}
+    with pytest.raises(GymError, match=f"{file}:3 has tools"):
+        Trainer(TrainingConfig(**settings, output_dir=tmp_path / "run")).train()
+    with pytest.raises(GymError, match=f"{file}:1 is a supervised row, and preference rows are needed"):
+        Trainer(TrainingConfig(**settings, algorithm="dpo", output_dir=tmp_path / "dpo")).train()
