@@ -35,7 +35,7 @@ def config(folder: Path, **changes: Any) -> TrainingConfig:
     values = {
         "model": "gym-nano",
         "output_dir": folder,
-        "max_steps": 20,
+        "max_steps": 14,
         "per_device_train_batch_size": 4,
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
@@ -45,7 +45,7 @@ def config(folder: Path, **changes: Any) -> TrainingConfig:
         "logging_steps": 1,
         "save_steps": 2,
         "save_final": False,
-        "eval_steps": 20,
+        "eval_steps": 14,
         "loss_spikes": {"factor": 20.0, "window": 3, "max_rollbacks": 9},
     }
     return TrainingConfig(**{**values, **changes})
@@ -88,9 +88,9 @@ def test_going_back_and_skipping_ends_better_than_going_on_and_a_stopped_run_tak
     entries = json.loads((tmp_path / "rolled/rollbacks.json").read_text())
     assert entries
     assert all(entry["to_step"] < entry["step"] and entry["skipped"] for entry in entries)
-    assert rolled.steps == 20
+    assert rolled.steps == 14
     lines = [json.loads(line) for line in (tmp_path / "rolled/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 21))
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 15))
 
     plain = train(config(tmp_path / "plain", loss_spikes=None), rows)
     assert max(plain.losses) > 4
@@ -127,7 +127,7 @@ def test_too_many_rollbacks_end_the_run_and_without_rollback_spikes_are_only_wri
     seen = {"factor": 20.0, "window": 3, "rollback": False}
     result = train(config(tmp_path / "seen", loss_spikes=seen, save_steps=0), rows)
     spikes = json.loads((tmp_path / "seen/spikes.json").read_text())
-    assert result.steps == 20
+    assert result.steps == 14
     assert spikes
     assert all(float(spike["value"]) > 20 * spike["usual"] for spike in spikes)
     assert not (tmp_path / "seen/rollbacks.json").exists()

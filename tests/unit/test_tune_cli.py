@@ -110,15 +110,22 @@ def test_a_kill_leaves_a_trial_that_is_run_again(tiny_base: Path, tmp_path: Path
 
 
 def test_trials_that_do_worse_are_given_up(tiny_base: Path, tmp_path: Path) -> None:
-    rates = {"learning_rate": {"choices": [0.5, 1e-9]}}
+    rates = {"learning_rate": {"choices": [1e-2, 1e-9]}}
     pruner = {"name": "median", "n_startup_trials": 1}
     settings = config(
-        tiny_base, tmp_path / "search", parameters=rates, pruner=pruner, num_trials=6, sampler="random"
+        tiny_base, tmp_path / "search", parameters=rates, pruner=pruner, num_trials=5, sampler="random"
     )
     results = Search(settings).run()
+
+    def halfway(folder: str) -> float:
+        lines = (tmp_path / "search/trials" / folder / "metrics.jsonl").read_text().splitlines()
+        return next(float(line["eval_loss"]) for line in map(json.loads, lines) if "eval_loss" in line)
+
     pruned = [result for result in results if result.state == "pruned"]
+    complete = [result for result in results if result.state == "complete"]
     assert pruned
-    assert all(result.parameters == {"learning_rate": 0.5} for result in pruned)
+    best = min(halfway(result.folder) for result in complete)
+    assert all(halfway(result.folder) > best for result in pruned)
     assert all("pruned at step 2 of 4" in result.why for result in pruned)
     assert not (tmp_path / "search/trials" / pruned[0].folder / "result.json").exists()
 
