@@ -10,7 +10,8 @@ from gym_fed.library_env import settle
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig
     from gym_fed.training.recipe import RecipeContext
-    from gym_fed.training.trainer import Trainer, TrainResult
+    from gym_fed.training.result import TrainResult
+    from gym_fed.training.trainer import Trainer
     from gym_fed.training.tuning.lora import lora_factors
 
 settle()  # before a module of this room imports a training library
@@ -26,7 +27,7 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     RecipeContext="gym_fed.training.recipe",
-    TrainResult="gym_fed.training.trainer",
+    TrainResult="gym_fed.training.result",
     Trainer="gym_fed.training.trainer",
     TrainingConfig="gym_fed.config.training",
     lora_factors="gym_fed.training.tuning.lora",

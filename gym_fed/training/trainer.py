@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from gym_fed.training.loading import load_for_training
 from gym_fed.training.loop import run_to_end
 from gym_fed.training.optimizers import get_optimizer
 from gym_fed.training.reproducibility import deterministic, record_environment
+from gym_fed.training.result import TrainResult
 from gym_fed.training.run_folder import RunFolder
 from gym_fed.training.saving import save_final
 from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, settings_of
@@ -41,44 +42,11 @@ from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.tuning import get_tuning
 
 if TYPE_CHECKING:
+    from gym_fed.config.delta import CodecPolicy
+    from gym_fed.config.delta_soup import DeltaSoupConfig
     from gym_fed.evaluation.graders import Grader
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a run gave.
-
-    Attributes:
-        steps: Optimiser steps of the whole run, those before a resume included.
-        final_loss: Mean loss of the last ``logging_steps`` steps, in nats per token.
-        losses: Loss of every step.
-        history: What the algorithm logged at every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
-        output_dir: The run folder.
-        num_examples: Rows trained on (each counted once).
-        num_processes: How many processes shared the run.
-        num_tokens: Tokens seen, repeats included, padding not.
-        model: The trained model, in evaluation mode: the one handed in, or a PEFT model around it.
-        tokenizer: Its tokenizer.
-        best_step: Where its weights are from, under ``early_stopping.restore_best``; None for the last step.
-    """
-
-    steps: int
-    final_loss: float
-    losses: list[float]
-    history: list[dict[str, float]] = field(repr=False)
-    output_dir: Path
-    num_examples: int
-    num_tokens: int
-    num_processes: int
-    model: Any = field(repr=False, compare=False)
-    tokenizer: Any = field(repr=False, compare=False)
-    best_step: int | None = None
-
-    def summary(self) -> dict[str, Any]:
-        """The figures, without losses and objects, ready for JSON."""
-        keep = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
-        best = {} if self.best_step is None else {"best_step": self.best_step}
-        return {key: getattr(self, key) for key in keep} | best | {"output_dir": str(self.output_dir)}
+    from gym_fed.soup.delta_soup import SoupResult
+    from gym_fed.training.afterwards import Contributions, ExportFormat
 
 
 class Trainer:
@@ -120,6 +88,7 @@ class Trainer:
         self._on_step = on_step
         self._on_report = on_report
         self._hooks: RunHooks | None = None
+        self.result: TrainResult | None = None
         self._should_stop = should_stop
 
     def train(
@@ -140,10 +109,56 @@ class Trainer:
                 ``CONFIG_INVALID`` before anything is written.
         """
         try:
-            return self._run(dataset, eval_dataset, resume)
+            self.result = self._run(dataset, eval_dataset, resume)
+            return self.result
         finally:
             if self._hooks is not None:
                 self._hooks.close()
+
+    def apply_deltasoup(self, others: Contributions, settings: DeltaSoupConfig | None = None) -> SoupResult:
+        """Merge what was trained with what others trained from the same base; the result is then base plus soup.
+
+        Args:
+            others: Contributions by user, or a list of them: ``.gymdelta`` files, model folders, or models in memory.
+            settings: Rules and codecs; by default ``DeltaSoupConfig()``, whose rule withstands liars.
+
+        Returns:
+            The soup, and what became of every contribution; this trainer's own is called ``self``.
+
+        Raises:
+            GymError: ``USAGE`` before training, or when ``config.model`` does not name the base; see ``DeltaSoup`` for
+                the others. The result's model is then as it was.
+        """
+        from gym_fed.training.afterwards import soup_with
+
+        result = self._trained()
+        model, soup = soup_with(result.model, self.config, others, settings)
+        self.result = replace(result, model=model)
+        return soup
+
+    def export(
+        self, path: str | Path, format: ExportFormat = "huggingface", codec: CodecPolicy | None = None
+    ) -> Path:
+        """Write the result's model to a new file or folder.
+
+        Args:
+            path: Where; nothing is overwritten.
+            format: ``huggingface`` is a model folder with any adapter merged in; ``adapter`` a PEFT folder; ``delta`` a
+                ``.gymdelta`` of the base, for a federation, a soup or a variant.
+            codec: Of ``delta``; by default one bit a weight, or LoRA factors where that is what was trained.
+
+        Raises:
+            GymError: ``USAGE`` before training or for a format that does not fit; ``FILE_EXISTS``.
+        """
+        from gym_fed.training.afterwards import export
+
+        result = self._trained()
+        return export(result.model, result.tokenizer, self.config, Path(path), format, codec)
+
+    def _trained(self) -> TrainResult:
+        if self.result is None:
+            raise GymError(ErrorCode.USAGE, "nothing is trained yet", "call train() first")
+        return self.result
 
     def _run(
         self,

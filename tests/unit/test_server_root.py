@@ -18,7 +18,7 @@ from gym_server.setup import init_hub
 from gym_fed.delta import DeltaFile, model_tensors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training import Trainer
-from gym_fed.training.trainer import TrainResult
+from gym_fed.training.result import TrainResult
 
 
 @pytest.fixture(params=["full", "lora"])

@@ -1,0 +1,44 @@
+"""What a run gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run gave.
+
+    Attributes:
+        steps: Optimiser steps of the whole run, those before a resume included.
+        final_loss: Mean loss of the last ``logging_steps`` steps, in nats per token.
+        losses: Loss of every step.
+        history: What the algorithm logged at every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
+        output_dir: The run folder.
+        num_examples: Rows trained on (each counted once).
+        num_processes: How many processes shared the run.
+        num_tokens: Tokens seen, repeats included, padding not.
+        model: The trained model, in evaluation mode: the one handed in, or a PEFT model around it.
+        tokenizer: Its tokenizer.
+        best_step: Where its weights are from, under ``early_stopping.restore_best``; None for the last step.
+    """
+
+    steps: int
+    final_loss: float
+    losses: list[float]
+    history: list[dict[str, float]] = field(repr=False)
+    output_dir: Path
+    num_examples: int
+    num_tokens: int
+    num_processes: int
+    model: Any = field(repr=False, compare=False)
+    tokenizer: Any = field(repr=False, compare=False)
+    best_step: int | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """The figures, without losses and objects, ready for JSON."""
+        keep = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
+        best = {} if self.best_step is None else {"best_step": self.best_step}
+        return {key: getattr(self, key) for key in keep} | best | {"output_dir": str(self.output_dir)}
