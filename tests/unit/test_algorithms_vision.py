@@ -304,3 +304,22 @@ def test_a_model_without_a_processor_is_refused(tiny_llava: Path, tmp_path: Path
     with pytest.raises(GymError, match="bare") as caught:
         load_vision_model(str(folder), dtype="float32", arguments={})
     assert caught.value.code in (ErrorCode.MODEL_INVALID, ErrorCode.MISSING_DEPENDENCY)
+
+
+def test_a_processor_that_cannot_be_made_here_names_the_package(
+    tiny_llava: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen2-VL's takes films as well; without torchvision transformers fails with one of several errors."""
+    monkeypatch.setattr(
+        "gym_fed.training.requirements.importlib.util.find_spec",
+        lambda name: None if name == "torchvision" else object(),
+    )
+    for error in (ImportError("Qwen2VLVideoProcessor requires"), AttributeError("VIDEO_PROCESSOR_MAPPING")):
+
+        def fails(*args: Any, error: Exception = error, **kwargs: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("transformers.AutoProcessor.from_pretrained", fails)
+        with pytest.raises(GymError, match="needs the package torchvision") as caught:
+            load_vision_model(str(tiny_llava), dtype="float32", arguments={})
+        assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
