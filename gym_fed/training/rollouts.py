@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from trl import GRPOTrainer, RLOOTrainer
@@ -19,7 +20,8 @@ from gym_fed.evaluation.graders import CombinedGrader, Grader, Sample
 if TYPE_CHECKING:
     from gym_fed.training.job import Job
 
-_IDENTITY_AT_START = (True, "gaussian")
+_PROBE_TOKENS = 16
+_ROUNDING = 1e-3
 
 
 class Rollouts:
@@ -156,10 +158,20 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
 
 
 def frozen_reference(model: Any) -> Any | None:
-    """A copy of ``model`` as it is now, or None for an adapter that changes nothing yet: it is switched off instead."""
+    """A copy of ``model`` as it is now, or None for an adapter that changes nothing yet: it is switched off instead.
+
+    Most adapters begin so; PiSSA and OLoRA do not, which is looked at in what the model says.
+    """
     if hasattr(model, "peft_config"):
-        adapter = model.peft_config[model.active_adapter]
-        if getattr(adapter, "init_lora_weights", True) in _IDENTITY_AT_START:
+        ids = torch.arange(_PROBE_TOKENS, device=model.device).unsqueeze(0)
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            adapted = model(input_ids=ids, use_cache=False).logits.float()
+            with model.disable_adapter():
+                base = model(input_ids=ids, use_cache=False).logits.float()
+        model.train(was_training)
+        if (adapted - base).abs().max() <= _ROUNDING * base.abs().max():
             return None
     return copy.deepcopy(model).requires_grad_(False).eval()
 

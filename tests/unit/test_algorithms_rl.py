@@ -131,6 +131,18 @@ def test_lora_learns_from_rewards_and_leaves_the_base_alone(
     assert is_same(before, weights(result.model.unload()))
 
 
+@pytest.mark.parametrize("start", ["default", "pissa"])
+def test_the_reference_of_an_adapter_is_the_model_at_the_start(
+    tiny_base: Path, tmp_path: Path, start: str
+) -> None:
+    """PiSSA takes its factors out of the base, so that switching the adapter off would be another model."""
+    lora = {"init_lora_weights": start}
+    settings = config(tmp_path / "run", "grpo", {"beta": 0.1}, finetuning="lora", lora=lora, max_steps=2)
+    divergence = logged(train(tiny_base, settings), "kl")
+    assert divergence[0] == pytest.approx(0, abs=1e-7)
+    assert divergence[1] > 1e-6
+
+
 @pytest.mark.parametrize(
     ("algorithm", "finetuning"), [("grpo", "full"), ("gspo", "lora"), ("rloo", "full"), ("ppo", "lora")]
 )
