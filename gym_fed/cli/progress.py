@@ -82,7 +82,7 @@ def _figures(report: StepReport) -> str:
 
 def _evaluation(report: StepReport) -> str:
     return "  ".join(
-        f"{key} {value:.4f}" for key, value in (report.evaluation or {}).items() if key != "epoch"
+        f"{key} {value:.4f}" for key, value in (report.evaluation or {}).items() if key.startswith("eval_")
     )
 
 

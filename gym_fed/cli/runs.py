@@ -67,7 +67,7 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: As
     found["environment"] = _read_json(run / "environment.json")
     found["rollbacks"] = _read_json(run / "rollbacks.json") or []
     performance = read_metrics(run / "performance.jsonl")
-    found["performance"] = performance[-1] if performance else {}
+    found["performance"] = {key: value for line in performance for key, value in line.items()}
     if as_json:
         console.print_json(found)
         return
