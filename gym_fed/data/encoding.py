@@ -145,11 +145,11 @@ def _encode_chats(
     _check_tools_are_used(tokenizer, numbered)
     try:
         return _apply_template(tokenizer, template, [row for _, row in numbered], assistant_only)
-    except TemplateError:
+    except (TemplateError, TypeError):  # the latter from templates that join what is no text
         for one in numbered:  # which of them was it?
             try:
                 _apply_template(tokenizer, template, [one[1]], assistant_only)
-            except TemplateError as error:
+            except (TemplateError, TypeError) as error:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"{place_of(one[1], one[0])}: the model's chat template refuses it: {error}",

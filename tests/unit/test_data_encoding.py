@@ -141,3 +141,11 @@ def test_of_prompt_and_completion_only_the_completion_is_learnt(tokenizer: Any) 
     assert learnt(tokenizer, encoded) == " two<|im_end|>"
     (whole,) = encode_rows(tokenizer, [row], max_length=100, assistant_only=False)
     assert whole["labels"] == whole["input_ids"]
+
+
+def test_parts_that_a_templates_text_cannot_hold_are_refused_with_the_row(tokenizer: Any) -> None:
+    parts = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}
+    row = {"messages": [parts, {"role": "assistant", "content": "a cat"}], "images": ["cat.png"]}
+    with pytest.raises(GymError, match="row 2: the model's chat template refuses it") as caught:
+        encode_rows(tokenizer, [CHAT, row], max_length=100)
+    assert caught.value.code is ErrorCode.DATA_INVALID
