@@ -14,6 +14,7 @@ from gym_fed.config.run import EarlyStopping
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training import processes
+from gym_fed.training.sharding import settings_of
 
 
 def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None:
@@ -22,6 +23,14 @@ def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
+    stopping = config.early_stopping
+    sharded = processes.world_size() > 1 and settings_of(config).strategy != "ddp"
+    if stopping is not None and stopping.restore_best and sharded:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"early_stopping.restore_best: {settings_of(config).strategy} leaves no process with all weights",
+            "set restore_best: false, or distributed.strategy: ddp",
+        )
     if has_eval_data:
         return
     for key in ("early_stopping", "eval_steps"):

@@ -18,6 +18,7 @@ from gym_fed.config.run import LossSpikes
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.training.processes import is_main
 
 _NOT_FROM_DATA = ("ppo", "grpo", "gspo", "rloo", "gkd", "online_dpo", "gradient_difference", "npo")
 
@@ -66,7 +67,7 @@ class SpikeWatch:
         if found is None and self.settings.grad_norm_factor is not None and grad_norm is not None:
             factor = self.settings.grad_norm_factor
             found = self._jump(step, "grad_norm", float(grad_norm), grad_norms, factor)
-        if found is not None and not self.settings.rollback:
+        if found is not None and not self.settings.rollback and is_main():
             known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
             kept = [old for old in known if old["step"] < step]
             write_atomically(self._file, f"{json.dumps([*kept, asdict(found)], indent=2)}\n".encode())
@@ -120,7 +121,8 @@ class Rollbacks:
             )
         skipped = _batches(to_step, spike.step, len(trainer.get_train_dataloader()), trainer.args)
         self.entries.append({**asdict(spike), "to_step": to_step, "skipped": skipped})
-        write_atomically(self._file, f"{json.dumps(self.entries, indent=2)}\n".encode())
+        if is_main():
+            write_atomically(self._file, f"{json.dumps(self.entries, indent=2)}\n".encode())
 
     def wrap(self, loader: Any) -> Any:
         """The dataloader with its rows in the order that is left; for ``LocalOnly.wrap_dataloader``."""
