@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.base import StrictModel
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 
 # What each schedule of transformers takes beside the numbers of steps, and what it cannot do without.
 _SCHEDULES: dict[str, tuple[str, ...]] = {
@@ -72,6 +75,14 @@ class OptimizationSections(StrictModel):
     per_device_train_batch_size: int = Field(default=8, ge=1)
     gradient_accumulation_steps: int = Field(default=1, ge=1)
 
+    @field_validator("optimizer_args", "lr_scheduler_kwargs", mode="before")
+    @classmethod
+    def _numbers_without_a_point(cls, values: Any) -> Any:
+        """YAML reads ``1e-4`` as text, and nothing says here which arguments are numbers."""
+        if not isinstance(values, dict):
+            return values
+        return {name: _number(value) for name, value in values.items()}
+
     @model_validator(mode="after")
     def _schedule_is_whole(self) -> OptimizationSections:
         kind, given = self.lr_scheduler_type, self.lr_scheduler_kwargs
@@ -93,3 +104,9 @@ class OptimizationSections(StrictModel):
                 "warmup_ratio: lr_scheduler_type constant has no warm-up; use constant_with_warmup"
             )
         return self
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        return float(value)
+    return value

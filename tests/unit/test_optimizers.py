@@ -266,3 +266,13 @@ def test_schedules_take_their_arguments_and_a_warm_up_of_some_share(tiny_base: P
 def test_a_schedule_that_is_not_whole_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         TrainingConfig(**changes)
+
+
+def test_a_number_that_yaml_reads_as_text_is_a_number() -> None:
+    chosen = TrainingConfig(
+        optimizer_args={"eps": "1e-6", "proj_type": "std"},
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr": "1e-5"},
+    )
+    assert chosen.optimizer_args == {"eps": 1e-6, "proj_type": "std"}
+    assert chosen.lr_scheduler_kwargs == {"min_lr": 1e-5}
