@@ -124,7 +124,7 @@ def test_neftune_adds_noise_while_training_only(tiny_base: Path, tmp_path: Path)
 
     def compare(module: Any, args: Any, kwargs: Any) -> None:
         clean = loaded.model.get_input_embeddings().weight[asked[-1]]
-        differences.append(float((args[0] - clean).abs().max() * clean[0].numel() ** 0.5))
+        differences.append(float((args[0] - clean).detach().abs().max() * clean[0].numel() ** 0.5))
 
     asked: list[torch.Tensor] = []
     loaded.model.register_forward_pre_hook(
