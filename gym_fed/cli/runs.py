@@ -115,7 +115,8 @@ def compare(runs: Runs, as_json: AsJson = False) -> None:
         console.print_json({"runs": shown, "status": status, "settings": settings, "figures": figures})
         return
     rows = [("", *(str(run) for run in runs)), ("status", *(s["status"] for s in summaries))]
-    rows += [(key, *(_short(value) for value in values)) for key, values in {**settings, **figures}.items()]
+    rows += [(key, *map(_short, values)) for key, values in settings.items()]
+    rows += [(f"last {key}" if key in settings else key, *map(_short, v)) for key, v in figures.items()]
     print_columns(rows)
     if not settings:
         console.out.print("the settings are the same", markup=False)
