@@ -126,7 +126,7 @@ def require_rows(data: Data, recipe: TrainingRecipe) -> None:
     """Refuse data that the recipe cannot learn from, before joining rather than in every round.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the row, the kind that is needed and this machine's data.
+        GymError: ``DATA_INVALID`` naming the row and the kind that is needed.
     """
     from gym_fed.data.rows import as_kind
     from gym_fed.training.algorithms import get_algorithm
@@ -134,9 +134,7 @@ def require_rows(data: Data, recipe: TrainingRecipe) -> None:
     try:
         as_kind(data.rows, get_algorithm(recipe.algorithm).row_kind)
     except GymError as error:
-        raise GymError(
-            error.code, f"{data.description}: {error.message}, for {recipe.algorithm}", error.hint
-        ) from error
+        raise GymError(error.code, f"{error.message} for {recipe.algorithm}", error.hint) from error
 
 
 def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
