@@ -40,5 +40,5 @@ setup(
             language="c++",
             optional=True,
         )
-    ]
+    ],
 )

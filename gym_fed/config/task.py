@@ -76,7 +76,9 @@ class TrainingRecipe(StrictModel):
     @model_validator(mode="after")
     def _no_idle_section(self) -> TrainingRecipe:
         if self.kto is not None and self.kto.loss_type == "kto" and self.per_device_train_batch_size == 1:
-            raise ValueError("per_device_train_batch_size: kto estimates a KL within the batch; take at least 2")
+            raise ValueError(
+                "per_device_train_batch_size: kto estimates a KL within the batch; take at least 2"
+            )
         for name in PREFERENCES:
             if name != self.algorithm and getattr(self, name) is not None:
                 raise ValueError(f"{name}: is given, but algorithm is {self.algorithm}; remove the section")

@@ -66,7 +66,9 @@ def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
         name_base(part, _portable_name(config.model))
         return
     tied = dict(getattr(trainer.model, "_tied_weights_keys", None) or {})
-    _rewrite(part, tied if trainer.model.config.tie_word_embeddings else {}, config.save_dtype or config.dtype)
+    _rewrite(
+        part, tied if trainer.model.config.tie_word_embeddings else {}, config.save_dtype or config.dtype
+    )
 
 
 def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
@@ -80,7 +82,9 @@ def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
         cast = {name: value.to(getattr(torch, dtype)) for name, value in kept.items()}
         save_file(cast, file, metadata={"format": "pt"})
     config = json.loads((part / "config.json").read_text(encoding="utf-8"))
-    (part / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")
+    (part / "config.json").write_text(
+        json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _portable_name(name: str | None) -> str | None:

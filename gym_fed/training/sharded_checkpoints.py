@@ -73,7 +73,9 @@ class ShardedCheckpoints:
 
 def _spread(*, strict: bool) -> StateDictOptions:
     """Whole tensors of the main process, to every process's part."""
-    return StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict, ignore_frozen_params=True)
+    return StateDictOptions(
+        full_state_dict=True, broadcast_from_rank0=True, strict=strict, ignore_frozen_params=True
+    )
 
 
 def _read(folder: str, name: str) -> dict[str, Any]:

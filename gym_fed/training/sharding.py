@@ -37,7 +37,9 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     what = f"distributed.strategy: {settings.strategy}"
     if num_processes == 1:
         raise GymError(
-            ErrorCode.CONFIG_INVALID, f"{what} needs several processes, and this is one", "gym train --nproc 2 ..."
+            ErrorCode.CONFIG_INVALID,
+            f"{what} needs several processes, and this is one",
+            "gym train --nproc 2 ...",
         )
     if settings.strategy == "deepspeed":
         require_package("deepspeed", what, "dist")
@@ -98,7 +100,10 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
     if world_size() == 1:
         return {}
     settings = settings_of(config)
-    arguments: dict[str, Any] = {"ddp_timeout": int(settings.timeout_seconds), "ddp_find_unused_parameters": False}
+    arguments: dict[str, Any] = {
+        "ddp_timeout": int(settings.timeout_seconds),
+        "ddp_find_unused_parameters": False,
+    }
     if settings.strategy in _AT_LOADING:
         arguments["save_only_model"] = True  # as transformers demands; `resumable` takes it back
     if settings.strategy == "tensor_parallel":

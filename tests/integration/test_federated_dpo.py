@@ -85,7 +85,9 @@ def test_rows_without_preferences_are_refused_before_joining(tmp_path: Path) -> 
         federation.hub.start()
         process = federation.join("ann")
         assert process.wait(timeout=60) == 20
-        assert "ann.jsonl:1 is a supervised row, and preference rows are needed for dpo" in federation.log("ann")
+        assert "ann.jsonl:1 is a supervised row, and preference rows are needed for dpo" in federation.log(
+            "ann"
+        )
         assert federation.hub.ask("status")["contributors"] == []
     finally:
         federation.close()
