@@ -76,8 +76,8 @@ class SearchConfig(TrainingConfig):
 
     @model_validator(mode="after")
     def _can_be_judged(self) -> SearchConfig:
-        if self.search.metric.startswith("eval_") and not self.eval_data:
-            raise ValueError(f"search.metric: {self.search.metric} needs eval_data")
+        if self.search.metric.startswith("eval_") and not (self.eval_data or self.eval_split):
+            raise ValueError(f"search.metric: {self.search.metric} needs eval_data or eval_split")
         if not self.save_final:
             raise ValueError("save_final: a trial is finished when it is saved; leave it on")
         return self

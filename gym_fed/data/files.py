@@ -31,6 +31,9 @@ JSON_CELLS = (
 )
 
 
+_TEXT_OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")
+
+
 def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
     """Rows as they stand in the file, in order.
 
@@ -179,18 +182,26 @@ def _read_csv(name: str, stream: BinaryIO, delimiter: str) -> Iterator[Placed]:
                 f"{place}: {found} cells than the header has",
                 "quote cells with commas",
             )
-        yield place, {key: _cell(key, value) for key, value in row.items() if value != ""}
+        yield place, {key: cell_value(key, value) for key, value in row.items() if value != ""}
 
 
-def _cell(key: str, value: str) -> Any:
+def cell_value(key: str, value: str) -> Any:
+    """What a CSV cell of a column stands for: lists and messages are JSON in it, everything else is text."""
     if key in ("label", "kto_tag") and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if key in JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
         try:
-            return json.loads(value)
+            found = json.loads(value)
         except json.JSONDecodeError:
             return value  # a text that begins with a bracket; the format says whether it may be one
+        return found if key not in _TEXT_OR_MESSAGES or _is_messages(found) else value
     return value
+
+
+def _is_messages(value: Any) -> bool:
+    """Whether JSON in a cell is a conversation, and not a text that happens to be JSON."""
+    turns = value if isinstance(value, list) else [value]
+    return bool(turns) and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns)
 
 
 def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:

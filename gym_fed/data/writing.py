@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gym_fed.data.files import JSON_CELLS
+from gym_fed.data.files import JSON_CELLS, cell_value
 from gym_fed.data.formats import reader
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.rows import Row, RowKind, as_kind, kind_of
@@ -204,10 +204,10 @@ def _write_csv(stream: BinaryIO, rows: Iterable[Row]) -> None:
 def _cell(key: str, value: Any, number: int) -> Any:
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, str) and key in JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
+    if isinstance(value, str) and key in JSON_CELLS and cell_value(key, value) != value:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"row {number}: {key!r} begins with a bracket, which CSV would read as a list",
+            f"row {number}: {key!r} is text that CSV would read as JSON",
             "write JSONL instead",
         )
     return value

@@ -5,6 +5,7 @@ Everything is read from what the trainer has logged, which its checkpoints carry
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,9 @@ class EarlyStop(TrainerCallback):
         """``(step, figure)`` of every evaluation; what is to be maximised is negated."""
         sign = 1 if self._settings.direction == "minimize" else -1
         metric = self._settings.metric
-        return [(e["step"], sign * float(e[metric])) for e in state.log_history if metric in e]
+        figures = [(e["step"], sign * float(e[metric])) for e in state.log_history if metric in e]
+        # A figure that is not a number is worse than any: compared as it is, nothing would ever beat it.
+        return [(step, value if math.isfinite(value) else math.inf) for step, value in figures]
 
     def _keep(self, step: int) -> None:
         """Save the weights. The improvement before stays too, for a resume or a rollback may begin before this one."""

@@ -13,6 +13,7 @@ from gym_fed.training.requirements import require_package
 _AT_LOADING = ("fsdp2", "tensor_parallel")
 # What generates, scores or copies the model while it is sharded has been tried with none of them.
 _SHARDED_ALGORITHMS = ("sft", "pretrain")
+_SHARDED_OPTIMIZERS = ("adamw", "sgd")
 
 
 def settings_of(config: TrainingConfig) -> DistributedSettings:
@@ -32,6 +33,12 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
         GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
     """
     settings = settings_of(config)
+    if num_processes > 1 and config.optimizer == "badam":
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "optimizer: badam switches weights on and off, and several processes would no longer share their gradients",
+            "train in one process, or take another optimizer",
+        )
     if settings.strategy == "ddp":
         return
     what = f"distributed.strategy: {settings.strategy}"
@@ -49,6 +56,16 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
             ErrorCode.CONFIG_INVALID,
             f"{what} splits the model's weights, which {config.algorithm} does not support here",
             f"use ddp, or one of {', '.join(_SHARDED_ALGORITHMS)}",
+        )
+    if config.optimizer not in _SHARDED_OPTIMIZERS:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{what} gives every process a part of the weights, which {config.optimizer} does not support here",
+            f"use ddp, or one of {', '.join(_SHARDED_OPTIMIZERS)}",
+        )
+    if config.quantization is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, f"{what} does not go with quantization", "use ddp, or remove quantization"
         )
     if settings.strategy in _AT_LOADING and config.model_init is not None:
         raise GymError(

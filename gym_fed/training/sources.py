@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any, Literal
 
@@ -28,27 +29,29 @@ def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") 
 def split_rows(
     rows: list[dict[str, Any]], size: float, *, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows to train on and rows held out, both in their order.
+    """Rows to train on and rows held out, both in their order. Equal rows count as one, and never stand on both sides.
 
     Args:
-        rows: All of them.
-        size: How many are held out; below 1, which share.
+        rows: All of them, repeated by their weights.
+        size: How many different rows are held out; below 1, which share.
         seed: Decides which.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when one of the two would be empty.
     """
-    number = round(size * len(rows)) if size < 1 else round(size)
-    if not 0 < number < len(rows):
+    keys = [json.dumps(row, sort_keys=True, default=repr) for row in rows]
+    different = dict(zip(keys, rows, strict=True))
+    number = round(size * len(different)) if size < 1 else round(size)
+    if not 0 < number < len(different):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"eval_split: {size:g} of {len(rows)} rows would hold out {number}",
+            f"eval_split: {size:g} of {len(different)} different rows would hold out {number}",
             "leave at least one row on both sides",
         )
-    held = set(random.Random(seed).sample(range(len(rows)), number))
+    held = set(random.Random(seed).sample(list(different), number))
     return (
-        [row for index, row in enumerate(rows) if index not in held],
-        [rows[index] for index in sorted(held)],
+        [row for key, row in zip(keys, rows, strict=True) if key not in held],
+        [row for key, row in different.items() if key in held],
     )
 
 

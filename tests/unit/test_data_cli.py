@@ -177,11 +177,17 @@ def test_nothing_is_overwritten_unasked_and_no_odd_file_written(tmp_path: Path) 
     assert error_of(gym("convert", file, tmp_path / "o.jsonl", "--to", "auto")).code is ErrorCode.USAGE
 
 
-def test_a_text_that_csv_would_read_as_a_list_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "in.jsonl", {"prompt": "[1, 2] sorted is", "answer": "[1, 2]"})
+def test_a_text_that_csv_would_read_as_a_conversation_is_refused_and_other_json_comes_back(
+    tmp_path: Path,
+) -> None:
+    text = '[{"role": "user", "content": "x"}]'
+    file = write(tmp_path / "in.jsonl", {"prompt": text, "answer": "a"})
     error = error_of(gym("convert", file, tmp_path / "out.csv", "--to", "prompt"))
-    assert "'prompt' begins with a bracket" in error.message
+    assert "'prompt' is text that CSV would read as JSON" in error.message
     assert not (tmp_path / "out.csv").exists()
+    rows = [{"prompt": "[1, 2]", "answer": "[1, 2]"}, {"prompt": '{"a": 1}', "answer": "b"}]
+    figures("convert", write(tmp_path / "fine.jsonl", *rows), tmp_path / "fine.csv", "--to", "prompt")
+    assert load_rows(tmp_path / "fine.csv") == rows
 
 
 def test_mix_follows_the_weights_and_the_seed(tmp_path: Path) -> None:

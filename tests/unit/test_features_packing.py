@@ -84,6 +84,10 @@ def test_rows_are_held_out_by_number_or_share_and_by_the_seed() -> None:
     assert sorted(kept + held, key=lambda row: int(row["text"])) == rows
     assert split_rows(rows, 0.3, seed=0) == (kept, held)
     assert split_rows(rows, 3, seed=1)[1] != held
+    kept, held = split_rows(rows * 3, 0.3, seed=0)
+    assert len(held) == 3
+    assert not [row for row in kept if row in held], "a row that weights repeat is learnt and held out"
+    assert len(kept) == 21
     for size in (10, 0.01, 0.99):
         with pytest.raises(GymError, match="eval_split"):
             split_rows(rows, size, seed=0)
