@@ -6,8 +6,8 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.base import Feature
-from gym_fed.training.features.neftune_noise_alpha import ROLLOUTS
 
 
 class MixtureOfDepths(Feature):
@@ -17,8 +17,10 @@ class MixtureOfDepths(Feature):
         problem = None
         if config.finetuning != "full":
             problem = f"finetuning: {config.finetuning} would not train the routers"
-        elif config.algorithm in (*ROLLOUTS, "reward_model"):
+        elif config.algorithm == "reward_model" or writes_answers(config):
             problem = f"{config.algorithm} needs a model that all blocks and a cache belong to"
+        elif reference_mode(config) is not None:
+            problem = f"the reference of {config.algorithm} would send other tokens through the blocks than the policy"
         elif config.torch_compile:
             problem = "torch_compile cannot compile blocks whose number of tokens follows from the data"
         elif config.unsloth:

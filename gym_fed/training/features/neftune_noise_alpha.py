@@ -6,20 +6,26 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.base import Feature
-
-ROLLOUTS = ("ppo", "grpo", "gspo", "rloo")
 
 
 class NeftuneNoiseAlpha(Feature):
     """transformers' hook on the embedding, taken off at the end."""
 
     def check(self, config: TrainingConfig) -> None:
-        if config.algorithm in ROLLOUTS:
+        if writes_answers(config):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"neftune_noise_alpha: {config.algorithm} generates its own answers, and the noise would be in them",
                 "remove the key",
+            )
+        if reference_mode(config) in ("training", "either"):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"neftune_noise_alpha: the reference of {config.algorithm} is this model without its adapter, and "
+                "noise of its own would be in it",
+                "remove the key, or use finetuning: full",
             )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:

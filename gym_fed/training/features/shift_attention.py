@@ -8,20 +8,29 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.attention import attention_of
 from gym_fed.training.features.base import Feature
-from gym_fed.training.features.neftune_noise_alpha import ROLLOUTS
 
 
 class ShiftAttention(Feature):
     """Own code on transformers' attention interface; see ``gym_fed.modeling.shift_attention``."""
 
     def check(self, config: TrainingConfig) -> None:
-        if config.algorithm in ROLLOUTS:
+        if writes_answers(config):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"shift_attention: {config.algorithm} generates its own answers, and generation attends to everything",
                 "remove the key",
+            )
+        if reference_mode(config) in ("evaluation", "either"):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"shift_attention: the reference of {config.algorithm} attends to everything, so the policy would not "
+                "begin at it",
+                "remove the key"
+                if config.algorithm == "npo"
+                else "remove the key, or use finetuning: lora with its default start and no precompute_ref_log_probs",
             )
 
     @contextmanager
