@@ -39,14 +39,18 @@ def train(
 ) -> None:
     """Train a model as a config file says, ours or LLaMA-Factory's. Stopped runs are continued by the same command."""
     settings, notes = load_training_config(config, set_ or [], allow_untranslated=allow_untranslated)
+    from gym_fed.training.ranks import is_main
+
+    out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes speaks
     for note in notes:
         err.print(f"note: {note}", markup=False)
 
     from gym_fed.training.run_folder import RunFolder
 
-    if overwrite:
-        RunFolder(settings.output_dir).delete()
-    RunFolder(settings.output_dir).require_unfinished()
+    if is_main():
+        if overwrite:
+            RunFolder(settings.output_dir).delete()
+        RunFolder(settings.output_dir).require_unfinished()
     if nproc is not None and nproc > 1:
         _in_processes(settings, nproc)
     err.print(f"loading {settings.model or 'a new model'} ...", markup=False)
@@ -56,7 +60,8 @@ def train(
     with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
         result = Trainer(settings, on_report=on_report, should_stop=should_stop).train(resume=resume)
     if as_json:
-        print_json(result.summary())
+        if is_main():
+            print_json(result.summary())
         return
     out.print(
         f"{result.steps} steps on {result.num_examples} examples, {result.num_tokens} tokens; "

@@ -217,19 +217,38 @@ def _write_parquet(stream: BinaryIO, rows: Iterable[Row]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    source, writer = iter(rows), None
+    source, writer, number = iter(rows), None, 0
     try:
         while batch := list(islice(source, _BATCH_ROWS)):
-            table = pyarrow.Table.from_pylist(batch, schema=None if writer is None else writer.schema)
+            # Columns are taken from the first row, so every row gets all of them.
+            names = dict.fromkeys(name for row in batch for name in row)
+            padded = [{name: row.get(name) for name in names} for row in batch]
+            table = pyarrow.Table.from_pylist(padded, schema=None if writer is None else writer.schema)
+            if not set(names) <= set(table.column_names) or _filled(table.to_pylist()) != _filled(padded):
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"rows {number + 1} to {number + len(batch)} have keys that the rows before them lack, "
+                    "which Parquet would leave out",
+                    "write JSONL instead",
+                )
+            number += len(batch)
             if writer is None:
                 writer = parquet.ParquetWriter(stream, table.schema)
             writer.write_table(table)
-        if writer is not None:
-            writer.close()
     except pyarrow.ArrowException as error:
         raise GymError(
             ErrorCode.DATA_INVALID, f"the rows do not fit one Parquet schema: {error}", "write JSONL instead"
         ) from error
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _filled(value: Any) -> Any:
+    """A value without what is None in it, since that is how Parquet says that something is absent."""
+    if isinstance(value, dict):
+        return {key: _filled(inner) for key, inner in value.items() if inner is not None}
+    return [_filled(inner) for inner in value] if isinstance(value, list) else value
 
 
 _WRITERS: dict[str, Callable[[BinaryIO, Iterable[Row]], None]] = {

@@ -18,18 +18,11 @@ import torch.distributed as dist
 
 from gym_fed.config.distributed import DistributedSettings
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.ranks import is_main, world_size
+
+__all__ = ["agreed", "count", "is_main", "on_main", "require_all", "start", "stop", "world_size"]
 
 T = TypeVar("T")
-
-
-def world_size() -> int:
-    """How many processes share the run."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_main() -> bool:
-    """Whether this process is the one that writes and prints."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def start(settings: DistributedSettings, device: torch.device) -> None:

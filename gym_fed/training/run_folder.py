@@ -3,7 +3,7 @@
 ::
 
     config.yaml      the resolved config           metrics.jsonl    a line every logging_steps
-    run.json         digest of the rows            checkpoints/     checkpoint-N folders
+    run.json         data, processes               checkpoints/     checkpoint-N folders
     result.json      written last: the run is finished; beside it lies the model or the adapter
 """
 
@@ -20,6 +20,7 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.training.ranks import world_size
 
 # These decide where and how often something is written, never what is learnt; they may change when resuming.
 _FREE_KEYS = {
@@ -28,12 +29,11 @@ _FREE_KEYS = {
 }
 _FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 """Under ``auto_batch_size`` these are found once, and their product is compared; see ``batch_size.known_sizes``."""
-# Several processes keep a random state each; DeepSpeed keeps the optimiser in a folder of its own.
+# DeepSpeed keeps the optimiser in a folder of its own.
 _NEEDED_IN_CHECKPOINT = (
     ("trainer_state.json",),
     ("optimizer.pt", "global_step*"),
     ("scheduler.pt",),
-    ("rng_state*.pth",),
 )
 
 
@@ -78,7 +78,8 @@ class RunFolder:
             )
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
-        write_atomically(self.path / "run.json", f"{json.dumps({'data_sha256': data_digest})}\n".encode())
+        begun = {"data_sha256": data_digest, "num_processes": world_size()}
+        write_atomically(self.path / "run.json", f"{json.dumps(begun)}\n".encode())
         return self.last_checkpoint()
 
     def require_unfinished(self) -> None:
@@ -132,7 +133,10 @@ class RunFolder:
 
     def _is_complete(self, folder: Path) -> bool:
         # The trainer's state is what transformers writes last, so one that parses means the rest is there.
-        if not all(any(any(folder.glob(name)) for name in names) for names in _NEEDED_IN_CHECKPOINT):
+        number = world_size()
+        states = ["rng_state.pth"] if number == 1 else [f"rng_state_{rank}.pth" for rank in range(number)]
+        needed = (*_NEEDED_IN_CHECKPOINT, *((state,) for state in states))
+        if not all(any(any(folder.glob(name)) for name in names) for names in needed):
             return False
         try:
             json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
@@ -153,7 +157,14 @@ class RunFolder:
                 f"{self.path}: holds an unfinished run of another config: {what}",
                 remedy,
             )
-        if json.loads((self.path / "run.json").read_text(encoding="utf-8"))["data_sha256"] != data_digest:
+        begun = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        if (before := begun.get("num_processes", 1)) != world_size():
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds an unfinished run of {before} processes, and now there are {world_size()}",
+                f"go on with --nproc {before}: another number sees other batches; or {remedy}",
+            )
+        if begun["data_sha256"] != data_digest:
             raise GymError(
                 ErrorCode.FILE_EXISTS, f"{self.path}: holds an unfinished run on other data", remedy
             )

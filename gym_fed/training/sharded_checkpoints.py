@@ -1,7 +1,6 @@
 """Checkpoints of a model that is split while it is read (FSDP2, tensor parallelism), which transformers cannot resume.
 
-Weights and optimiser state are gathered to whole tensors by torch's distributed checkpoints and written by one process,
-so a run may also go on with another number of processes.
+Weights and optimiser state are gathered to whole tensors by torch's distributed checkpoints and written by one process.
 """
 
 from __future__ import annotations

@@ -175,8 +175,8 @@ class Trainer:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         folder = RunFolder(config.output_dir)
-        folder.require_unfinished()
         processes.start(settings_of(config), device)
+        processes.on_main(folder.require_unfinished)
         rows = _rows(config, dataset, eval_dataset, algorithm)
         check_early_stopping(config, has_eval_data=bool(rows[1]))
         splitting = deepspeed_loading(config)

@@ -1,0 +1,40 @@
+"""A run belongs to as many processes as began it, and one of several speaks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gym_fed.config import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.run_folder import RunFolder
+
+
+def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainingConfig(model="gym-nano", output_dir=tmp_path / "run")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    RunFolder(config.output_dir).open(config, "digest", resume=True)
+    assert json.loads((tmp_path / "run/run.json").read_text())["num_processes"] == 2
+    RunFolder(config.output_dir).open(config, "digest", resume=True)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(GymError, match="unfinished run of 2 processes, and now there are 1") as caught:
+        RunFolder(config.output_dir).open(config, "digest", resume=True)
+    assert caught.value.code is ErrorCode.FILE_EXISTS
+    assert "--nproc 2" in caught.value.hint
+
+
+def test_a_checkpoint_without_the_random_state_of_every_process_is_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    folder = tmp_path / "checkpoints/checkpoint-3"
+    folder.mkdir(parents=True)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        (folder / name).touch()
+    (folder / "trainer_state.json").write_text("{}")
+    assert RunFolder(tmp_path).last_checkpoint() == folder
+    (folder / "rng_state_1.pth").unlink()
+    assert RunFolder(tmp_path).last_checkpoint() is None
+    assert not folder.exists()
