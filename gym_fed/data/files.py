@@ -201,7 +201,9 @@ def cell_value(key: str, value: str) -> Any:
 def _is_messages(value: Any) -> bool:
     """Whether JSON in a cell is a conversation, and not a text that happens to be JSON."""
     turns = value if isinstance(value, list) else [value]
-    return bool(turns) and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns)
+    return bool(turns) and all(
+        isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns
+    )
 
 
 def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:

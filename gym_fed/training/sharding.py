@@ -65,7 +65,9 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
         )
     if config.quantization is not None:
         raise GymError(
-            ErrorCode.CONFIG_INVALID, f"{what} does not go with quantization", "use ddp, or remove quantization"
+            ErrorCode.CONFIG_INVALID,
+            f"{what} does not go with quantization",
+            "use ddp, or remove quantization",
         )
     if settings.strategy in _AT_LOADING and config.model_init is not None:
         raise GymError(
