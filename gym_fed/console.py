@@ -18,8 +18,8 @@ from rich.console import Console
 from gym_fed import __version__
 from gym_fed.errors import ErrorCode, GymError
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def print_json(value: Any) -> None:

@@ -155,3 +155,9 @@ def test_an_unexpected_exception_is_not_dressed_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "argv", ["gym"])
     with pytest.raises(ZeroDivisionError):
         console.run_app(failing_app(ZeroDivisionError("a defect")))
+
+
+def test_a_place_between_colons_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        console.run_app(failing_app(GymError(ErrorCode.DATA_INVALID, "my.jsonl:100: 'output' is empty")))
+    assert "my.jsonl:100: 'output' is empty" in capsys.readouterr().err
