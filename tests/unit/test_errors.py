@@ -157,7 +157,10 @@ def test_an_unexpected_exception_is_not_dressed_up(monkeypatch: pytest.MonkeyPat
         console.run_app(failing_app(ZeroDivisionError("a defect")))
 
 
-def test_a_place_between_colons_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_between_colons_is_no_emoji(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gym"])
     with pytest.raises(SystemExit):
         console.run_app(failing_app(GymError(ErrorCode.DATA_INVALID, "my.jsonl:100: 'output' is empty")))
     assert "my.jsonl:100: 'output' is empty" in capsys.readouterr().err
