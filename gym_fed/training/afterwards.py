@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.delta_soup import DeltaSoupConfig
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model, model_name
+from gym_fed.models import load_model, load_tokenizer, model_name, quiet_loading
 
 if TYPE_CHECKING:
     from gym_fed.soup.delta_soup import SoupResult
@@ -48,7 +49,9 @@ def soup_with(
         raise GymError(
             ErrorCode.USAGE, f"{OWN!r} is this trainer's own work", "call the contributor otherwise"
         )
+    _require_weights_alone(config, "a soup")
     base = _base(config)
+    model = _on_full_base(model, config)
     rules = settings or DeltaSoupConfig()
     soup = DeltaSoup(rules.model_copy(update={"base_model": None}), base=base)
     soup.contribute(user_id=OWN, model=model if _is_plain_lora(model) else _whole(model))
@@ -68,11 +71,15 @@ def export(
     codec: CodecPolicy | None,
 ) -> Path:
     """Write a trained model; see ``Trainer.export``."""
+    from gym_fed.training.saving import save_tuned
+    from gym_fed.training.tuning.full import Full
+
     if path.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
     adapted = hasattr(model, "peft_config")
     if format == "huggingface":
-        _whole(model).save_pretrained(str(path))
+        with quiet_loading():
+            Full().save(_whole(_on_full_base(model, config)), config, path, None)
         tokenizer.save_pretrained(str(path))
     elif format == "adapter":
         if not adapted:
@@ -81,9 +88,7 @@ def export(
                 f"format adapter: finetuning was {config.finetuning}, so there is no adapter",
                 "export it as huggingface or delta",
             )
-        from gym_fed.training.tuning import get_tuning
-
-        get_tuning(config.finetuning).save(model, config, path, config.model)
+        save_tuned(model, config, path)
         tokenizer.save_pretrained(str(path))
     elif format == "delta":
         _write_delta(model, config, path, codec or CodecPolicy(error_feedback=False))
@@ -95,6 +100,8 @@ def export(
 def _write_delta(model: Any, config: TrainingConfig, path: Path, codec: CodecPolicy) -> None:
     from gym_fed.delta import BaseSpec, encode_delta, lora_delta, lora_factors, model_tensors
 
+    _require_weights_alone(config, "a delta")
+    model = _on_full_base(model, config)
     base = model_tensors(_base(config))
     spec = BaseSpec.of(base, model_name(str(config.model)))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,6 +109,51 @@ def _write_delta(model: Any, config: TrainingConfig, path: Path, codec: CodecPol
         lora_delta(lora_factors(model), path, spec, policy=codec)
     else:
         encode_delta(_whole(model), base, codec, path, spec)
+
+
+def _on_full_base(model: Any, config: TrainingConfig) -> Any:
+    """The adapter of a base in few bits, on the base that everybody has: into few bits nothing can be merged exactly.
+
+    Any other model is handed back as it is.
+
+    Raises:
+        GymError: ``USAGE`` when the base comes in few bits, so that there is no other.
+    """
+    if not hasattr(model, "peft_config") or not getattr(model.get_base_model(), "is_quantized", False):
+        return model
+    from peft import PeftModel
+
+    from gym_fed.modeling.rope import apply_base_changes
+    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.quantization import prequantised
+    from gym_fed.training.saving import save_tuned
+
+    base = _base(config)
+    if (method := prequantised(config.model)) is not None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{config.model} is quantised by {method}, and an adapter cannot be merged into that exactly",
+            "export it as adapter",
+        )
+    base = get_algorithm(config.algorithm).adapt(base, load_tokenizer(str(config.model)), config)
+    with tempfile.TemporaryDirectory() as name, quiet_loading():
+        save_tuned(model, config.model_copy(update={"save_dtype": None}), Path(name))
+        apply_base_changes(base, Path(name))
+        return PeftModel.from_pretrained(base, name).eval()
+
+
+def _require_weights_alone(config: TrainingConfig, what: str) -> None:
+    """Refuse a run that changed more of its base than weights.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    if config.rope_scaling is not None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"rope_scaling: {what} holds differences of weights, and would lose the scaling",
+            "export it as huggingface or adapter",
+        )
 
 
 def _whole(model: Any) -> Any:
@@ -114,12 +166,23 @@ def _is_plain_lora(model: Any) -> bool:
     if not hasattr(model, "peft_config"):
         return False
     settings = model.peft_config[model.active_adapter]
+    if _is_lora(settings) and any(
+        min(a.shape[1], b.shape[0]) < a.shape[0] for a, b in _factors(model, model.active_adapter)
+    ):
+        return False  # more columns than the weight has: as factors it would be larger than as it is
     odd = (
         (settings.use_dora, settings.modules_to_save, settings.bias != "none")
         if _is_lora(settings)
         else (True,)
     )
     return not any(odd)
+
+
+def _factors(model: Any, name: str) -> Iterator[tuple[Any, Any]]:
+    """A ``[r, in]`` and B ``[out, r]`` of every linear layer that the adapter is on."""
+    for layer in model.modules():
+        if name in getattr(layer, "lora_A", {}):
+            yield layer.lora_A[name].weight, layer.lora_B[name].weight
 
 
 def _is_lora(settings: Any) -> bool:
@@ -134,4 +197,6 @@ def _base(config: TrainingConfig) -> Any:
             "the run's base is not named: model is not in the config",
             "give TrainingConfig(model=...), the name or folder that training started from",
         )
-    return load_model(config.model, dtype=config.dtype).model
+    model = load_model(config.model, dtype=config.dtype).model
+    # A run that went on from an adapter trained the whole.
+    return model.merge_and_unload() if hasattr(model, "peft_config") else model

@@ -36,15 +36,55 @@ def save_final(
         _gather(trainer, config, part)
     if not is_main():
         return
-    if not is_split(config):
-        get_tuning(config.finetuning).save(model, config, part, _portable_name(config.model))
-    if get_tuning(config.finetuning).is_adapter and config.rope_scaling is not None:
-        write_base_changes(model.get_base_model(), part)  # the adapter's base on disk is not scaled
+    if is_split(config):
+        _finish_adapter(model, config, part)
+    else:
+        save_tuned(model, config, part)
     algorithm.save(trainer, part)
     tokenizer.save_pretrained(str(part))
-    for file in part.iterdir():
-        file.replace(folder / file.name)
+    _move_into(part, folder)
+
+
+def _move_into(part: Path, folder: Path) -> None:
+    """Everything in ``part`` takes the place of what a save that was killed half-way has left in ``folder``."""
+    for entry in part.iterdir():
+        if (folder / entry.name).is_dir():
+            shutil.rmtree(folder / entry.name)  # a folder is not replaced by another that is not empty
+        entry.replace(folder / entry.name)
     part.rmdir()
+
+
+def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
+    """Write what was tuned, whole in this process: a model folder, or an adapter with all that its base must be told.
+
+    Args:
+        model: The trained model or PEFT model; it is not changed.
+        config: Gives the tuning method, ``save_dtype`` and the base's name.
+        folder: A new one, or an empty one.
+    """
+    get_tuning(config.finetuning).save(model, config, folder, _portable_name(config.model))
+    _finish_adapter(model, config, folder)
+
+
+def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
+    """What PEFT does not do: ``save_dtype``, and a note of what the base on disk has not."""
+    if not get_tuning(config.finetuning).is_adapter:
+        return
+    if config.save_dtype is not None:
+        _cast(folder / "adapter_model.safetensors", config.save_dtype)
+    if config.rope_scaling is not None:
+        write_base_changes(model.get_base_model(), folder)
+
+
+def _cast(file: Path, dtype: str) -> None:
+    """Another type for the floating-point tensors of a file."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    wanted = getattr(torch, dtype)
+    tensors = load_file(file)
+    cast = {n: value.to(wanted) if value.is_floating_point() else value for n, value in tensors.items()}
+    save_file(cast, file, metadata={"format": "pt"})
 
 
 def _fresh(part: Path) -> None:

@@ -57,6 +57,22 @@ def test_preferred_answers_score_higher_on_pairs_never_seen_and_in_the_grader(
     torch.testing.assert_close(graded, trained, rtol=1e-4, atol=1e-4)
 
 
+def test_it_learns_beside_a_base_in_few_bits(tiny_base: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    settings = config(
+        tmp_path / "run",
+        "reward_model",
+        model=str(tiny_base),
+        finetuning="lora",
+        quantization={"bits": 4},
+        max_steps=12,
+        learning_rate=2e-2,
+    )
+    result = Trainer(settings).train(ROWS)
+    assert result.model.get_base_model().is_quantized
+    assert sum(result.losses[-3:]) / 3 < 0.8 * result.losses[0]
+
+
 def test_a_finished_run_loads_as_a_sequence_classifier(tiny_base: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 

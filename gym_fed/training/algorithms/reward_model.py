@@ -17,6 +17,8 @@ from gym_fed.training.algorithms._preference import (
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
 
+_QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_quantizer")
+
 
 class RewardModel(Algorithm):
     """A causal LM whose head is replaced by one number, read at the last token."""
@@ -70,6 +72,9 @@ class RewardModel(Algorithm):
         for name, head in scorer.named_children():
             if name != scorer.base_model_prefix:
                 head.to_empty(device="cpu").apply(scorer._init_weights)
+        for mark in _QUANTISED:  # what a loaded model is told by is not in its config alone
+            if hasattr(model, mark):
+                setattr(scorer, mark, getattr(model, mark))
         return scorer
 
     def build(self, job: Job) -> Any:
