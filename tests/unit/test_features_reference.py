@@ -10,6 +10,8 @@ import pytest
 
 from gym_fed.config import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.mixture_of_depths import convert_to_mixture_of_depths
+from gym_fed.models import load_model
 from gym_fed.training import Trainer
 from gym_fed.training.checks import check_config
 from gym_fed.training.features._passes import reference_mode
@@ -35,6 +37,18 @@ def test_a_reference_that_attends_or_routes_otherwise_is_refused(algorithm: str)
         with pytest.raises(GymError, match=f"the reference of {algorithm} {words}") as caught:
             check_config(config(algorithm=algorithm, **feature))
         assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_routers_that_the_model_has_already_are_refused_too(tmp_path: Path) -> None:
+    loaded = load_model("gym-nano")
+    convert_to_mixture_of_depths(loaded.model, capacity=0.5, every=2, router_loss_weight=0.01)
+    for algorithm in ("dpo", "reward_model"):
+        settings = config(algorithm=algorithm, output_dir=tmp_path / "run")
+        trainer = Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer)
+        with pytest.raises(GymError, match="model: is a mixture of depths") as caught:
+            trainer.train(PAIRS)
+        assert caught.value.code is ErrorCode.CONFIG_INVALID
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "tdpo"])

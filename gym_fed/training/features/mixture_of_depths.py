@@ -17,10 +17,8 @@ class MixtureOfDepths(Feature):
         problem = None
         if config.finetuning != "full":
             problem = f"finetuning: {config.finetuning} would not train the routers"
-        elif config.algorithm == "reward_model" or writes_answers(config):
-            problem = f"{config.algorithm} needs a model that all blocks and a cache belong to"
-        elif reference_mode(config) is not None:
-            problem = f"the reference of {config.algorithm} would send other tokens through the blocks than the policy"
+        elif (found := _of_the_algorithm(config)) is not None:
+            problem = found
         elif config.torch_compile:
             problem = "torch_compile cannot compile blocks whose number of tokens follows from the data"
         elif config.unsloth:
@@ -29,7 +27,7 @@ class MixtureOfDepths(Feature):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"mixture_of_depths: {problem}",
-                "use finetuning: full with sft or pretrain, and no compilation",
+                "use finetuning: full, an algorithm such as sft or pretrain, and no compilation",
             )
 
     def apply(self, model: Any, config: TrainingConfig) -> None:
@@ -37,3 +35,28 @@ class MixtureOfDepths(Feature):
 
         assert config.mixture_of_depths is not None  # the feature is on
         convert_to_mixture_of_depths(model, **config.mixture_of_depths.model_dump(), seed=config.seed)
+
+
+def check_routed(model: Any, config: TrainingConfig) -> None:
+    """Refuse what routers do not go with for a model that has had them before this run, too.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if getattr(model.config, "mixture_of_depths", None) is None:
+        return
+    problem = _of_the_algorithm(config)
+    if problem is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, f"model: is a mixture of depths, and {problem}", "take a dense model"
+        )
+
+
+def _of_the_algorithm(config: TrainingConfig) -> str | None:
+    if config.algorithm == "reward_model" or writes_answers(config):
+        return f"{config.algorithm} needs a model that all blocks and a cache belong to"
+    if reference_mode(config) is not None:
+        return (
+            f"the reference of {config.algorithm} would send other tokens through the blocks than the policy"
+        )
+    return None

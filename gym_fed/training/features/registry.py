@@ -37,10 +37,14 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
     """The model with the changes that stay; it is changed in place.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when the model cannot have a feature.
+        GymError: ``MODEL_INVALID`` when the model cannot have a feature; ``CONFIG_INVALID`` for an algorithm that does
+            not go with what it has.
     """
+    from gym_fed.training.features.mixture_of_depths import check_routed
+
     for feature in active_features(config):
         feature.apply(model, config)
+    check_routed(model, config)
     return model
 
 
