@@ -13,9 +13,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.errors import ErrorCode
 from gym_fed.tracking import Experiment
-from gym_fed.training.spikes import Spike, SpikeWatch
+from gym_fed.training.spikes import Diverged, Spike, SpikeWatch
 
 OnStep = Callable[[int, int, float], None]
 ShouldStop = Callable[[], bool]
@@ -134,7 +134,7 @@ class RunHooks(TrainerCallback):
             control.should_save = control.should_evaluate = False  # looked at after logging
             return
         if not math.isfinite(loss):
-            raise GymError(
+            raise Diverged(
                 ErrorCode.DATA_INVALID,
                 f"the loss is {loss} at step {step}: training has diverged",
                 "lower learning_rate, or set max_grad_norm or loss_spikes",

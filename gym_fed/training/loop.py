@@ -23,7 +23,7 @@ def run_to_end(
     """Train from ``checkpoint`` (or the first step) until the run ends, is stopped, or spikes too often.
 
     Raises:
-        GymError: ``DATA_INVALID`` when the loss diverges or spikes too often; see the callbacks for others.
+        Diverged: When the loss does, or spikes too often; see the callbacks for others.
     """
     if rollbacks is not None:
         trainer.wrap_dataloader = rollbacks.wrap

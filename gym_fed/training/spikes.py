@@ -37,6 +37,10 @@ def check_spikes(config: TrainingConfig) -> None:
         )
 
 
+class Diverged(GymError):
+    """The loss is no number any more, or jumps again and again: an answer about the settings, not a bad file."""
+
+
 @dataclass(frozen=True)
 class Spike:
     """A step whose loss or gradient jumped. ``usual`` is the median that it is held against (None for NaN)."""
@@ -103,18 +107,18 @@ class Rollbacks:
         """Write down that the run goes back to ``to_step``; the trainer's next dataloader skips what followed.
 
         Raises:
-            GymError: ``DATA_INVALID`` when it has happened too often, or there is no checkpoint yet.
+            Diverged: When it has happened too often, or there is no checkpoint yet.
         """
         what = f"{spike.metric} is {spike.value} at step {spike.step}"
         if to_step is None:
-            raise GymError(
+            raise Diverged(
                 ErrorCode.DATA_INVALID,
                 f"{what}, before the first checkpoint: training has diverged",
                 "lower learning_rate, or look at the first rows",
             )
         if len(self.entries) >= self._settings.max_rollbacks:
             steps = ", ".join(str(entry["step"]) for entry in self.entries)
-            raise GymError(
+            raise Diverged(
                 ErrorCode.DATA_INVALID,
                 f"{what}, after {len(self.entries)} rollbacks (at steps {steps}) already",
                 "lower learning_rate, look at the rows, or raise loss_spikes.max_rollbacks",
@@ -172,7 +176,7 @@ class SkippingSampler:
 def _without(order: list[int], start: int, end: int) -> list[int]:
     kept = order[:start] + order[end:]
     if not kept:
-        raise GymError(
+        raise Diverged(
             ErrorCode.DATA_INVALID,
             "loss_spikes: every batch of an epoch would be skipped",
             "lower learning_rate or save_steps",

@@ -7,7 +7,8 @@ again with the same settings in the same folder, where its training goes on from
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml, validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.training.checks import check_config
 from gym_fed.training.hooks import ShouldStop, StepReport
+from gym_fed.training.spikes import Diverged
 
 if TYPE_CHECKING:
     import optuna
@@ -70,9 +73,10 @@ class Search:
         self._on_trial = on_trial
         self._on_report = on_report
         self._should_stop = should_stop
-        for values in (dict.fromkeys(config.search.parameters), _lowest(config)):
-            if None not in values.values():
-                self._trial_config(values, self.folder / "trials")  # a key that does not exist is refused now
+        for values in _tried_alone(
+            config.search.parameters
+        ):  # what is wrong is refused now, not when it is drawn
+            check_config(self._trial_config(values, self.folder / "trials"))
 
     def run(self, num_trials: int | None = None) -> list[TrialResult]:
         """Go on until the search has so many trials in all that ended by themselves.
@@ -152,7 +156,6 @@ class Search:
         values = {key: _suggest(trial, key, r) for key, r in self.config.search.parameters.items()}
         name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
         trial.set_user_attr(_FOLDER, name)
-        last: list[float] = []
 
         def hear(report: StepReport) -> None:
             if self._on_report is not None:
@@ -160,7 +163,6 @@ class Search:
             value = self._figure(report)
             if value is None:
                 return
-            last.append(value)
             trial.report(value, report.step)
             if trial.should_prune():
                 trial.set_user_attr(_ENDED, f"pruned at step {report.step} of {report.total}")
@@ -171,13 +173,15 @@ class Search:
         except GymError as error:
             if error.code is ErrorCode.INTERRUPTED:
                 raise _Stopped(f"stopped in trial {trial.number}") from error
-            if (
-                error.code is not ErrorCode.DATA_INVALID
-            ):  # a loss that diverges is an answer; a bad config is not
+            if not isinstance(error, Diverged):
                 raise
             trial.set_user_attr(_ENDED, error.message)
             raise optuna.TrialPruned from error
-        return self._final(result, last)
+        value = self._final(result)
+        if not math.isfinite(value):
+            trial.set_user_attr(_ENDED, f"{self.config.search.metric} is {value}")
+            raise optuna.TrialPruned
+        return value
 
     def _train(self, config: TrainingConfig, hear: Callable[[StepReport], None]) -> Any:
         """The figures that a run has logged: a finished one of an interrupted search is read, not run again."""
@@ -194,7 +198,7 @@ class Search:
             return report.evaluation.get(metric)
         return report.loss if metric == "loss" else report.reward if metric == "reward" else None
 
-    def _final(self, lines: list[dict[str, Any]], last: list[float]) -> float:
+    def _final(self, lines: list[dict[str, Any]]) -> float:
         metric = self.config.search.metric
         values = [float(line[metric]) for line in lines if metric in line]
         if not values:
@@ -290,11 +294,16 @@ def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
     return TrialResult(trial.number, parameters, state, trial.value, folder, why)
 
 
-def _lowest(config: SearchConfig) -> dict[str, Any]:
-    return {
-        key: r.choices[0] if r.choices else int(r.low or 0) if r.integer else r.low
-        for key, r in config.search.parameters.items()
+def _tried_alone(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
+    """Settings in which every choice and both ends of every range occur, beside the first of all others."""
+    values = {
+        key: r.choices or [int(v or 0) if r.integer else v for v in (r.low, r.high)]
+        for key, r in ranges.items()
     }
+    first = {key: options[0] for key, options in values.items()}
+    yield first
+    for key, options in values.items():
+        yield from ({**first, key: option} for option in options[1:])
 
 
 def _question(text: str) -> dict[str, Any]:

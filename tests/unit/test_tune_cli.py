@@ -11,6 +11,7 @@ import yaml
 
 from gym_fed.config import TrainingConfig, load_config
 from gym_fed.config.search import SearchConfig
+from gym_fed.config.training import DataConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.hooks import StepReport
 from gym_fed.training.tuning_search import Search
@@ -130,11 +131,31 @@ def test_trials_that_do_worse_are_given_up(tiny_base: Path, tmp_path: Path) -> N
     assert not (tmp_path / "search/trials" / pruned[0].folder / "result.json").exists()
 
 
+def test_a_loss_that_diverges_is_an_answer_and_a_bad_row_is_not(tiny_base: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "to copy"}\n{"text": 1}\n')
+    rates = {"learning_rate": {"choices": [1e30]}}
+    settings = config(tiny_base, tmp_path / "search", parameters=rates, num_trials=1).model_copy(
+        update={"data": [DataConfig(path=str(file))], "max_grad_norm": 0.0}
+    )
+    with pytest.raises(GymError, match=r"rows\.jsonl:2"):
+        Search(settings).run()
+    file.write_text('{"text": "to copy"}\n')
+    (result,) = Search(settings).run()
+    assert result.state == "pruned"
+    assert "nan" in result.why
+
+
 def test_a_key_a_metric_and_a_range_that_make_no_sense_are_refused(tiny_base: Path, tmp_path: Path) -> None:
     for key in ("lr", "lora.rank"):
         wrong = config(tiny_base, tmp_path / "search", parameters={key: {"low": 1, "high": 2}})
         with pytest.raises(GymError, match=r"unknown key|did you mean"):
             Search(wrong)
+    with pytest.raises(GymError, match="adamww"):  # wherever it stands in the list
+        Search(config(tiny_base, tmp_path / "a", parameters={"optimizer": {"choices": ["adamw", "adamww"]}}))
+    with pytest.raises(GymError, match="warmup_ratio"):
+        Search(config(tiny_base, tmp_path / "a", parameters={"warmup_ratio": {"low": 0, "high": 7}}))
+    assert not (tmp_path / "a").exists()
     for values in ({"low": 2, "high": 1}, {"low": 1}, {"low": 0, "high": 1, "log": True}, {"choices": []}):
         with pytest.raises(ValueError, match=r"choices|log needs|at least 1"):
             config(tiny_base, tmp_path / "search", parameters={"learning_rate": values})
