@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 NUM_HASHES = 128
 SHINGLE_CHARACTERS = 5
 _RECALL = 0.99
-_BLOCK = 4096
+_BLOCK = 256  # shingles at once: their hashes (256 KiB) stay in the core's cache
 _UINT = NDArray[np.uint64]
 
 
@@ -71,22 +71,26 @@ def signature(text: str) -> NDArray[np.uint32]:
     """Minima of the text's shingles under every hash function, ``[128] uint32``; equal for equal text everywhere."""
     shingles = _shingles(text)
     minima = np.full(NUM_HASHES, np.iinfo(np.uint64).max, dtype=np.uint64)
+    room = np.empty((min(_BLOCK, len(shingles)), NUM_HASHES), dtype=np.uint64)
     for start in range(0, len(shingles), _BLOCK):
-        block = shingles[start : start + _BLOCK]
+        block = shingles[start : start + _BLOCK, None]
         # Multiply-add modulo 2^64; the high bits are the hash (Dietzfelbinger 1996).
-        np.minimum(minima, (block[:, None] * _FACTORS + _TERMS).min(axis=0), out=minima)
+        hashes = np.multiply(block, _FACTORS, out=room[: len(block)])
+        hashes += _TERMS
+        np.minimum(minima, hashes.min(axis=0), out=minima)
     return (minima >> np.uint64(32)).astype(np.uint32)
 
 
 def _shingles(text: str) -> _UINT:
-    """Hashes of all runs of five characters, each once; case and the width of spaces do not count."""
+    """Hashes of all runs of five characters, as often as they stand there; case and the width of spaces do not count."""
     characters = np.frombuffer(" ".join(text.casefold().split()).encode("utf-32-le"), dtype=np.uint32)
     width = min(SHINGLE_CHARACTERS, max(len(characters), 1))
     count = max(len(characters) - width + 1, 0)
     hashes = np.zeros(count, dtype=np.uint64)
     for offset in range(width):
-        hashes = hashes * np.uint64(0x100000001B3) + characters[offset : offset + count]
-    return np.unique(_mixed(hashes))
+        hashes *= np.uint64(0x100000001B3)
+        hashes += characters[offset : offset + count]
+    return _mixed(hashes)
 
 
 def _mixed(values: _UINT) -> _UINT:
