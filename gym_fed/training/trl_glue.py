@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from gym_fed.errors import ErrorCode, GymError
+
 
 class LocalOnly:
     """Mix-in, placed before a TRL trainer: it sends nothing anywhere and writes no README into checkpoints.
@@ -41,6 +43,31 @@ class LocalOnly:
         parent: Any = super()
         loader = parent.get_train_dataloader()
         return loader if self.wrap_dataloader is None else self.wrap_dataloader(loader)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """A checkpoint that does not fit is refused: transformers would warn, and train on from other weights.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` naming weights that it lacks, or has and the model has not.
+        """
+        trainer: Any = self
+        model = trainer.model
+        spared = {
+            *(getattr(model, "all_tied_weights_keys", None) or ()),
+            *(model._keys_to_ignore_on_save or ()),
+        }
+        missing = sorted(set(load_result.missing_keys) - spared)
+        unexpected = sorted(set(load_result.unexpected_keys) - spared)
+        if missing or unexpected:
+            lack = f"lacks {len(missing)} weights of the model, such as {missing[0]}" if missing else ""
+            more = f"has {len(unexpected)} that it has not, such as {unexpected[0]}" if unexpected else ""
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"the checkpoint {' and '.join(filter(None, (lack, more)))}",
+                "delete the checkpoint, or start again in another output_dir",
+            )
+        if load_result.missing_keys:
+            model.tie_weights()
 
 
 @cache
