@@ -50,8 +50,11 @@ class PpoTrainer(GrpoRollouts):
                 "lr": self.settings.critic_learning_rate or self.args.learning_rate,
                 "weight_decay": self.args.weight_decay,
             }
-            if any("use_muon" in existing for existing in optimizer.param_groups):
-                group["use_muon"] = False
+            plain = [existing for existing in optimizer.param_groups if existing.get("use_muon") is False]
+            if (
+                plain
+            ):  # Muon's defaults are of its own groups: the critic is moved as embeddings and norms are
+                group = {**{key: value for key, value in plain[0].items() if key != "params"}, **group}
             optimizer.add_param_group(group)
         return optimizer
 

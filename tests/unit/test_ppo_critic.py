@@ -11,7 +11,9 @@ import torch
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training import Trainer
+from gym_fed.training.checks import check_config
 from gym_fed.training.critic import Critic, critic_like, load_critic
+from gym_fed.training.optimizers import get_optimizer
 from tests.unit.test_algorithms_rl import ROWS, Letters, built, config, is_same, logged, train, weights
 
 
@@ -100,3 +102,33 @@ def test_one_answer_a_prompt_is_enough(tiny_base: Path, tmp_path: Path) -> None:
         tmp_path / "run", "ppo", {"num_generations": 1}, per_device_train_batch_size=3, max_steps=2
     )
     assert len(logged(train(tiny_base, settings), "value_loss")) == 2
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "soap"])
+def test_optimisers_with_groups_of_their_own_move_the_critic_too(
+    tiny_base: Path, tmp_path: Path, optimizer: str
+) -> None:
+    pytest.importorskip("pytorch_optimizer")
+    trainer = built(tiny_base, config(tmp_path / "run", "ppo", max_steps=2, optimizer=optimizer))
+    trainer.make_optimizer = lambda model: get_optimizer(optimizer).make(
+        model, config(tmp_path / "run", "ppo", optimizer=optimizer)
+    )
+    before = weights(trainer.critic)
+    trainer.train()
+    assert not is_same(before, weights(trainer.critic))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": "adam_mini"}, "adam_mini groups the weights by the heads of one model"),
+        ({"optimizer": "badam"}, "badam trains the layers of one model in turn"),
+        ({"finetuning": "lora", "lora": {"lora_fa": True}}, "lora.lora_fa: its optimiser projects"),
+    ],
+)
+def test_an_optimiser_that_has_no_place_for_a_critic_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(GymError, match=f"{words}.*ppo trains a critic") as caught:
+        check_config(config(tmp_path / "run", "ppo", **changes))
+    assert caught.value.code is ErrorCode.CONFIG_INVALID

@@ -14,6 +14,11 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms._rollouts import Rewarded, prompts_per_generation
 from gym_fed.training.job import Job
 
+_OF_ONE_MODEL = {
+    "adam_mini": "groups the weights by the heads of one model",
+    "badam": "trains the layers of one model in turn",
+}
+
 
 class Ppo(Rewarded):
     """PPO on TRL's rollouts; what rewards may be a reward model, beside or instead of other graders."""
@@ -29,6 +34,7 @@ class Ppo(Rewarded):
                 "ppo.critic: not given, and a quantised policy's body cannot be copied for it",
                 "name a model with the same tokenizer",
             )
+        _require_a_place_for_the_critic(config)
         if config.distributed is not None and config.distributed.strategy != "ddp":
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -70,3 +76,22 @@ class Ppo(Rewarded):
     def save(self, trainer: Any, folder: Path) -> None:
         """The critic goes into the folder ``critic``, which ``ppo.critic`` of a later run may name."""
         trainer.accelerator.unwrap_model(trainer.critic).save_pretrained(folder / "critic")
+
+
+def _require_a_place_for_the_critic(config: TrainingConfig) -> None:
+    """Refuse optimisers that know the layers of one model: the critic's weights are a group of the policy's optimiser.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    problem = None
+    if config.optimizer in _OF_ONE_MODEL:
+        problem = f"optimizer: {config.optimizer} {_OF_ONE_MODEL[config.optimizer]}"
+    elif config.lora is not None and config.lora.lora_fa:
+        problem = "lora.lora_fa: its optimiser projects the gradients of adapters alone"
+    if problem is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{problem}, and ppo trains a critic beside the policy",
+            "use optimizer: adamw without lora.lora_fa, or grpo, which needs no critic",
+        )
