@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training import Trainer
+from gym_fed.training.algorithms import get_algorithm
 from tests.support.preferences import (
     HELD_OUT,
     ROWS,
@@ -214,3 +216,18 @@ def test_a_model_without_chat_template_learns_from_plain_texts(
     result = train(shared_folder / "models/stories260K", settings, rows)
     noted = [entry["rewards/margins"] for entry in result.history if "rewards/margins" in entry]
     assert noted[-1] > noted[0]
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto", "orpo", "reward_model"])
+def test_how_many_rows_do_not_fit_is_told(
+    tiny_base: Path, algorithm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = load_model(str(tiny_base)).tokenizer
+    rows = [{"prompt": "a b " * size, "chosen": "c", "rejected": "d"} for size in (1, 1, 1, 90)]
+    settings = config(Path("run"), algorithm, max_length=32)
+    learner = get_algorithm(algorithm)
+    learner.encode(settings, tokenizer, as_kind(rows[:3], learner.row_kind))
+    assert capsys.readouterr().err == ""
+    learner.encode(settings, tokenizer, as_kind(rows, learner.row_kind))
+    told = "2 of 8 rows" if algorithm == "kto" else "1 of 4 rows"
+    assert told in " ".join(capsys.readouterr().err.split())

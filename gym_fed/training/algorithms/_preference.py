@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
+from gym_fed import console
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
@@ -84,7 +85,8 @@ def encode_answers(tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...]
 def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> list[dict[str, Any]]:
     """Answers cut so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
 
-    Rows whose prompt leaves no room are left out. ``length`` is added: that of the longer answer with its prompt.
+    Rows whose prompt leaves no room are left out, and their number is told. ``length`` is added: that of the longer
+    answer with its prompt.
 
     Raises:
         GymError: ``DATA_INVALID`` when no row is left.
@@ -95,18 +97,27 @@ def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> list[dict[str
         if room > 0:
             cut = {key: value[:room] if key in _answer_keys(row) else value for key, value in row.items()}
             kept.append({**cut, "length": max_length - room + max(map(len, _answers(cut)))})
-    if not kept:
-        raise nothing_left(len(encoded), max_length)
+    tell_left_out(len(encoded), len(kept), max_length)
     return kept
 
 
-def nothing_left(count: int, max_length: int) -> GymError:
-    """No row fits ``max_length``."""
-    return GymError(
-        ErrorCode.DATA_INVALID,
-        f"none of the {count} rows has anything to learn within max_length={max_length} tokens",
-        "raise max_length, or shorten the prompts",
-    )
+def tell_left_out(count: int, kept: int, max_length: int) -> None:
+    """Say how many of ``count`` rows did not fit ``max_length``.
+
+    Raises:
+        GymError: ``DATA_INVALID`` when none did.
+    """
+    if not kept:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"none of the {count} rows has anything to learn within max_length={max_length} tokens",
+            "raise max_length, or shorten the prompts",
+        )
+    if kept < count:
+        console.err.print(
+            f"max_length: {max_length} tokens: {count - kept} of {count} rows do not fit and are left out",
+            markup=False,
+        )
 
 
 def _answer_keys(row: dict[str, Any]) -> list[str]:

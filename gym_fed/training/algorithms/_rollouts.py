@@ -116,6 +116,12 @@ def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
             raise GymError(
                 ErrorCode.DATA_INVALID, f"row {number}: has images", "learning from rewards is for text alone"
             )
+        if row.get("tools"):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number}: has tools, and the prompts of answers that are generated would not name them",
+                "write them into a system message, or drop the key",
+            )
     if not first_is_text:
         require_chat_template(tokenizer)
 

@@ -20,6 +20,7 @@ from gym_fed.config.algorithms.distillation import SequenceDistillationSettings
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
+from gym_fed.files import drop_torn_line
 
 _LINES_OF_PROGRESS = 10
 
@@ -83,6 +84,7 @@ class TeacherAnswers:
         every = max(1, total // _LINES_OF_PROGRESS)
         if self._writes:
             self._part.parent.mkdir(parents=True, exist_ok=True)
+            drop_torn_line(self._part)
         for batch in batches:
             lines = self._answer(loaded.model, loaded.tokenizer, batch, [rows[key] for key in batch])
             if self._writes:

@@ -12,7 +12,7 @@ from gym_fed.training.algorithms._preference import (
     build_on_ids,
     check_preference,
     encode_answers,
-    nothing_left,
+    tell_left_out,
 )
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
@@ -40,8 +40,7 @@ class RewardModel(Algorithm):
             length = max(map(len, whole.values()))
             if length <= config.max_length:
                 encoded.append({**whole, "length": length})
-        if not encoded:
-            raise nothing_left(len(rows), config.max_length)
+        tell_left_out(len(rows), len(encoded), config.max_length)
         return encoded
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
