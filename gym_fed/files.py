@@ -44,3 +44,14 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off what follows the last line end, which a kill left half written, so that lines may be appended again."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            file.truncate(whole)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsFloat
 
 from pydantic import BaseModel
 
@@ -73,14 +74,18 @@ class Experiment:
         for tracker in self._opened():
             tracker.log_config(values)
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+    def log_metrics(self, metrics: Mapping[str, SupportsFloat], step: int) -> None:
         """Tell figures of one step; those that are not finite are left out, for no tracker draws them.
 
         Args:
-            metrics: Name and figure.
+            metrics: Name and figure: a number, or a scalar of numpy or torch.
             step: Counts from 1.
+
+        Raises:
+            GymError: ``USAGE`` naming what is no number, before anyone is told.
         """
-        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+        figures = {key: _figure(key, value) for key, value in metrics.items()}
+        finite = {key: value for key, value in figures.items() if math.isfinite(value)}
         if finite:
             for tracker in self._opened():
                 tracker.log_metrics(finite, step)
@@ -121,3 +126,20 @@ class Experiment:
                 tracker.open(self._run)
             self._open = True
         return self._trackers
+
+
+def _figure(key: str, value: Any) -> float:
+    """A plain number; whole ones stay whole."""
+    if not isinstance(value, float):
+        try:
+            return int(operator.index(value))
+        except TypeError:
+            pass  # not a whole number
+    try:
+        if not isinstance(value, str | bytes):  # text is no figure, even if it spells one
+            return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):
+        pass  # what it is instead is told below
+    raise GymError(
+        ErrorCode.USAGE, f"metric {key!r} is {type(value).__name__}, not one number", "log a float or an int"
+    )

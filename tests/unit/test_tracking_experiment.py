@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from gym_fed import Experiment
 from gym_fed.errors import ErrorCode, GymError
@@ -40,6 +42,35 @@ def test_figures_are_lines_of_json_and_what_depends_on_the_day_lies_apart(tmp_pa
     assert lines(tmp_path / "run/artifacts.jsonl") == [{"path": str(tmp_path)}]
     with pytest.raises(GymError, match="closed"):
         experiment.log_metrics({"loss": 1.0}, 6)
+
+
+def test_scalars_of_numpy_and_torch_are_figures_and_nothing_else_is(tmp_path: Path) -> None:
+    scalars = {"a": np.float32(0.5), "b": torch.tensor(2.0, requires_grad=True), "c": np.int64(3), "d": 4}
+    with Experiment(tmp_path / "run") as experiment:
+        experiment.log_metrics(scalars, 1)
+        for wrong in (None, "0.5", torch.ones(2), np.ones(2)):
+            with pytest.raises(GymError, match="'loss' is") as caught:
+                experiment.log_metrics({"fine": 1.0, "loss": wrong}, 2)
+            assert caught.value.code is ErrorCode.USAGE
+    assert lines(tmp_path / "run/metrics.jsonl") == [{"step": 1, "a": 0.5, "b": 2.0, "c": 3, "d": 4}]
+
+
+def test_lines_are_never_appended_to_one_that_a_kill_tore(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Experiment(tmp_path / "run") as experiment:
+            experiment.log_metrics({"loss": 1.0}, 1)
+            experiment.log_artifacts([tmp_path])
+        for name in ("metrics.jsonl", "artifacts.jsonl"):
+            with (tmp_path / "run" / name).open("a") as file:
+                file.write('{"torn')
+    with Experiment(tmp_path / "run") as experiment:
+        experiment.log_metrics({"loss": 1.0}, 1)
+        experiment.log_artifacts([tmp_path / "run"])
+    assert lines(tmp_path / "run/metrics.jsonl") == [{"step": 1, "loss": 1.0}] * 3
+    assert [line["path"] for line in lines(tmp_path / "run/artifacts.jsonl")] == [
+        str(tmp_path),
+        str(tmp_path / "run"),
+    ]
 
 
 def test_a_resume_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gym_fed.files import drop_torn_line
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
 PERFORMANCE = "performance/"
@@ -21,6 +22,8 @@ class Jsonl(Tracker):
         self._metrics = run.folder / "metrics.jsonl"
         self._performance = run.folder / "performance.jsonl"
         self._artifacts = run.folder / "artifacts.jsonl"
+        for file in (self._metrics, self._performance, self._artifacts):
+            drop_torn_line(file)
         if run.from_step is not None:
             for file in (self._metrics, self._performance):
                 _cut(file, run.from_step)
@@ -58,6 +61,6 @@ def _append(file: Path, line: Mapping[str, Any]) -> None:
 
 
 def _cut(file: Path, last_step: int) -> None:
-    """Drop lines of steps that will be repeated, and a torn one."""
+    """Drop lines of steps that will be repeated."""
     kept = [line for line in read_lines(file) if line["step"] <= last_step]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
