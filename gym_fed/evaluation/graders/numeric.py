@@ -1,7 +1,8 @@
 r"""The number that an answer ends with, compared exactly or within a tolerance.
 
 Numbers are read as fractions, so that ``0.1``, ``1/10`` and ``\frac{1}{10}`` are the same. ``1,234`` has a thousands
-separator; signs of currency and percent are not part of a number. ``#### 42`` is GSM8K's mark (Cobbe et al. 2021),
+separator, ``1 1/2`` is one and a half; digits with other commas or points between them, such as ``1.234.567``, are no
+number. Signs of currency and percent are not part of one. ``#### 42`` is GSM8K's mark (Cobbe et al. 2021),
 ``\boxed{42}`` that of MATH (Hendrycks et al. 2021).
 """
 
@@ -18,8 +19,12 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w.)])[-−])?\s?\$?\s?(?:"
-    r"\\[dt]?frac\{\s*(?P<top>-?\d{1,400})\s*\}\{\s*(?P<bottom>\d{1,400})\s*\}"
-    rf"|(?P<value>{_DECIMAL})(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w))?(?:\s?/\s?(?P<over>\d{{1,400}})(?![\d/.]))?)"
+    r"(?:(?P<whole>\d{1,400}) ?)?\\[dt]?frac\s*(?:(?P<top>\d)|\{\s*(?P<long_top>-?\d{1,400})\s*\})"
+    r"\s*(?:(?P<bottom>\d)|\{\s*(?P<long_bottom>\d{1,400})\s*\})"
+    r"|(?P<units>\d{1,400}) (?P<part>\d{1,400})\s?/\s?(?P<of>\d{1,400})(?![\d/.])"
+    rf"|(?P<value>{_DECIMAL})(?![.,]?\d)(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w))?"
+    r"(?:\s?/\s?(?P<over>\d{1,400})(?![\d/.]))?"
+    r"|\d[\d.,]*)"
 )
 
 
@@ -84,11 +89,20 @@ def _last(text: str) -> Fraction | None:
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    if found["top"] is not None:
-        value, over = Fraction(int(found["top"])), int(found["bottom"])
-    else:
+    """None for digits that are no number, such as ``1.234.567`` and ``1,2``."""
+    whole = Fraction(0)
+    if (top := found["top"] or found["long_top"]) is not None:
+        whole, value = Fraction(int(found["whole"] or 0)), Fraction(int(top))
+        over = int(found["bottom"] or found["long_bottom"])
+    elif found["units"] is not None:
+        whole, value, over = Fraction(int(found["units"])), Fraction(int(found["part"])), int(found["of"])
+        if value >= over:
+            whole = Fraction(0)  # two numbers beside each other, no mixed one
+    elif found["value"] is not None:
         value = Fraction(found["value"].replace(",", "")) * Fraction(10) ** int(found["exponent"] or 0)
         over = int(found["over"] or 1)
+    else:
+        return None
     if over == 0:
         return None
-    return -value / over if found["sign"] else value / over
+    return -(whole + value / over) if found["sign"] else whole + value / over
