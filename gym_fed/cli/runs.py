@@ -35,7 +35,7 @@ def list_runs(
     if not root.is_dir():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {root}", "give the folder that runs lie in")
     folders = sorted({file.parent for file in root.rglob("run.json")})
-    runs = [summary(folder) for folder in folders]
+    runs = [_listed(folder) for folder in folders]
     runs.sort(key=lambda run: run["changed"], reverse=True)
     if as_json:
         console.print_json(runs)
@@ -133,12 +133,14 @@ def plot(
 ) -> None:
     """Draw figures over steps: into a file, or as a line of bars on the terminal."""
     series: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    logged = {run: [*_metrics(run), *read_metrics(run / "performance.jsonl")] for run in runs}
     for name in metric or ["loss"]:
         series[name] = {
-            str(run): [(line["step"], line[name]) for line in _metrics(run) if name in line] for run in runs
+            str(run): [(line["step"], line[name]) for line in lines if name in line and "step" in line]
+            for run, lines in logged.items()
         }
         if not any(series[name].values()):
-            known = sorted({key for run in runs for line in _metrics(run) for key in line} - {"step"})
+            known = sorted({key for lines in logged.values() for line in lines for key in line} - {"step"})
             raise GymError(
                 ErrorCode.NOT_FOUND, f"no run has logged {name!r}", f"one of {', '.join(known) or 'none yet'}"
             )
@@ -159,6 +161,23 @@ def plot(
         print_columns(rows)
 
 
+def _listed(folder: Path) -> dict[str, Any]:
+    """The summary, or what is in its place for a folder that cannot be read; one such hides no others."""
+    try:
+        return summary(folder)
+    except GymError as error:
+        return {
+            "folder": str(folder),
+            "status": "unreadable",
+            "why": error.message,
+            "algorithm": "",
+            "model": "",
+            "steps": 0,
+            "figures": {},
+            "changed": folder.stat().st_mtime,
+        }
+
+
 def summary(folder: Path) -> dict[str, Any]:
     """What a run folder says of itself.
 
@@ -169,11 +188,11 @@ def summary(folder: Path) -> dict[str, Any]:
     figures: dict[str, float] = {}
     steps = 0
     for line in _metrics(folder):
-        steps = max(steps, line["step"])
+        steps = max(steps, line.get("step", 0))
         figures.update({key: value for key, value in line.items() if key != "step"})
     result = _read_json(folder / "result.json")
     if result is not None:
-        steps = result["steps"]
+        steps = result.get("steps", steps)
         figures.update({key: result[key] for key in ("final_loss", "best_step") if key in result})
     files = [folder / "metrics.jsonl", folder / "result.json", folder / "config.yaml"]
     changed = max(file.stat().st_mtime for file in files if file.exists())
@@ -214,9 +233,12 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     from gym_fed.tracking.trackers.jsonl import read_lines
 
     try:
-        return read_lines(file)
+        lines = read_lines(file)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line that is not JSON") from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line without names")
+    return lines
 
 
 def sparkline(values: list[float]) -> str:

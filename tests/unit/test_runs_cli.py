@@ -57,6 +57,32 @@ def test_list_tells_finished_running_and_unfinished_apart(tmp_path: Path) -> Non
         gym("list", tmp_path / "nowhere")
 
 
+def test_one_folder_that_cannot_be_read_hides_no_others(tmp_path: Path) -> None:
+    a_run(tmp_path / "a", [3.0])
+    torn = a_run(tmp_path / "torn", [3.0])
+    (torn / "config.yaml").write_text("model: [")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "run.json").write_text("{}")
+    status = {Path(run["folder"]).name: run for run in json.loads(gym("list", tmp_path, "--json"))}
+    assert {name: run["status"] for name, run in status.items()} == {
+        "a": "finished",
+        "torn": "unreadable",
+        "foreign": "unreadable",
+    }
+    assert "cannot be read" in status["torn"]["why"]
+    assert gym("list", tmp_path).count("unreadable") == 2
+
+
+def test_figures_without_a_step_and_of_speed_are_shown(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "a", [3.0], finished=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"accuracy": 0.5}\n')
+    (run / "performance.jsonl").write_text('{"step": 1, "tokens_per_second": 70.0}\n')
+    assert json.loads(gym("show", run, "--json"))["figures"]["accuracy"] == 0.5
+    assert "70" in gym("plot", run, "--metric", "tokens_per_second")
+
+
 def test_show_gives_figures_settings_and_where_it_ran(tmp_path: Path) -> None:
     run = a_run(tmp_path / "a", [3.0, 2.0])
     where = {"cpu": "a CPU", "gpus": [], "packages": {"torch": "9"}, "git": {"commit": "abc", "dirty": True}}
