@@ -180,6 +180,21 @@ def test_loraplus_and_lora_fa_move_what_they_say(runs: dict[str, Any], tiny_base
         ({"finetuning": "oft", "oft": {"oft_block_size": 7}}, "oft: does not fit"),
         ({"finetuning": "boft", "boft": {"boft_block_size": 10}}, "boft: does not fit"),
         ({"finetuning": "ia3", "ia3": {"target_modules": ["x"], "feedforward_modules": []}}, "fits no layer"),
+        (
+            {"finetuning": "lora", "lora": {"modules_to_save": ["nope"]}},
+            "modules_to_save: .* no module 'nope'",
+        ),
+        (
+            {"finetuning": "lora", "lora": {"exclude_modules": ["nope"]}},
+            "exclude_modules: .* no module 'nope'",
+        ),
+        ({"finetuning": "lora", "lora": {"rank_pattern": {"nope": 3}}}, "rank_pattern: .* no module 'nope'"),
+        ({"finetuning": "lora", "lora": {"alpha_pattern": {"norm": 3}}}, "alpha_pattern keys did not match"),
+        ({"finetuning": "lora", "lora": {"rank_pattern": {"[(": 3}}}, "is no regular expression"),
+        (
+            {"finetuning": "lora", "lora": {"target_modules": "[("}},
+            "target_modules: .* no regular expression",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_the_model_are_refused_and_not_bent(
@@ -188,6 +203,13 @@ def test_settings_that_do_not_fit_the_model_are_refused_and_not_bent(
     with pytest.raises(GymError, match=problem) as caught:
         train(tiny_base, tmp_path / "run", **settings)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
+    settings = TrainingConfig(finetuning="lora", lora={"modules_to_save": ["embed_tokens"]})
+    before = settings.model_dump()
+    get_tuning("lora").prepare(load_model("gym-nano").model, settings)  # whose head is tied to its embeddings
+    assert settings.model_dump() == before
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,21 @@ from gym_fed.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig
 
+_NAMING = (
+    ("modules_to_save", False),
+    ("exclude_modules", False),
+    ("rank_pattern", True),
+    ("alpha_pattern", True),
+)
+"""Settings that name modules, and whether by regular expressions."""
+
 
 def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
     """``model`` in a ``peft.PeftModel``; its own weights are frozen and stay shared with the wrapper.
 
     Args:
         model: A ``transformers`` model.
-        peft_config: A ``peft.PeftConfig``.
+        peft_config: A ``peft.PeftConfig``; it stays as it is.
         section: The section of the YAML that it was made of, for errors.
         seed: Decides the random factors.
 
@@ -30,15 +40,31 @@ def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
 
     from gym_fed.training.quantization import settle
 
+    peft_config = copy.deepcopy(peft_config)  # PEFT adds to lists in it, which may be those of our own config
+    _require_modules(model, peft_config, section)
     settle(model)
     set_seed(seed)
     try:
         with warnings.catch_warnings():
+            for ignored in ("The following .*_pattern keys did not match", "You have passed exclude_modules"):
+                warnings.filterwarnings("error", message=ignored)
             warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
             warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would take another one
             return get_peft_model(model, peft_config)
-    except (ValueError, UserWarning) as error:
+    except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
         first = str(error).strip().splitlines()[0]
+        if isinstance(error, re.error):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{section}.target_modules: {error.pattern!r} is no regular expression: {first}",
+                "correct it, or list the names",
+            ) from error
+        if "did not match" in first or "exclude_modules" in first:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{section}: {first}",
+                "name modules that target_modules names, too, or remove the key",
+            ) from error
         if "arget modules" in first or "target_modules" in first:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -51,6 +77,32 @@ def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
             f"{section}: does not fit {type(model).__name__}: {first}",
             f"change the sizes in {section}, or its target_modules",
         ) from error
+
+
+def _require_modules(model: Any, peft_config: Any, section: str) -> None:
+    """Refuse names that no module of the model has; PEFT would leave them out, or say so when it is wrapped already.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    names = [name for name, _ in model.named_modules()]
+    for key, is_pattern in _NAMING:
+        for wanted in getattr(peft_config, key, None) or ():
+            pattern = wanted if is_pattern else re.escape(wanted)
+            try:
+                found = any(re.match(rf"(.*\.)?({pattern})$", name) for name in names)
+            except re.error as error:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"{section}.{key}: {wanted!r} is no regular expression: {error}",
+                    "correct it, or give a module's name",
+                ) from error
+            if not found:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"{section}.{key}: {type(model).__name__} has no module {wanted!r}",
+                    "give names such as q_proj, embed_tokens or norm, or remove it",
+                )
 
 
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
