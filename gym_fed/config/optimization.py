@@ -99,10 +99,12 @@ class OptimizationSections(StrictModel):
             raise ValueError("lr_scheduler_kwargs: lr_end is not below learning_rate")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("give either warmup_steps or warmup_ratio, not both")
-        if kind == "constant" and self.warmup_ratio:
-            raise ValueError(
-                "warmup_ratio: lr_scheduler_type constant has no warm-up; use constant_with_warmup"
-            )
+        for key in ("warmup_steps", "warmup_ratio"):
+            # Schedule-free optimisers want this schedule and warm up by themselves, or refuse the key.
+            if kind == "constant" and getattr(self, key) and not self.optimizer.startswith("schedulefree_"):
+                raise ValueError(
+                    f"{key}: lr_scheduler_type constant has no warm-up; use constant_with_warmup"
+                )
         return self
 
 

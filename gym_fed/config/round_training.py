@@ -14,6 +14,7 @@ def round_training(
     recipe: TrainingRecipe, server_round: int, output_dir: Path, device: str = "auto"
 ) -> TrainingConfig:
     """The recipe of a round; the round's number is added to the seed."""
+    schedule = recipe.lr_scheduler_type
     return TrainingConfig(
         algorithm=recipe.algorithm,
         **{name: getattr(recipe, name) for name in PREFERENCES},
@@ -26,7 +27,9 @@ def round_training(
         max_length=recipe.max_length,
         warmup_steps=recipe.warmup_steps,
         weight_decay=recipe.weight_decay,
-        lr_scheduler_type=recipe.lr_scheduler_type,
+        lr_scheduler_type="constant_with_warmup"
+        if schedule == "constant" and recipe.warmup_steps
+        else schedule,
         seed=recipe.seed + server_round,
         device=device,
         output_dir=output_dir,

@@ -60,6 +60,8 @@ class TrainingRecipe(StrictModel):
     gradient_accumulation_steps: int = Field(1, ge=1, le=1024)
     max_length: int = Field(256, ge=8, le=1_000_000)
     warmup_steps: int = Field(0, ge=0)
+    """Steps in which the learning rate rises to ``learning_rate``, under every schedule."""
+
     weight_decay: float = Field(0.0, ge=0, le=1)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     seed: int = 0
@@ -78,6 +80,12 @@ class TrainingRecipe(StrictModel):
         if self.kto is not None and self.kto.loss_type == "kto" and self.per_device_train_batch_size == 1:
             raise ValueError(
                 "per_device_train_batch_size: kto estimates a KL within the batch; take at least 2"
+            )
+        chosen = getattr(self, self.algorithm, None)
+        if chosen and chosen.disable_dropout and self.finetuning == "lora" and self.lora.lora_dropout:
+            raise ValueError(
+                f"lora.lora_dropout: {self.algorithm} switches dropout off; remove it, or set "
+                f"{self.algorithm}.disable_dropout: false"
             )
         for name in PREFERENCES:
             if name != self.algorithm and getattr(self, name) is not None:

@@ -260,7 +260,8 @@ def test_schedules_take_their_arguments_and_a_warm_up_of_some_share(tiny_base: P
             "not below learning_rate",
         ),
         ({"warmup_steps": 2, "warmup_ratio": 0.1}, "not both"),
-        ({"lr_scheduler_type": "constant", "warmup_ratio": 0.1}, "has no warm-up"),
+        ({"lr_scheduler_type": "constant", "warmup_ratio": 0.1}, "warmup_ratio: .* has no warm-up"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 3}, "warmup_steps: .* use constant_with_warmup"),
     ],
 )
 def test_a_schedule_that_is_not_whole_is_refused(changes: dict[str, Any], problem: str) -> None:

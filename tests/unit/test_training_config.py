@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from gym_fed.config import TrainingConfig, dump_yaml, load_config
+from gym_fed.config.round_training import round_training
+from gym_fed.config.task import TrainingRecipe
 from gym_fed.config.yaml_file import validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms import algorithm_names, get_algorithm
+from gym_fed.training.checks import check_config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 RECIPES = [file for file in CONFIGS if "algorithm" in yaml.safe_load(file.read_text())]
@@ -56,3 +60,25 @@ def test_every_algorithm_file_holds_one_algorithm() -> None:
     with pytest.raises(GymError, match="'reinforce' is unknown") as caught:
         get_algorithm("reinforce")
     assert "sft" in caught.value.hint
+
+
+def test_a_round_warms_up_under_a_constant_rate_too() -> None:
+    def schedule(**recipe: Any) -> tuple[str, int]:
+        config = round_training(TrainingRecipe(**recipe), 1, Path("round"))
+        return config.lr_scheduler_type, config.warmup_steps
+
+    assert schedule() == ("constant", 0)
+    assert schedule(warmup_steps=3) == ("constant_with_warmup", 3)
+    assert schedule(warmup_steps=3, lr_scheduler_type="cosine") == ("cosine", 3)
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto", "orpo", "simpo", "tdpo"])
+def test_a_recipe_whose_dropout_no_contributor_would_take_is_refused(algorithm: str) -> None:
+    recipe = {"algorithm": algorithm, "finetuning": "lora", "lora": {"lora_dropout": 0.1}}
+    with pytest.raises(ValueError, match=f"lora.lora_dropout: {algorithm} switches dropout off"):
+        TrainingRecipe(**recipe)
+    check_config(
+        round_training(
+            TrainingRecipe(**recipe, **{algorithm: {"disable_dropout": False}}), 1, Path("round"), "cpu"
+        )
+    )
