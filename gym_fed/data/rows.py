@@ -17,7 +17,7 @@ has ``role`` (system, user, assistant, tool), ``content``, and ``tool_calls`` wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from gym_fed.errors import ErrorCode, GymError
@@ -84,6 +84,7 @@ def kind_of(row: Row) -> RowKind | None:
 
 def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     found = kind_of(row)
+    _require_types(row, found, number)
     if found == kind:
         return [row]
     if found == "preference":
@@ -113,9 +114,39 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     )
 
 
+def _require_types(row: Row, kind: RowKind | None, number: int) -> None:
+    """Rows may be made in memory, where nobody has looked at what stands under their keys."""
+    keys: Sequence[str] = _KEYS.get(str(kind), ())
+    if kind == "supervised":
+        whole = [key for key in ("messages", "text", "input_ids") if key in row]
+        keys = whole[:1] or ("prompt", "completion")
+    elif kind == "prompt":
+        keys = ("prompt",)
+    for key in keys:
+        if key not in ("input_ids", "label") and not _is_text_or_turns(key, row[key]):
+            wanted = {"text": "text", "messages": "messages"}.get(key, "text or messages")
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place_of(row, number)}: {key!r} is {type(row[key]).__name__}, expected {wanted}",
+                'give texts as strings, and messages as a list of {"role": ..., "content": ...}',
+            )
+
+
+def _is_text_or_turns(key: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return key != "messages"
+    return (
+        key != "text"
+        and isinstance(value, Sequence)
+        and len(value) > 0
+        and all(isinstance(turn, Mapping) and isinstance(turn.get("role"), str) for turn in value)
+        and all("content" in turn or "tool_calls" in turn for turn in value)
+    )
+
+
 def _joined(row: Row) -> Row:
     """The chosen answer as what is to be learnt."""
-    context: Row = {key: row[key] for key in ("tools", "images") if key in row}
+    context: Row = {key: row[key] for key in ("tools", "images", "forget") if key in row}
     prompt, answer = row["prompt"], row["chosen"]
     if isinstance(prompt, str):
         return {"prompt": prompt, "completion": answer, **context}

@@ -20,6 +20,7 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.training.folder_lock import LOCK_FILE, FolderLock
 from gym_fed.training.ranks import world_size
 
 # These decide where and how often something is written, never what is learnt; they may change when resuming.
@@ -45,9 +46,10 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.result = path / "result.json"
+        self._lock: FolderLock | None = None
 
     def open(self, config: TrainingConfig, data_digest: str, *, resume: bool) -> Path | None:
-        """Start or continue the run of ``config`` here.
+        """Start or continue the run of ``config`` here, alone until ``close``.
 
         Args:
             config: The resolved config.
@@ -58,10 +60,12 @@ class RunFolder:
             The last complete checkpoint, or None when the run starts at its first step.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files.
+            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files;
+                ``STATE_LOCKED`` while another process is at work here.
         """
         self.require_unfinished()
         if (self.path / "run.json").exists():
+            self._lock = FolderLock(self.path)
             if not resume:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
@@ -69,18 +73,23 @@ class RunFolder:
                     "resume it, choose another output_dir, or pass --overwrite to delete it first",
                 )
             self._require_same(config, data_digest)
-        elif self.path.exists() and any(self.path.iterdir()):
-            found = sorted(p.name for p in self.path.iterdir())[0]
+        elif found := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{self.path}: is not empty ({found}) and holds no run",
+                f"{self.path}: is not empty ({found[0]}) and holds no run",
                 "choose an empty or new output_dir",
             )
         self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = self._lock or FolderLock(self.path)
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
         begun = {"data_sha256": data_digest, "num_processes": world_size()}
         write_atomically(self.path / "run.json", f"{json.dumps(begun)}\n".encode())
         return self.last_checkpoint()
+
+    def close(self) -> None:
+        """Let other processes into the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
     def require_unfinished(self) -> None:
         """Refuse a finished run early, before a model is loaded.
@@ -99,7 +108,7 @@ class RunFolder:
         """Remove the run (``--overwrite``). A folder that holds no run is refused.
 
         Raises:
-            GymError: ``FILE_EXISTS`` when the folder is not a run's.
+            GymError: ``FILE_EXISTS`` when the folder is not a run's; ``STATE_LOCKED`` while a process trains in it.
         """
         if not self.path.exists() or not any(self.path.iterdir()):
             return
@@ -109,7 +118,9 @@ class RunFolder:
                 f"{self.path}: holds no run, so it is not deleted",
                 "choose another output_dir",
             )
+        lock = FolderLock(self.path)
         shutil.rmtree(self.path)
+        lock.release()
 
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint that was written to its end; torn ones (from a kill) are removed."""
@@ -124,7 +135,14 @@ class RunFolder:
 
     def artifacts(self) -> list[Path]:
         """What the run gave: its config and the files of the model or adapter."""
-        own = {"metrics.jsonl", "performance.jsonl", "artifacts.jsonl", "run.json", "batch_size.json"}
+        own = {
+            "metrics.jsonl",
+            "performance.jsonl",
+            "artifacts.jsonl",
+            "run.json",
+            "batch_size.json",
+            LOCK_FILE,
+        }
         return sorted(file for file in self.path.iterdir() if file.is_file() and file.name not in own)
 
     def finish(self, summary: dict[str, Any]) -> None:

@@ -50,6 +50,12 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
         )
     if settings.strategy == "deepspeed":
         require_package("deepspeed", what, "dist")
+        if config.loss_spikes is not None and config.loss_spikes.rollback:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{what}: DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback asks",
+                "set loss_spikes.rollback: false, or use ddp or fsdp2",
+            )
     whole = settings.strategy == "deepspeed" and settings.zero_stage != 3
     if not whole and config.algorithm not in _SHARDED_ALGORITHMS:
         raise GymError(
@@ -165,6 +171,6 @@ def deepspeed_config(config: TrainingConfig) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": config.dtype == "bfloat16"},
-        "fp16": {"enabled": config.dtype == "float16"},
+        "bf16": {"enabled": config.dtype == "bfloat16" or config.mixed_precision == "bf16"},
+        "fp16": {"enabled": config.dtype == "float16" or config.mixed_precision == "fp16"},
     }

@@ -88,6 +88,7 @@ class Trainer:
         self._on_step = on_step
         self._on_report = on_report
         self._hooks: RunHooks | None = None
+        self._folder: RunFolder | None = None
         self.result: TrainResult | None = None
         self._should_stop = should_stop
 
@@ -114,6 +115,8 @@ class Trainer:
         finally:
             if self._hooks is not None:
                 self._hooks.close()
+            if self._folder is not None:
+                self._folder.close()
 
     def apply_deltasoup(self, others: Contributions, settings: DeltaSoupConfig | None = None) -> SoupResult:
         """Merge what was trained with what others trained from the same base; the result is then base plus soup.
@@ -174,7 +177,7 @@ class Trainer:
         device = pick_device(config.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        folder = RunFolder(config.output_dir)
+        folder = self._folder = RunFolder(config.output_dir)
         processes.start(settings_of(config), device)
         processes.on_main(folder.require_unfinished)
         rows = _rows(config, dataset, eval_dataset, algorithm)
@@ -184,7 +187,9 @@ class Trainer:
         model = apply_features(model, config)
         encoded, eval_encoded = (part and algorithm.encode(config, tokenizer, part) for part in rows)
         assert encoded is not None  # there are rows
-        checkpoint = processes.on_main(lambda: _opened(folder, config, _digest(encoded), resume))
+        checkpoint = processes.on_main(
+            lambda: _opened(folder, config, _digest(encoded, eval_encoded), resume)
+        )
 
         set_seed(config.seed)
         tuning = get_tuning(config.finetuning)
@@ -330,6 +335,9 @@ def _rows(
         rows, eval_dataset = split_rows(rows, config.eval_split, seed=config.seed)
     if eval_dataset is None and config.eval_data:
         eval_dataset = rows_of(config, "eval_data")
+    for name, part in (("data", rows), ("eval_data", eval_dataset)):
+        if part is not None and not part:
+            raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
     held_out = None if eval_dataset is None else as_kind(eval_dataset, algorithm.row_kind)
     return as_kind(rows, algorithm.row_kind), held_out
 
@@ -340,10 +348,10 @@ def _opened(folder: RunFolder, config: TrainingConfig, data_digest: str, resume:
     return None if checkpoint is None else str(checkpoint)
 
 
-def _digest(encoded: list[dict[str, Any]]) -> str:
-    """Digest of what is trained on, so that a resumed run cannot silently continue on other rows."""
-    digest = hashlib.sha256()
-    for row in encoded:
+def _digest(encoded: list[dict[str, Any]], held_out: list[dict[str, Any]] | None) -> str:
+    """Digest of what is trained on and judged by, so that a resumed run cannot silently continue on other rows."""
+    digest = hashlib.sha256(json.dumps(len(held_out or ())).encode())
+    for row in [*encoded, *(held_out or ())]:
         digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
         digest.update(b"\n")
     return digest.hexdigest()

@@ -21,6 +21,7 @@ from gym_fed.config.yaml_file import dump_yaml, validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.training.checks import check_config
+from gym_fed.training.folder_lock import FolderLock
 from gym_fed.training.hooks import ShouldStop, StepReport
 from gym_fed.training.spikes import Diverged
 
@@ -85,13 +86,20 @@ class Search:
             Every trial that ended, by number. The best one's config is in ``best.yaml``.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` where another search lies.
+            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` where another search lies;
+                ``STATE_LOCKED`` while another process goes on with this one.
         """
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        wanted = num_trials or self.config.search.num_trials
         self._claim_folder()
+        lock = FolderLock(self.folder)
+        try:
+            return self._run(num_trials or self.config.search.num_trials)
+        finally:
+            lock.release()
+
+    def _run(self, wanted: int) -> list[TrialResult]:
         study = self._study()
         self._retry_unfinished(study)
         while len(_ended(study)) < wanted:

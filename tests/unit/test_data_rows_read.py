@@ -137,6 +137,24 @@ def test_prompt_and_completion_are_learnt_from_as_conversation_or_as_two_texts(t
     assert as_kind([row], "prompt") == [{"prompt": "a ", "answer": "b"}]
 
 
+@pytest.mark.parametrize(
+    ("row", "kind", "problem"),
+    [
+        ({"messages": "x"}, "supervised", "row 1: 'messages' is str, expected messages"),
+        ({"messages": [{"role": "user"}]}, "supervised", "expected messages"),
+        ({"messages": []}, "prompt", "expected messages"),
+        ({"text": None}, "supervised", "'text' is NoneType, expected text"),
+        ({"prompt": "a", "completion": 1}, "supervised", "'completion' is int, expected text or messages"),
+        ({"prompt": ["a"]}, "prompt", "'prompt' is list"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "preference", "'rejected' is NoneType"),
+    ],
+)
+def test_rows_made_in_memory_are_looked_at_too(row: dict[str, Any], kind: Any, problem: str) -> None:
+    with pytest.raises(GymError, match=problem) as caught:
+        as_kind([row], kind)
+    assert caught.value.code is ErrorCode.DATA_INVALID
+
+
 def test_tools_and_calls_read_alike_from_openai_and_sharegpt(tmp_path: Path) -> None:
     result = {"role": "tool", "content": "3"}
     arguments = {"function": {"name": "add", "arguments": '{"a": 1}'}, "type": "function"}

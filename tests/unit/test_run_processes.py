@@ -10,14 +10,24 @@ import pytest
 from gym_fed.config import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.run_folder import RunFolder
+from gym_fed.training.sharding import check_distributed, deepspeed_config
 
 
 def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainingConfig(model="gym-nano", output_dir=tmp_path / "run")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    RunFolder(config.output_dir).open(config, "digest", resume=True)
+    begun = RunFolder(config.output_dir)
+    begun.open(config, "digest", resume=True)
+    with pytest.raises(GymError, match="another process is at work") as locked:
+        RunFolder(config.output_dir).open(config, "digest", resume=True)
+    assert locked.value.code is ErrorCode.STATE_LOCKED
+    with pytest.raises(GymError, match="another process is at work"):
+        RunFolder(config.output_dir).delete()
+    begun.close()
     assert json.loads((tmp_path / "run/run.json").read_text())["num_processes"] == 2
-    RunFolder(config.output_dir).open(config, "digest", resume=True)
+    again = RunFolder(config.output_dir)
+    again.open(config, "digest", resume=True)
+    again.close()
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(GymError, match="unfinished run of 2 processes, and now there are 1") as caught:
         RunFolder(config.output_dir).open(config, "digest", resume=True)
@@ -38,3 +48,17 @@ def test_a_checkpoint_without_the_random_state_of_every_process_is_torn(
     (folder / "rng_state_1.pth").unlink()
     assert RunFolder(tmp_path).last_checkpoint() is None
     assert not folder.exists()
+
+
+def test_deepspeed_trains_in_the_precision_asked_for_and_never_goes_back(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    split = {"strategy": "deepspeed"}
+    for given in ({"mixed_precision": "bf16"}, {"dtype": "bfloat16"}):
+        config = TrainingConfig(model="gym-nano", output_dir=tmp_path, distributed=split, **given)
+        assert deepspeed_config(config)["bf16"] == {"enabled": True}
+        assert deepspeed_config(config)["fp16"] == {"enabled": False}
+    config = TrainingConfig(
+        model="gym-nano", output_dir=tmp_path, distributed=split, loss_spikes={"rollback": True}, save_steps=1
+    )
+    with pytest.raises(GymError, match="cannot go back to a checkpoint"):
+        check_distributed(config, 2)

@@ -144,6 +144,24 @@ def test_what_lies_in_output_dir_is_never_overwritten_silently(tiny_base: Path, 
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
+def test_no_rows_and_other_held_out_rows_are_refused(tiny_base: Path, tmp_path: Path) -> None:
+    loaded = load_model(str(tiny_base))
+    settings = config(tmp_path / "run", eval_steps=2)
+
+    def run(rows: Any, held_out: Any, **hooks: Any) -> Any:
+        trainer = Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer, **hooks)
+        return trainer.train(rows, held_out)
+
+    for rows, held_out, name in (([], None, "data"), (ROWS, [], "eval_data")):
+        with pytest.raises(GymError, match=f"{name}: there are no rows"):
+            run(rows, held_out)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(GymError, match="stopped at step 1"):
+        run(ROWS[:8], ROWS[8:10], should_stop=lambda: True)
+    with pytest.raises(GymError, match="on other data"):
+        run(ROWS[:8], ROWS[10:12])
+
+
 def test_lora_leaves_the_base_alone_and_its_factors_are_the_whole_difference(
     tiny_base: Path, tmp_path: Path
 ) -> None:

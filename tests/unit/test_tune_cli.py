@@ -13,6 +13,7 @@ from gym_fed.config import TrainingConfig, load_config
 from gym_fed.config.search import SearchConfig
 from gym_fed.config.training import DataConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.folder_lock import FolderLock
 from gym_fed.training.hooks import StepReport
 from gym_fed.training.tuning_search import Search
 
@@ -141,6 +142,10 @@ def test_a_loss_that_diverges_is_an_answer_and_a_bad_row_is_not(tiny_base: Path,
     with pytest.raises(GymError, match=r"rows\.jsonl:2"):
         Search(settings).run()
     file.write_text('{"text": "to copy"}\n')
+    lock = FolderLock(tmp_path / "search")
+    with pytest.raises(GymError, match="another process is at work"):
+        Search(settings).run()
+    lock.release()
     (result,) = Search(settings).run()
     assert result.state == "pruned"
     assert "nan" in result.why
