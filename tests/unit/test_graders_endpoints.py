@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,27 @@ def test_graders_behind_a_reward_server_say_what_they_say_here() -> None:
         assert grade(remote(url, batch_size=2), *samples) == [2.0, 0.0, 1.0]
         with pytest.raises(GymError, match="answered with status 422"):
             grade(remote(url), Sample("q", "no", {}))
+
+
+def test_a_reward_server_answers_bad_requests_and_failing_graders() -> None:
+    class Fails(Exact):
+        def grade(self, samples: Any) -> list[float]:
+            raise ZeroDivisionError("by nothing")
+
+    def status(length: str, body: bytes) -> tuple[int, bytes]:
+        connection = HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+        connection.request("POST", "/", body, {"Content-Length": length})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    with reward_server([Fails(ExactConfig(grader="exact"))]) as server:
+        assert status("abc", b"")[0] == 400
+        assert status("-1", b"")[0] == 400
+        body = b'{"samples": [{"prompt": "q", "completion": "a"}]}'
+        assert status(str(len(body)), body) == (
+            500,
+            b'{"message": "a grader failed: ZeroDivisionError: by nothing"}',
+        )
 
 
 def test_samples_are_posted_as_documented(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,13 @@ def reward_server(
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
+            length = self.headers.get("Content-Length") or "0"
+            if not (length.isascii() and length.isdigit()):
+                self._answer(
+                    400, {"message": f"Content-Length is {length[:40]!r}, expected a number of bytes"}
+                )
+                return
+            size = int(length[:20])
             if size > MAX_REQUEST_BYTES:
                 self._answer(413, {"message": f"more than {MAX_REQUEST_BYTES} bytes"})
                 return
@@ -46,6 +52,9 @@ def reward_server(
                     columns = [checked_values(g.name, g.grade(samples), len(samples)) for g in graders]
             except GymError as error:
                 self._answer(error.code.http_status, error.to_dict())
+                return
+            except Exception as error:  # noqa: BLE001 - whatever a grader raises, who asks is told
+                self._answer(500, {"message": f"a grader failed: {type(error).__name__}: {error}"})
                 return
             self._answer(200, {"rewards": [sum(values) for values in zip(*columns, strict=True)]})
 
