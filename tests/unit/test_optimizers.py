@@ -159,6 +159,19 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         assert f"gym-fed[{extra}]" in caught.value.hint
 
 
+def test_badam_says_nothing_and_names_a_block_that_is_not_there(
+    tiny_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_model(str(tiny_base)).model
+    drawn = settings(tmp_path, "badam", optimizer_args={"switch_mode": "random", "switch_block_every": 1})
+    optimizer = get_optimizer("badam").make(model, drawn)
+    for _ in range(3):
+        optimizer._update_active_block_idx()
+    assert capsys.readouterr().out == ""
+    with pytest.raises(GymError, match="start_block is 99, and the model has fewer blocks"):
+        get_optimizer("badam").make(model, settings(tmp_path, "badam", optimizer_args={"start_block": 99}))
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -172,6 +185,16 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         ({"optimizer": "galore_adamw", "finetuning": "lora"}, "projects the gradients of whole weights"),
         ({"optimizer": "badam", "finetuning": "lora"}, "trains whole layers in turn"),
         ({"optimizer": "badam", "optimizer_args": {"switch_mode": "up"}}, "switch_mode 'up' is unknown"),
+        ({"optimizer": "badam", "optimizer_args": {"switch_block_every": "x"}}, "switch_block_every is 'x'"),
+        ({"optimizer": "badam", "optimizer_args": {"start_block": -1}}, "start_block is -1"),
+        (
+            {"optimizer": "badam", "optimizer_args": {"switch_mode": "random", "start_block": 0}},
+            "start_block is not read by switch_mode random",
+        ),
+        ({"optimizer": "galore_adamw", "optimizer_args": {"rank": "x"}}, "galore_adamw refuses rank 'x'"),
+        ({"optimizer": "galore_adafactor", "optimizer_args": {"rank": 0}}, "refuses rank 0"),
+        ({"optimizer": "apollo_adamw", "optimizer_args": {"proj_type": "zz"}}, "refuses proj_type 'zz'"),
+        ({"optimizer": "apollo_adamw", "optimizer_args": {"scale_type": "row"}}, "refuses scale_type 'row'"),
         (
             {"optimizer": "muon", "finetuning": "lora", "lora": {"loraplus_lr_ratio": 4}},
             "groups the weights in its own way",

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.optimizers._made import (
     MadeOptimizer,
     imported,
@@ -15,6 +16,33 @@ from gym_fed.training.optimizers._made import (
     refuse_loraplus,
     split,
 )
+
+# What the libraries tell apart; anything else fails in the middle of a step, or moves nothing.
+_CHOICES = {
+    "proj_type": ("std", "reverse_std", "right", "left"),
+    "proj": ("random", "svd"),
+    "scale_type": ("channel", "tensor"),
+}
+
+
+def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
+    """Refuse an argument of the projection that is not of its kind.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if name in _CHOICES:
+        fits, wanted = value in _CHOICES[name], f"one of {', '.join(_CHOICES[name])}"
+    elif name == "scale":
+        fits, wanted = isinstance(value, int | float) and value > 0, "a number above 0"
+    else:
+        fits, wanted = isinstance(value, int) and value >= 1, "a whole number of at least 1"
+    if not fits or isinstance(value, bool):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"optimizer_args: {config.optimizer} refuses {name} {value!r}",
+            f"give {wanted}",
+        )
 
 
 @dataclass(frozen=True)
@@ -33,6 +61,8 @@ class Projected(MadeOptimizer):
         refuse_adapters(config, "projects the gradients of whole weights")
         refuse_loraplus(config)
         super().check(config)
+        for name, default in self.projection.items():
+            _require_value(config, name, config.optimizer_args.get(name, default))
 
     def known(self) -> list[str]:
         unread = {"no_deprecation_warning", "correct_bias"}

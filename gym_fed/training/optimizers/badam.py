@@ -6,6 +6,7 @@ Luo et al. 2024, "BAdam: A Memory Efficient Full Parameter Optimization Method f
 from __future__ import annotations
 
 import warnings
+from contextlib import redirect_stdout
 from functools import cache
 from typing import Any
 
@@ -48,16 +49,26 @@ class BAdam(MadeOptimizer):
                 f"optimizer_args: switch_mode {mode!r} is unknown",
                 f"one of {', '.join(_MODES)}",
             )
+        if mode == "random" and config.optimizer_args.get("start_block") is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "optimizer_args: start_block is not read by switch_mode random, which draws the order",
+                "remove it",
+            )
         if mode == "fixed" and config.optimizer_args.get("start_block") is None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 "optimizer_args: switch_mode fixed needs start_block",
                 "name a block",
             )
-        if int(config.optimizer_args.get("switch_block_every", 50)) < 1:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID, "optimizer_args: switch_block_every must be at least 1", ""
-            )
+        for name, lowest in (("switch_block_every", 1), ("start_block", 0)):
+            value = config.optimizer_args.get(name, _OWN[name])
+            if value is not None and (not isinstance(value, int) or value < lowest):
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"optimizer_args: {name} is {value!r}",
+                    f"give a whole number of at least {lowest}",
+                )
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
         import torch
@@ -76,15 +87,22 @@ class BAdam(MadeOptimizer):
             warnings.filterwarnings(
                 "ignore", message="BAdam expect"
             )  # float32 weights cost memory, not truth
-            return called(
-                config,
-                lambda: _resumable(imported(self.source))(
-                    base_optimizer=adam,
-                    named_parameters_list=[(name, value) for name, value, _ in weights],
-                    verbose=0,
-                    **own,
-                ),
-            )
+            try:
+                return called(
+                    config,
+                    lambda: _resumable(imported(self.source))(
+                        base_optimizer=adam,
+                        named_parameters_list=[(name, value) for name, value, _ in weights],
+                        verbose=0,
+                        **own,
+                    ),
+                )
+            except IndexError as error:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"optimizer_args: start_block is {own['start_block']}, and the model has fewer blocks",
+                    "count them from 0",
+                ) from error
 
 
 @cache
@@ -94,12 +112,17 @@ def _resumable(block_optimizer: Any) -> Any:
 
     class Resumable(block_optimizer):  # type: ignore[misc]
         def __init__(self, **arguments: Any) -> None:
-            super().__init__(**arguments)
+            with redirect_stdout(None):
+                super().__init__(**arguments)
             del self.__dict__["state_dict"]  # the library's, of the inner optimiser alone
 
         def switch_trainable_params(self, verbose: int | None = 0) -> None:
             self._active_block = self.current_block_idx
             super().switch_trainable_params(0)
+
+        def _update_active_block_idx(self) -> None:
+            with redirect_stdout(None):
+                super()._update_active_block_idx()
 
         def state_dict(self) -> dict[str, Any]:
             saved: dict[str, Any] = self.base_optimizer.state_dict()
