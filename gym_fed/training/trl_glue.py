@@ -38,6 +38,19 @@ class LocalOnly:
         parent: Any = super()  # the trainer that this is mixed with
         return parent.create_optimizer(model)
 
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """The trainer's own; rows grouped by length come in an order of the epoch."""
+        from transformers.trainer_pt_utils import LengthGroupedSampler
+
+        from gym_fed.training.length_groups import EpochLengthGroups
+
+        parent: Any = super()
+        trainer: Any = self
+        sampler = parent._get_train_sampler(dataset)
+        if isinstance(sampler, LengthGroupedSampler):
+            return EpochLengthGroups(sampler, trainer.args.seed)
+        return sampler
+
     def get_train_dataloader(self) -> Any:
         """The trainer's own, passed through ``wrap_dataloader``."""
         parent: Any = super()
