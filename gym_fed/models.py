@@ -6,7 +6,7 @@ Nothing is ever downloaded: a hub name is looked up in this machine's cache only
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -48,7 +48,12 @@ def nano_path() -> Path:
 
 
 def load_model(
-    name_or_path: str, *, dtype: str = "float32", device: str = "cpu", arguments: dict[str, Any] | None = None
+    name_or_path: str,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    arguments: dict[str, Any] | None = None,
+    headless: bool = False,
 ) -> LoadedModel:
     """Load a model and its tokenizer from this machine.
 
@@ -59,9 +64,11 @@ def load_model(
         device: As for ``pick_device``.
         arguments: Further keyword arguments of ``from_pretrained``; a model that they split over processes
             or quantise is left where they put it.
+        headless: Whether the head will not be used, so that a reward model's body will do, too.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read.
+        GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read or has
+            no words to say.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -72,6 +79,8 @@ def load_model(
         raise GymError(ErrorCode.USAGE, f"dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
     target = pick_device(device)
     source = resolve(name_or_path)
+    if not headless:
+        _require_words(name_or_path, Path(source))
     adapter = Path(source) / "adapter_config.json"
     if adapter.is_file():
         return _load_adapter(name_or_path, Path(source), adapter, dtype, device)
@@ -88,6 +97,21 @@ def load_model(
     tokenizer = load_tokenizer(name_or_path)
     placed = arguments is not None and not arguments.keys().isdisjoint(_PLACING)
     return LoadedModel((model if placed else model.to(target)).eval(), tokenizer, name_or_path)
+
+
+def _require_words(name: str, folder: Path) -> None:
+    """Refuse a reward model, to which transformers would give a head that was never trained."""
+    kinds: list[str] = []
+    for file, key in (("adapter_config.json", "task_type"), ("config.json", "architectures")):
+        with suppress(OSError, ValueError, AttributeError):  # loading will say so
+            found = json.loads((folder / file).read_text(encoding="utf-8")).get(key) or ()
+            kinds += [found] if isinstance(found, str) else found
+    if any(kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: is a reward model, which scores answers and writes none",
+            "use it as the grader reward_model or as ppo.critic, or give a language model",
+        )
 
 
 def model_name(name_or_path: str) -> str:

@@ -72,7 +72,7 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
     """
     folder = Path(resolve(name))
     if (folder / "adapter_config.json").is_file():
-        body = load_model(name, dtype=dtype).model.merge_and_unload().base_model
+        body = load_model(name, dtype=dtype, headless=True).model.merge_and_unload().base_model
     else:
         from transformers import AutoModel
 

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from gym_fed.config.rewards import RewardModelConfig
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders import Sample
 from gym_fed.evaluation.graders.reward_model import RewardModel as RewardGrader
 from gym_fed.models import load_model
 from gym_fed.training import Trainer
 from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.algorithms._preference import encode_answers
+from gym_fed.training.critic import load_critic
 from tests.support.preferences import HELD_OUT, ROWS, assert_same, capitals, config, weights
 
 
@@ -55,6 +57,26 @@ def test_preferred_answers_score_higher_on_pairs_never_seen_and_in_the_grader(
     ]
     graded = torch.tensor(grader.grade(samples)).view(-1, 2)
     torch.testing.assert_close(graded, trained, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("finetuning", ["full", "lora"])
+def test_a_finished_run_writes_no_answers_and_is_a_critic(
+    tiny_base: Path, tmp_path: Path, finetuning: str
+) -> None:
+    settings = config(
+        tmp_path / "run",
+        "reward_model",
+        model=str(tiny_base),
+        finetuning=finetuning,
+        max_steps=1,
+        save_final=True,
+    )
+    Trainer(settings).train(ROWS)
+    with pytest.raises(GymError, match="is a reward model, which scores answers and writes none") as caught:
+        load_model(str(tmp_path / "run"))
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+    policy = load_model(str(tiny_base)).model
+    load_critic(str(tmp_path / "run"), policy, dtype="float32", train_body=True)
 
 
 def test_it_learns_beside_a_base_in_few_bits(tiny_base: Path, tmp_path: Path) -> None:
