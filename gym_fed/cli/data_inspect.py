@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from gym_fed.console import err, out, print_json, printable
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
+    from gym_fed.config import TrainingConfig
     from gym_fed.data.preview import Segment, Sequence
 
 _LEARNT, _READ = "bold green", "dim"
@@ -23,7 +23,7 @@ def inspect(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FILE|CONFIG", help="A data file, folder, pattern or URL; or a training config."
+            metavar="FILE|CONFIG", help="A data file, folder, pattern or URL; or a config of gym train."
         ),
     ],
     model: Annotated[
@@ -38,16 +38,27 @@ def inspect(
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Look at the first so many rows only.")
     ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the config.")
+    ] = None,
+    allow_untranslated: Annotated[
+        bool, typer.Option("--allow-untranslated", help="Of a LLaMA-Factory file: leave out what we lack.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""
-    given = {"--format": format is not FormatName.auto, "--max-length": max_length is not None}
+    of_files = {"--format": format is not FormatName.auto, "--max-length": max_length is not None}
+    of_configs = {"--set": bool(set_), "--allow-untranslated": allow_untranslated}
     if source.endswith((".yaml", ".yml")):
-        if any(given.values()):
-            option = next(name for name, is_given in given.items() if is_given)
-            raise GymError(ErrorCode.USAGE, f"{option} is for data files", "a config says it itself")
-        view = _of_config(Path(source), model, limit)
+        _refuse(of_files, "data files", "a config says it itself")
+        from gym_fed.config.llamafactory import load_training_config
+
+        config, notes = load_training_config(source, set_ or [], allow_untranslated=allow_untranslated)
+        for note in notes:
+            err.print(f"note: {note}", markup=False)
+        view = _of_config(config, model, limit)
     else:
+        _refuse(of_configs, "training configs", "leave it away")
         view = _of_file(source, model, format.value, max_length, limit)
 
     from gym_fed.data.preview import Statistics
@@ -84,6 +95,12 @@ class _View:
         self.rows = rows
 
 
+def _refuse(given: dict[str, bool], whose: str, remedy: str) -> None:
+    for option, is_given in given.items():
+        if is_given:
+            raise GymError(ErrorCode.USAGE, f"{option} is for {whose}", remedy)
+
+
 def _of_file(source: str, model: str | None, format: str, max_length: int | None, limit: int | None) -> _View:
     from gym_fed.data.locations import find_files
     from gym_fed.data.preview import sequences_of
@@ -100,16 +117,14 @@ def _of_file(source: str, model: str | None, format: str, max_length: int | None
     return _View(name, tokenizer, max_length, rows)
 
 
-def _of_config(file: Path, model: str | None, limit: int | None) -> _View:
+def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> _View:
     """Rows of ``data:`` as the algorithm of the config takes them."""
-    from gym_fed.config import TrainingConfig, load_config
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.rows import as_kind, place_of
     from gym_fed.models import load_tokenizer
     from gym_fed.training.algorithms import get_algorithm
     from gym_fed.training.sources import rows_of
 
-    config = load_config(file, TrainingConfig)
     algorithm = get_algorithm(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer
     name = model or given or "gym-nano"

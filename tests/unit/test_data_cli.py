@@ -88,8 +88,26 @@ def test_inspect_takes_a_config_as_the_trainer_does(tmp_path: Path) -> None:
     assert found["tokens_max"] == 32
     assert found["share_learnt"] > 0.9
     assert found["rows_shown"][0]["place"] == "packed row 1"
+    assert figures("inspect", config, "--set", "max_length=24")["tokens_max"] == 24
+    assert "--set is for training configs" in error_of(gym("inspect", file, "--set", "seed=1")).message
     config.write_text(f"algorithm: dpo\nmodel: gym-nano\ndata: [{{path: {file}}}]\noutput_dir: run\n")
     assert "preference rows are needed" in error_of(gym("inspect", config)).message
+
+
+def test_inspect_takes_a_config_of_llamafactory_as_the_trainer_does(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", [{"instruction": "say b", "output": "b"}])
+    (tmp_path / "dataset_info.json").write_text('{"d": {"file_name": "a.json"}}')
+    config = tmp_path / "c.yaml"
+    settings = (
+        "model_name_or_path: gym-nano\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+        f"dataset: d\ndataset_dir: {tmp_path}\noutput_dir: run\n"
+    )
+    config.write_text(settings)
+    (row,) = figures("inspect", config)["rows_shown"]
+    assert [part["text"] for part in row["sequences"][0]["segments"] if part["learnt"]] == ["b<|im_end|>"]
+    config.write_text(f"{settings}shift_attn_kind: new\n")
+    assert "shift_attn_kind" in error_of(gym("inspect", config)).message
+    assert figures("inspect", config, "--allow-untranslated")["rows"] == 1
 
 
 def test_inspect_names_the_row_that_the_template_leaves_half_out(tmp_path: Path) -> None:
