@@ -10,6 +10,7 @@ import torch
 
 from gym_fed.config import TrainingConfig
 from gym_fed.data import generate
+from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training import Trainer
@@ -186,6 +187,14 @@ def test_a_stopped_run_goes_on_to_the_same_losses(tiny_base: Path, tmp_path: Pat
     resumed = Trainer(config(tmp_path / "part", algorithm, **changes)).train(rows)
     assert resumed.losses == whole.losses
     assert resumed.num_tokens == whole.num_tokens
+
+
+@pytest.mark.parametrize("prompt", ["a", [{"role": "user", "content": "a"}]], ids=["text", "messages"])
+def test_a_pair_to_forget_stays_one_when_its_chosen_answer_is_taken(prompt: Any) -> None:
+    answer: Any = "b" if isinstance(prompt, str) else [{"role": "assistant", "content": "b"}]
+    pair = {"prompt": prompt, "chosen": answer, "rejected": answer}
+    rows = as_kind([{**pair, "forget": True}, pair], "supervised")
+    assert [row.get("forget", False) for row in rows] == [True, False]
 
 
 def test_sources_to_forget_are_marked_in_the_config(tmp_path: Path) -> None:
