@@ -52,9 +52,10 @@ def copy_recipe(
     recipe = get_recipe(name)
     file = dest / recipe.file.name if dest.is_dir() or not dest.suffix else dest
     text, rows = relocated(recipe, file)
-    for target in (file, *rows):
+    new = {target: source for target, source in rows.items() if not _is_copy(target, source)}
+    for target in (file, *new):
         _refuse_existing(target, overwrite)
-    for target, source in rows.items():
+    for target, source in new.items():
         _write(target, source.read_text(encoding="utf-8"), overwrite)
     _write(file, text, overwrite)
     if as_json:
@@ -69,19 +70,23 @@ def validate_file(
     set_: Set = None,
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="For so many processes.")] = 1,
     schema_only: Annotated[
-        bool, typer.Option("--schema-only", help="Do not ask what this machine and installation can do.")
+        bool,
+        typer.Option(
+            "--schema-only", help="Look at the file alone: not for models and rows, nor what can run here."
+        ),
     ] = False,
     allow_untranslated: Allow = False,
     as_json: Json = False,
 ) -> None:
-    """Check a config without training: every key, and what this machine needs for it."""
+    """Check a config without training: every key, whether model, rows and rewards are there, and the machine."""
     from gym_fed.config.llamafactory import load_training_config
 
     settings, notes = load_training_config(file, set_ or [], allow_untranslated=allow_untranslated)
     if not schema_only:
-        from gym_fed.training.checks import check_config
+        from gym_fed.training.checks import check_config, check_inputs
 
         check_config(settings, num_processes=nproc)
+        check_inputs(settings)
     if as_json:
         print_json({"file": str(file), "valid": True, "algorithm": settings.algorithm, "notes": notes})
         return
@@ -140,6 +145,11 @@ def import_file(
         out.print(text, markup=False, end="")
     else:
         err.print(f"{output}; {len(notes)} keys left out; train it with: gym train {output}", markup=False)
+
+
+def _is_copy(file: Path, source: Path) -> bool:
+    """Rows that another recipe has brought already."""
+    return file.is_file() and file.read_bytes() == source.read_bytes()
 
 
 def _refuse_existing(file: Path, overwrite: bool) -> None:

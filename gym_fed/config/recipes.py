@@ -72,7 +72,11 @@ def relocated(recipe: Recipe, target: Path) -> tuple[str, dict[Path, Path]]:
         rows[place] = recipe.file.parent / found.group(1)
         return place.as_posix()
 
-    text = re.sub(r"configs/(data/[\w./-]*[\w-])", moved, recipe.file.read_text(encoding="utf-8"))
+    text = re.sub(
+        r"configs/(data/[\w./-]*[\w-])(?: *# from the root of the repository)?",
+        moved,
+        recipe.file.read_text(encoding="utf-8"),
+    )
     return text, rows
 
 

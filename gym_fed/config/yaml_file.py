@@ -175,6 +175,9 @@ def _place(loc: KeyPath, values: Any) -> KeyPath:
     return place
 
 
+_MOST_NAMES = 30  # more of them help nobody
+
+
 def _suggest(path: KeyPath, schema: type[BaseModel]) -> str:
     """`` (did you mean 'x'?)`` when a known key at the same level is close."""
     level: list[Any] = [schema]
@@ -182,7 +185,9 @@ def _suggest(path: KeyPath, schema: type[BaseModel]) -> str:
         level = [inner for annotation in level for inner in _below(annotation, key)]
     names = list(dict.fromkeys(name for model in _models_in(level) for name in model.model_fields))
     close = difflib.get_close_matches(str(path[-1]), names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(names)})" if names else ""
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (known: {', '.join(names)})" if 0 < len(names) <= _MOST_NAMES else ""
 
 
 def _below(annotation: Any, key: str | int) -> list[Any]:

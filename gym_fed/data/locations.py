@@ -66,7 +66,9 @@ def find_files(path: str | Path) -> list[DataFile]:
         found = [name for name in names if fs.isfile(name)]
     else:
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no data file at {path}", "give the path of a JSON or JSONL file"
+            ErrorCode.FILE_NOT_FOUND,
+            f"no data file at {path}",
+            "give the path of a data file or a folder of them",
         )
     if not found:
         raise GymError(

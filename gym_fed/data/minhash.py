@@ -82,7 +82,7 @@ def signature(text: str) -> NDArray[np.uint32]:
 
 
 def _shingles(text: str) -> _UINT:
-    """Hashes of all runs of five characters, as often as they stand there; case and the width of spaces do not count."""
+    """Hashes of all runs of five characters, repeated ones too; case and the width of spaces do not count."""
     characters = np.frombuffer(" ".join(text.casefold().split()).encode("utf-32-le"), dtype=np.uint32)
     width = min(SHINGLE_CHARACTERS, max(len(characters), 1))
     count = max(len(characters) - width + 1, 0)

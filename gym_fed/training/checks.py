@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import pick_device
+from gym_fed.models import pick_device, resolve
+from gym_fed.tracking import get_tracker
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.graders import Grader
-from gym_fed.tracking import get_tracker
 
 
 def check_config(config: TrainingConfig, num_processes: int | None = None) -> None:
@@ -68,3 +68,29 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID, f"rewards: two graders are called {name!r}", "name them differently"
             )
+
+
+def check_inputs(config: TrainingConfig) -> None:
+    """Refuse a config whose model, rows or rewards are not there. Of every source one row is read; none of the hub's.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
+    """
+    from gym_fed.data.sources import source_rows
+    from gym_fed.evaluation.graders import build_graders
+
+    if config.model is None and config.model_init is None:
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+    resolve(str(config.model) if config.model_init is None else config.model_init.tokenizer)
+    if not config.data:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"
+        )
+    for source in (*config.data, *config.eval_data):
+        if source.hub is None and next(source_rows(source), None) is None:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"data: {source.path or source.dataset} holds no rows",
+                "give at least one",
+            )
+    check_graders(config, build_graders(config.rewards))

@@ -80,6 +80,17 @@ def test_rows_that_a_recipe_brings_are_copied_with_it(tmp_path: Path) -> None:
         assert all(path.startswith(f"{folder}/data/") and Path(path).is_file() for path in paths if path)
 
 
+def test_recipes_with_the_same_rows_go_into_one_folder(tmp_path: Path) -> None:
+    for name in ("nano-dpo", "nano-kto"):
+        gym("cp", name, tmp_path)
+        assert "root of the repository" not in (tmp_path / f"{name}.yaml").read_text()
+    rows = tmp_path / "data/prefer-capitals.jsonl"
+    rows.write_text("mine")
+    with pytest.raises(GymError, match=r"prefer-capitals\.jsonl: exists"):
+        gym("cp", "nano-dpo-lora", tmp_path)
+    assert rows.read_text() == "mine"
+
+
 def test_a_valid_file_is_said_to_be_so_and_a_wrong_one_told_in_full(tmp_path: Path) -> None:
     assert "can run here (sft, full)" in gym("validate", CONFIGS / "nano-sft.yaml").stdout
     assert json.loads(gym("validate", CONFIGS / "nano-lora.yaml", "--json").stdout)["valid"]
@@ -90,6 +101,27 @@ def test_a_valid_file_is_said_to_be_so_and_a_wrong_one_told_in_full(tmp_path: Pa
     assert f"{file}:2:" in caught.value.message
     assert f"{file}:3:" in caught.value.message
     assert "max_steps" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("", "model: not given"),
+        ("model: gym-nano", "data: no rows"),
+        ("model: gym-nona\ndata: [{tasks: [copy], num_examples: 4}]", "no model called 'gym-nona'"),
+        ("model: gym-nano\ndata: [{path: no.jsonl}]", r"no data file at no\.jsonl"),
+        (
+            "model: gym-nano\nalgorithm: grpo\ndata: [{tasks: [copy], num_examples: 4}]",
+            "rewards: grpo learns from rewards",
+        ),
+    ],
+)
+def test_what_training_would_not_find_is_part_of_the_check(tmp_path: Path, words: str, problem: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(words)
+    with pytest.raises(GymError, match=problem):
+        gym("validate", file)
+    assert "a valid config (" in gym("validate", file, "--schema-only").stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what a machine without CUDA says")

@@ -35,6 +35,13 @@ def load_training_config(
     """
     file = Path(path)
     given, marks = parse_config(file, read_config_text(file))
+    if "search" in given:
+        line, column = marks.get(("search",), (1, 1))
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{file}:{line}:{column}: search: describes many runs, not one",
+            f"search with: gym tune {file}",
+        )
     if not is_llamafactory(given):
         return load_config(file, TrainingConfig, overrides), []
     done = translate(given)

@@ -44,14 +44,18 @@ class Ledger:
         self.result = Translation()
         self._given = {key: value for key, value in given.items() if value is not None}
         self._rest = dict.fromkeys(given)
+        self.asked: dict[str, None] = {}
+        """Every key that was asked for: those that are known, beside the tables of ``keys``."""
 
     def take(self, key: str, default: Any = None) -> Any:
         """The file's value of ``key``, which counts as dealt with."""
         self._rest.pop(key, None)
+        self.asked[key] = None
         return self._given.get(key, default)
 
     def has(self, key: str) -> bool:
         """Whether the file gives ``key`` a value."""
+        self.asked[key] = None
         return key in self._given
 
     def put(self, path: str, value: Any, origin: str | None = None) -> None:

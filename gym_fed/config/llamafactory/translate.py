@@ -15,6 +15,11 @@ from gym_fed.config.llamafactory.optimizers import translate_optimizer
 from gym_fed.config.llamafactory.stages import translate_stage
 
 _FULL = ("full", "freeze")
+_OF_METHODS = (
+    *("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_dora", "use_rslora", "pissa_init"),
+    *("pissa_iter", "loraplus_lr_ratio", "oft_rank", "oft_block_size", "oft_target", "module_dropout"),
+    *("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "additional_target"),
+)
 
 
 def translate(given: dict[str, Any]) -> Translation:
@@ -38,6 +43,7 @@ def translate(given: dict[str, Any]) -> Translation:
 
 def _leave(ledger: Ledger) -> None:
     """Name what is left: keys that need no counterpart, and keys that are unknown."""
+    known = [*NOT_NEEDED, *NO_COUNTERPART, *ledger.asked, *_OF_METHODS]
     for key in ledger.rest():
         why = NOT_NEEDED.get(key)
         why = why or next(
@@ -45,7 +51,6 @@ def _leave(ledger: Ledger) -> None:
         )
         value = ledger.take(key)
         if why is None:
-            known = [*NOT_NEEDED, *NO_COUNTERPART, "model_name_or_path", "finetuning_type", "learning_rate"]
             close = difflib.get_close_matches(key, known, n=1)
             ledger.lose(key, "unknown key" + (f" (did you mean {close[0]!r}?)" if close else ""))
         elif value not in (None, False):
@@ -69,11 +74,7 @@ def _tuning(ledger: Ledger) -> str:
             ledger.put("freeze.trainable_modules", names(modules), "freeze_trainable_modules")
         if extra := ledger.take("freeze_extra_modules"):
             ledger.put("freeze.extra_modules", names(extra), "freeze_extra_modules")
-    for key in (
-        *("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_dora", "use_rslora", "pissa_init"),
-        *("pissa_iter", "loraplus_lr_ratio", "oft_rank", "oft_block_size", "oft_target", "module_dropout"),
-        *("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "additional_target"),
-    ):
+    for key in _OF_METHODS:
         if key in ledger.rest():
             ledger.take(key)
             ledger.note(key, f"finetuning_type {method} does not read it")
