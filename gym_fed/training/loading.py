@@ -40,3 +40,22 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
             "train on with finetuning: full, or start from its base model",
         )
     return loaded.model.merge_and_unload(), loaded.tokenizer
+
+
+def require_dtype(model: Any, config: TrainingConfig) -> None:
+    """Refuse a model in memory whose weights are not of the type that is asked for; it is trained as it is.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    found = str(model.dtype).removeprefix("torch.")
+    if (
+        "dtype" in config.model_fields_set
+        and found != config.dtype
+        and not getattr(model, "is_quantized", False)
+    ):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"dtype: {config.dtype} is asked for, and the model in memory is in {found}",
+            f"give model.to(torch.{config.dtype}), or remove the key",
+        )
