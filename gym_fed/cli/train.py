@@ -69,7 +69,14 @@ def train(
         markup=False,
     )
     if settings.save_final:
-        out.print(f"saved in {result.output_dir}; try it with: gym chat {result.output_dir}", markup=False)
+        out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}", markup=False)
+
+
+def _next(settings: TrainingConfig, folder: Path) -> str:
+    """What a trained model is good for."""
+    if settings.algorithm == "reward_model":
+        return f"it scores answers, as one of rewards: {{grader: reward_model, model: {folder}}}"
+    return f"try it with: gym chat {folder}"
 
 
 def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.cli.train import _next as told_next
 from gym_fed.config import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.library_env import settle
 from gym_fed.models import load_model
 from gym_fed.training import Trainer
 from gym_fed.training.hooks import RunHooks, StepReport
@@ -197,3 +199,23 @@ def test_deterministic_refuses_or_tells_of_operations_that_are_not(tiny_base: Pa
             train(tiny_base, settings, on_step=look)
     assert seen == [(True, False), (True, True), (False, False)]
     assert not torch.are_deterministic_algorithms_enabled(), "the process is left as it was"
+
+
+def test_libraries_are_silent_about_their_own_old_names_and_long_rows(
+    tiny_base: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load_model(str(tiny_base))
+    loaded.tokenizer.model_max_length = 8
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settle()
+        assert loaded.model.is_gradient_checkpointing is False
+        loaded.tokenizer("a row of more than eight tokens")
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_trained_model_is_good_for_is_told(tmp_path: Path) -> None:
+    assert "gym chat runs/a" in told_next(config(tmp_path), Path("runs/a"))
+    judge = told_next(config(tmp_path, algorithm="reward_model"), Path("runs/b"))
+    assert "{grader: reward_model, model: runs/b}" in judge
+    assert "chat" not in judge
