@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import warnings
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.reproducibility import RunWarning
@@ -20,19 +21,20 @@ class FolderLock:
         folder: One that exists; ``.lock`` in it is the file that is locked.
 
     Raises:
-        GymError: ``STATE_LOCKED`` when another process holds it.
+        GymError: ``STATE_LOCKED`` naming the process that holds it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file: BinaryIO | None = (folder / LOCK_FILE).open("ab")
+        self._file: FileIO | None = (folder / LOCK_FILE).open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            holder = os.pread(self._file.fileno(), 20, 0).decode("ascii", errors="replace") or "unknown"
             self.release()
             raise GymError(
                 ErrorCode.STATE_LOCKED,
-                f"{folder}: another process is at work in it",
-                "wait for it, or choose another output_dir",
+                f"{folder}: another process ({holder}) is at work in it",
+                "wait for it or stop it, or choose another output_dir",
             ) from error
         except OSError as error:  # a file system without locks
             warnings.warn(
@@ -40,6 +42,8 @@ class FolderLock:
                 RunWarning,
                 stacklevel=2,
             )
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
 
     def release(self) -> None:
         """Let others in; a second call does nothing."""

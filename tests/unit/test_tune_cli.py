@@ -143,7 +143,7 @@ def test_a_loss_that_diverges_is_an_answer_and_a_bad_row_is_not(tiny_base: Path,
         Search(settings).run()
     file.write_text('{"text": "to copy"}\n')
     lock = FolderLock(tmp_path / "search")
-    with pytest.raises(GymError, match="another process is at work"):
+    with pytest.raises(GymError, match="is at work in it"):
         Search(settings).run()
     lock.release()
     (result,) = Search(settings).run()
