@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,24 @@ def set_rope(model: Any, parameters: dict[str, Any], length: int) -> None:
             ErrorCode.MODEL_INVALID, f"rope_scaling: {type(model).__name__} refuses it: {error}"
         ) from error
     model.base_model.rotary_emb = fresh.to(rotary.inv_freq.device)
+
+
+@contextmanager
+def rope_undone_on_error(model: Any | None) -> Iterator[None]:
+    """Give ``model`` its rotary positions back when the block fails, so that they can be scaled by another attempt."""
+    rotary = getattr(getattr(model, "base_model", None), "rotary_emb", None)
+    if model is None or rotary is None:
+        yield
+        return
+    names = ("rope_parameters", "max_position_embeddings")
+    before = {name: getattr(model.config, name) for name in names if hasattr(model.config, name)}
+    try:
+        yield
+    except BaseException:
+        for name, value in before.items():
+            setattr(model.config, name, value)
+        model.base_model.rotary_emb = rotary.to(next(model.parameters()).device)
+        raise
 
 
 def write_base_changes(model: Any, folder: Path) -> None:

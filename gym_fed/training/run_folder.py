@@ -48,24 +48,21 @@ class RunFolder:
         self.result = path / "result.json"
         self._lock: FolderLock | None = None
 
-    def open(self, config: TrainingConfig, data_digest: str, *, resume: bool) -> Path | None:
-        """Start or continue the run of ``config`` here, alone until ``close``.
+    def check(self, config: TrainingConfig, data_digest: str, *, resume: bool) -> None:
+        """Refuse what ``open`` would, and write nothing. Where nothing was learnt yet, any config may begin.
 
         Args:
             config: The resolved config.
             data_digest: Digest of the encoded rows.
             resume: Whether an unfinished run may be continued.
 
-        Returns:
-            The last complete checkpoint, or None when the run starts at its first step.
-
         Raises:
-            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files;
-                ``STATE_LOCKED`` while another process is at work here.
+            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files.
         """
         self.require_unfinished()
         if (self.path / "run.json").exists():
-            self._lock = FolderLock(self.path)
+            if not self._has_begun():
+                return
             if not resume:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
@@ -79,8 +76,23 @@ class RunFolder:
                 f"{self.path}: is not empty ({found[0]}) and holds no run",
                 "choose an empty or new output_dir",
             )
+
+    def open(self, config: TrainingConfig, data_digest: str, *, resume: bool) -> Path | None:
+        """Start or continue the run of ``config`` here, alone until ``close``; for the arguments see ``check``.
+
+        Returns:
+            The last complete checkpoint, or None when the run starts at its first step.
+
+        Raises:
+            GymError: As ``check``; ``STATE_LOCKED`` while another process is at work here.
+        """
+        if not (self.path / "run.json").exists():  # no lock is left in a folder of other files
+            self.check(config, data_digest, resume=resume)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = self._lock or FolderLock(self.path)
+        self._lock = FolderLock(self.path)
+        self.check(config, data_digest, resume=resume)
+        if not self._has_begun():
+            (self.path / "environment.json").unlink(missing_ok=True)  # of another config, perhaps
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
         begun = {"data_sha256": data_digest, "num_processes": world_size()}
         write_atomically(self.path / "run.json", f"{json.dumps(begun)}\n".encode())
@@ -148,6 +160,15 @@ class RunFolder:
     def finish(self, summary: dict[str, Any]) -> None:
         """Mark the run as finished."""
         write_atomically(self.result, f"{json.dumps(summary, indent=2, sort_keys=True)}\n".encode())
+
+    def _has_begun(self) -> bool:
+        """Whether anything would be lost: a checkpoint (torn ones count), figures, or a batch size that was found."""
+        found = (
+            self.checkpoints.glob("checkpoint-*"),
+            self.path.glob("*.jsonl"),
+            self.path.glob("batch_size.json"),
+        )
+        return any(any(files) for files in found)
 
     def _is_complete(self, folder: Path) -> bool:
         # The trainer's state is what transformers writes last, so one that parses means the rest is there.

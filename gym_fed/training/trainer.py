@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.modeling.rope import rope_undone_on_error
 from gym_fed.models import pick_device, quiet_loading
 from gym_fed.tracking import Experiment
 from gym_fed.training import processes
@@ -29,7 +30,7 @@ from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
 from gym_fed.training.features import apply_features, featured
 from gym_fed.training.hooks import OnReport, OnStep, RunHooks, ShouldStop
 from gym_fed.training.job import Job
-from gym_fed.training.loading import load_for_training
+from gym_fed.training.loading import load_for_training, require_dtype
 from gym_fed.training.loop import run_to_end
 from gym_fed.training.optimizers import get_optimizer
 from gym_fed.training.reproducibility import deterministic, record_environment
@@ -107,10 +108,12 @@ class Trainer:
 
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS``, ``DATA_INVALID``, ``MODEL_NOT_FOUND`` and
-                ``CONFIG_INVALID`` before anything is written.
+                ``CONFIG_INVALID`` before anything is written, but for what an optimiser finds in the model: before the
+                first step, and then another config may begin in the folder.
         """
         try:
-            self.result = self._run(dataset, eval_dataset, resume)
+            with rope_undone_on_error(None if self._given is None else self._given[0]):
+                self.result = self._run(dataset, eval_dataset, resume)
             return self.result
         finally:
             if self._hooks is not None:
@@ -183,18 +186,20 @@ class Trainer:
         rows = _rows(config, dataset, eval_dataset, algorithm)
         check_early_stopping(config, has_eval_data=bool(rows[1]))
         splitting = deepspeed_loading(config)
+        if self._given is not None:
+            require_dtype(self._given[0], config)
         model, tokenizer = self._given or load_for_training(config)
         model = apply_features(model, config)
         encoded, eval_encoded = (part and algorithm.encode(config, tokenizer, part) for part in rows)
         assert encoded is not None  # there are rows
-        checkpoint = processes.on_main(
-            lambda: _opened(folder, config, _digest(encoded, eval_encoded), resume)
-        )
+        digest = _digest(encoded, eval_encoded)
+        processes.on_main(lambda: folder.check(config, digest, resume=resume))
 
         set_seed(config.seed)
         tuning = get_tuning(config.finetuning)
         model = algorithm.adapt(model, tokenizer, config)
         model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
+        checkpoint = processes.on_main(lambda: _opened(folder, config, digest, resume))
         optimizer = get_optimizer(config.optimizer)
         if config.auto_batch_size is not None and known_sizes(config) is None:
             build = _builder(algorithm, model, tokenizer)

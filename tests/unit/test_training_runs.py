@@ -14,6 +14,7 @@ from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training import Trainer, lora_factors
+from gym_fed.training.run_folder import RunFolder
 
 ROWS = generate("copy", 60)
 
@@ -142,6 +143,49 @@ def test_what_lies_in_output_dir_is_never_overwritten_silently(tiny_base: Path, 
     with pytest.raises(GymError, match="is not empty"):
         train(tiny_base, config(tmp_path / "mine"))
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_model_in_memory_is_not_said_to_be_of_another_type(tiny_base: Path, tmp_path: Path) -> None:
+    with pytest.raises(GymError, match="dtype: bfloat16 is asked for, and the model in memory is in float32"):
+        train(tiny_base, config(tmp_path / "run", dtype="bfloat16"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_model_refuses_is_told_before_anything_is_written_and_corrected_with_the_same_model(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    loaded = load_model(str(tiny_base))
+    rope = (loaded.model.config.rope_parameters, loaded.model.config.max_position_embeddings)
+    changes: dict[str, Any] = {"rope_scaling": {"type": "linear", "factor": 2.0}, "finetuning": "lora"}
+
+    def run(**lora: Any) -> Any:
+        settings = config(tmp_path / "run", **changes, lora=lora, max_steps=1)
+        return Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(ROWS)
+
+    with pytest.raises(GymError, match="nope"):
+        run(target_modules=["nope"])
+    assert not (tmp_path / "run").exists()
+    assert (loaded.model.config.rope_parameters, loaded.model.config.max_position_embeddings) == rope
+    assert run().model.config.rope_parameters["factor"] == 2.0
+
+
+def test_a_run_in_which_nothing_was_learnt_gives_way_to_another_config(tmp_path: Path) -> None:
+    def begin(digest: str = "digest", **changes: Any) -> None:
+        folder = RunFolder(tmp_path / "run")
+        try:
+            folder.open(config(tmp_path / "run", model="gym-nano", **changes), digest, resume=True)
+        finally:
+            folder.close()
+
+    begin()
+    (tmp_path / "run/environment.json").write_text("{}")
+    begin("other", learning_rate=0.5)
+    assert not (tmp_path / "run/environment.json").exists()
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(GymError, match=r"another config: learning_rate was 0.5 and is 0.01"):
+        begin("other")
+    with pytest.raises(GymError, match="on other data"):
+        begin(learning_rate=0.5)
 
 
 def test_no_rows_and_other_held_out_rows_are_refused(tiny_base: Path, tmp_path: Path) -> None:
