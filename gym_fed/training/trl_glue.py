@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -81,6 +82,35 @@ class LocalOnly:
             )
         if load_result.missing_keys:
             model.tie_weights()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """The trainer's own; of an adapter, which PEFT reads without complaint, the names are compared before.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` naming a weight of the adapter that the checkpoint lacks.
+        """
+        trainer: Any = self
+        _require_adapter(trainer.model if model is None else model, Path(resume_from_checkpoint))
+        parent: Any = super()
+        parent._load_from_checkpoint(resume_from_checkpoint, model)
+
+
+def _require_adapter(model: Any, folder: Path) -> None:
+    file = folder / "adapter_model.safetensors"
+    if not hasattr(model, "peft_config") or not file.is_file():
+        return
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as weights:
+        held = set(weights.keys())
+    missing = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - held)
+    if missing:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{folder}: lacks {len(missing)} weights of the adapter, such as {missing[0]}",
+            "delete the checkpoint, or start again in another output_dir",
+        )
 
 
 @cache

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from gym_fed.config import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training.trl_glue import LocalOnly
+from gym_fed.training.trl_glue import LocalOnly, _require_adapter
+from gym_fed.training.tuning import get_tuning
 
 
 def loaded(model: Any, weights: dict[str, Any]) -> None:
@@ -41,3 +43,17 @@ def test_a_weight_that_is_missing_or_called_otherwise_is_named(tiny_base: Path) 
         loaded(model, {**weights, "model.norm.weight": norm, "final.weight": norm})
     with pytest.raises(GymError, match=r"lacks \d+ weights .* and has \d+ that"):
         loaded(model, {f"decoder.{name}": value for name, value in weights.items()})
+
+
+def test_an_adapters_checkpoint_that_was_written_for_other_layers_is_refused(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    def adapted(*layers: str) -> Any:
+        settings = TrainingConfig(finetuning="lora", lora={"target_modules": list(layers)})
+        return get_tuning("lora").prepare(load_model(str(tiny_base)).model, settings)
+
+    adapted("q_proj").save_pretrained(str(tmp_path / "checkpoint-1"))
+    _require_adapter(adapted("q_proj"), tmp_path / "checkpoint-1")
+    with pytest.raises(GymError, match=r"lacks 2 weights of the adapter, such as .*v_proj") as caught:
+        _require_adapter(adapted("q_proj", "v_proj"), tmp_path / "checkpoint-1")
+    assert caught.value.code is ErrorCode.MODEL_INVALID
