@@ -20,7 +20,7 @@ app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_POINTS = 60
 _ACTIVE_SECONDS = 120
-"""A run without a result counts as running while its figures are not older."""
+"""Where locks do not tell, a run without a result may be running while its figures are not older."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
@@ -184,6 +184,8 @@ def summary(folder: Path) -> dict[str, Any]:
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run.
     """
+    from gym_fed.training.folder_lock import is_held
+
     config = read_config(folder)
     figures: dict[str, float] = {}
     steps = 0
@@ -196,10 +198,15 @@ def summary(folder: Path) -> dict[str, Any]:
         figures.update({key: result[key] for key in ("final_loss", "best_step") if key in result})
     files = [folder / "metrics.jsonl", folder / "result.json", folder / "config.yaml"]
     changed = max(file.stat().st_mtime for file in files if file.exists())
-    active = time.time() - changed < _ACTIVE_SECONDS
+    saved = [f.name.rpartition("-")[2] for f in folder.glob("checkpoints/checkpoint-*")]
+    steps = max(steps, *(int(step) for step in saved if step.isdecimal()), 0)
+    is_running = is_held(folder)
+    status = "running" if is_running else "unfinished"
+    if is_running is None and time.time() - changed < _ACTIVE_SECONDS:
+        status = "running?"
     return {
         "folder": str(folder),
-        "status": "finished" if result is not None else "running?" if active else "unfinished",
+        "status": "finished" if result is not None else status,
         "algorithm": config.get("algorithm", ""),
         "model": str(config.get("model") or "from random weights"),
         "steps": steps,

@@ -50,3 +50,19 @@ class FolderLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def is_held(folder: Path) -> bool | None:
+    """Whether a process is at work in a folder; None where no lock was ever taken, or none can be asked for."""
+    try:
+        file = (folder / LOCK_FILE).open("rb")
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return None
+    return False

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.runs import app, sparkline
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.folder_lock import FolderLock
 
 
 def a_run(folder: Path, losses: list[float], *, finished: bool = True, **settings: Any) -> Path:
@@ -24,7 +25,7 @@ def a_run(folder: Path, losses: list[float], *, finished: bool = True, **setting
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "output_dir": str(folder)}))
     (folder / "run.json").write_text("{}")
     lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
-    lines.append({"step": len(losses), "eval_loss": losses[-1] + 1})
+    lines += [{"step": len(losses), "eval_loss": loss + 1} for loss in losses[-1:]]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
         result = {"steps": len(losses), "final_loss": losses[-1]}
@@ -55,6 +56,17 @@ def test_list_tells_finished_running_and_unfinished_apart(tmp_path: Path) -> Non
     assert str(tmp_path / "deep/b") in table
     with pytest.raises(GymError, match="no folder at"):
         gym("list", tmp_path / "nowhere")
+
+
+def test_a_run_is_running_while_a_process_holds_its_folder(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "a", [], finished=False)
+    (run / "metrics.jsonl").unlink()
+    (run / "checkpoints/checkpoint-7").mkdir(parents=True)
+    lock = FolderLock(run)
+    told = [json.loads(gym("show", run, "--json"))]
+    lock.release()
+    told.append(json.loads(gym("show", run, "--json")))
+    assert [(run["status"], run["steps"]) for run in told] == [("running", 7), ("unfinished", 7)]
 
 
 def test_one_folder_that_cannot_be_read_hides_no_others(tmp_path: Path) -> None:
