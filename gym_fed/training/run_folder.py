@@ -48,12 +48,15 @@ class RunFolder:
         self.result = path / "result.json"
         self._lock: FolderLock | None = None
 
-    def check(self, config: TrainingConfig, data_digest: str, *, resume: bool) -> None:
+    def check(
+        self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
+    ) -> None:
         """Refuse what ``open`` would, and write nothing. Where nothing was learnt yet, any config may begin.
 
         Args:
             config: The resolved config.
             data_digest: Digest of the encoded rows.
+            eval_digest: That of the rows held out, if there are any.
             resume: Whether an unfinished run may be continued.
 
         Raises:
@@ -69,7 +72,7 @@ class RunFolder:
                     f"{self.path}: holds an unfinished run",
                     "resume it, choose another output_dir, or pass --overwrite to delete it first",
                 )
-            self._require_same(config, data_digest)
+            self._require_same(config, data_digest, eval_digest)
         elif found := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
             raise GymError(
                 ErrorCode.FILE_EXISTS,
@@ -77,7 +80,9 @@ class RunFolder:
                 "choose an empty or new output_dir",
             )
 
-    def open(self, config: TrainingConfig, data_digest: str, *, resume: bool) -> Path | None:
+    def open(
+        self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
+    ) -> Path | None:
         """Start or continue the run of ``config`` here, alone until ``close``; for the arguments see ``check``.
 
         Returns:
@@ -87,14 +92,18 @@ class RunFolder:
             GymError: As ``check``; ``STATE_LOCKED`` while another process is at work here.
         """
         if not (self.path / "run.json").exists():  # no lock is left in a folder of other files
-            self.check(config, data_digest, resume=resume)
+            self.check(config, data_digest, eval_digest, resume=resume)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
-        self.check(config, data_digest, resume=resume)
+        self.check(config, data_digest, eval_digest, resume=resume)
         if not self._has_begun():
             (self.path / "environment.json").unlink(missing_ok=True)  # of another config, perhaps
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
-        begun = {"data_sha256": data_digest, "num_processes": world_size()}
+        begun = {
+            "data_sha256": data_digest,
+            "eval_data_sha256": eval_digest,
+            "num_processes": world_size(),
+        }
         write_atomically(self.path / "run.json", f"{json.dumps(begun)}\n".encode())
         return self.last_checkpoint()
 
@@ -183,7 +192,7 @@ class RunFolder:
             return False
         return True
 
-    def _require_same(self, config: TrainingConfig, data_digest: str) -> None:
+    def _require_same(self, config: TrainingConfig, data_digest: str, eval_digest: str | None) -> None:
         old = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
         new = config.model_dump(mode="json")
         free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
@@ -206,4 +215,10 @@ class RunFolder:
         if begun["data_sha256"] != data_digest:
             raise GymError(
                 ErrorCode.FILE_EXISTS, f"{self.path}: holds an unfinished run on other data", remedy
+            )
+        if begun.get("eval_data_sha256") != eval_digest:
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds an unfinished run that is judged by other held-out rows",
+                remedy,
             )

@@ -192,14 +192,14 @@ class Trainer:
         model = apply_features(model, config)
         encoded, eval_encoded = (part and algorithm.encode(config, tokenizer, part) for part in rows)
         assert encoded is not None  # there are rows
-        digest = _digest(encoded, eval_encoded)
-        processes.on_main(lambda: folder.check(config, digest, resume=resume))
+        digests = _digest(encoded), None if eval_encoded is None else _digest(eval_encoded)
+        processes.on_main(lambda: folder.check(config, *digests, resume=resume))
 
         set_seed(config.seed)
         tuning = get_tuning(config.finetuning)
         model = algorithm.adapt(model, tokenizer, config)
         model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
-        checkpoint = processes.on_main(lambda: _opened(folder, config, digest, resume))
+        checkpoint = processes.on_main(lambda: _opened(folder, config, digests, resume))
         optimizer = get_optimizer(config.optimizer)
         if config.auto_batch_size is not None and known_sizes(config) is None:
             build = _builder(algorithm, model, tokenizer)
@@ -347,16 +347,18 @@ def _rows(
     return as_kind(rows, algorithm.row_kind), held_out
 
 
-def _opened(folder: RunFolder, config: TrainingConfig, data_digest: str, resume: bool) -> str | None:
-    checkpoint = folder.open(config, data_digest, resume=resume)
-    record_environment(folder.path, config, data_digest)
+def _opened(
+    folder: RunFolder, config: TrainingConfig, digests: tuple[str, str | None], resume: bool
+) -> str | None:
+    checkpoint = folder.open(config, *digests, resume=resume)
+    record_environment(folder.path, config, digests[0])
     return None if checkpoint is None else str(checkpoint)
 
 
-def _digest(encoded: list[dict[str, Any]], held_out: list[dict[str, Any]] | None) -> str:
-    """Digest of what is trained on and judged by, so that a resumed run cannot silently continue on other rows."""
-    digest = hashlib.sha256(json.dumps(len(held_out or ())).encode())
-    for row in [*encoded, *(held_out or ())]:
+def _digest(encoded: list[dict[str, Any]]) -> str:
+    """Digest of rows, so that a resumed run cannot silently learn from or be judged by others."""
+    digest = hashlib.sha256()
+    for row in encoded:
         digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
         digest.update(b"\n")
     return digest.hexdigest()
