@@ -188,6 +188,12 @@ def test_badam_says_nothing_and_names_a_block_that_is_not_there(
         ({"optimizer": "badam", "optimizer_args": {"switch_block_every": "x"}}, "switch_block_every is 'x'"),
         ({"optimizer": "badam", "optimizer_args": {"start_block": -1}}, "start_block is -1"),
         (
+            {"optimizer": "badam", "optimizer_args": {"switch_block_every": None}},
+            "switch_block_every is None",
+        ),
+        ({"optimizer": "badam", "optimizer_args": {"include_lm_head": "no"}}, "include_lm_head is 'no'"),
+        ({"optimizer": "badam", "optimizer_args": {"eps": "small"}}, "badam refuses them"),
+        (
             {"optimizer": "badam", "optimizer_args": {"switch_mode": "random", "start_block": 0}},
             "start_block is not read by switch_mode random",
         ),

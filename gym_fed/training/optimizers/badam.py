@@ -63,26 +63,40 @@ class BAdam(MadeOptimizer):
             )
         for name, lowest in (("switch_block_every", 1), ("start_block", 0)):
             value = config.optimizer_args.get(name, _OWN[name])
-            if value is not None and (not isinstance(value, int) or value < lowest):
+            if value != _OWN[name] and (not isinstance(value, int) or value < lowest):
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
                     f"optimizer_args: {name} is {value!r}",
                     f"give a whole number of at least {lowest}",
                 )
+        for name in ("include_embedding", "include_lm_head"):
+            value = config.optimizer_args.get(name, False)
+            if not isinstance(value, bool):
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID, f"optimizer_args: {name} is {value!r}", "give true or false"
+                )
+        self.try_arguments(config)
 
-    def make(self, model: Any, config: TrainingConfig) -> Any:
+    def construct(self, groups: Any, config: TrainingConfig) -> Any:
+        """The AdamW inside, which reads what is not BAdam's own."""
         import torch
 
+        rest = {name: value for name, value in config.optimizer_args.items() if name not in _OWN}
+        return called(
+            config,
+            lambda: torch.optim.AdamW(
+                groups,
+                lr=config.learning_rate,
+                betas=(config.adam_beta1, config.adam_beta2),
+                weight_decay=config.weight_decay,
+                **rest,
+            ),
+        )
+
+    def make(self, model: Any, config: TrainingConfig) -> Any:
         weights = split(model, config)
         own = {name: config.optimizer_args.get(name, default) for name, default in _OWN.items()}
-        rest = {name: value for name, value in config.optimizer_args.items() if name not in _OWN}
-        adam = torch.optim.AdamW(
-            [value for _, value, _ in weights],
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.weight_decay,
-            **rest,
-        )
+        adam = self.construct([value for _, value, _ in weights], config)
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="BAdam expect"
