@@ -199,7 +199,7 @@ class RunFolder:
         changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
         remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
         if changed:
-            what = ", ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in changed)
+            what = ", ".join(told for k in changed for told in _differences(k, old.get(k), new.get(k)))
             raise GymError(
                 ErrorCode.FILE_EXISTS,
                 f"{self.path}: holds an unfinished run of another config: {what}",
@@ -222,3 +222,12 @@ class RunFolder:
                 f"{self.path}: holds an unfinished run that is judged by other held-out rows",
                 remedy,
             )
+
+
+def _differences(key: str, old: Any, new: Any) -> list[str]:
+    """What differs, of sections the single keys."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
+        return [told for k in keys for told in _differences(f"{key}.{k}", old.get(k), new.get(k))]
+    before, now = ("a section" if isinstance(value, dict) else repr(value) for value in (old, new))
+    return [f"{key} was {before} and is {now}"]

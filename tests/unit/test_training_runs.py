@@ -186,6 +186,12 @@ def test_a_run_in_which_nothing_was_learnt_gives_way_to_another_config(tmp_path:
         begin("other")
     with pytest.raises(GymError, match="on other data"):
         begin(learning_rate=0.5)
+    with pytest.raises(
+        GymError, match="finetuning was 'full' and is 'lora', lora was None and is a section "
+    ):
+        begin("other", learning_rate=0.5, finetuning="lora")
+    with pytest.raises(GymError, match=r"config: reproducibility\.deterministic was False and is True "):
+        begin("other", learning_rate=0.5, reproducibility={"deterministic": True})
 
 
 def test_no_rows_and_other_held_out_rows_are_refused(tiny_base: Path, tmp_path: Path) -> None:
