@@ -19,7 +19,8 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 ARGS ?=
 # Tests that run at once; each has one thread, since most of their time is waiting and small models.
 JOBS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# In the order of the tree: files of real processes, few tests but long ones, begin first and are not left for the end.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test test-all lint format types imports proto package clean
 

@@ -24,12 +24,13 @@ from tests.support.preferences import (
     train,
     weights,
 )
+from tests.support.quick import quick
 
 POLICIES = ("dpo", "kto", "orpo", "simpo", "tdpo")
 ALL = (*POLICIES, "reward_model")
 
 
-@pytest.mark.parametrize("finetuning", ["full", "lora"])
+@pytest.mark.parametrize("finetuning", quick(["full", "lora"], "full"))
 @pytest.mark.parametrize("algorithm", POLICIES)
 def test_the_chosen_kind_of_answer_becomes_likelier_on_pairs_never_seen(
     tiny_base: Path, tmp_path: Path, algorithm: str, finetuning: str
@@ -56,7 +57,7 @@ def test_the_chosen_kind_of_answer_becomes_likelier_on_pairs_never_seen(
     assert result.num_tokens > 0
 
 
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", quick(ALL, "dpo", "kto", "reward_model"))
 def test_the_same_seed_gives_the_same_weights_and_so_does_a_resumed_run(
     tiny_base: Path, tmp_path: Path, algorithm: str
 ) -> None:
@@ -171,7 +172,7 @@ def test_a_run_after_another_algorithm_is_the_run_that_it_would_have_been(
     assert later.losses == fresh.losses
 
 
-@pytest.mark.parametrize("algorithm", ALL)
+@pytest.mark.parametrize("algorithm", quick(ALL, "orpo", "reward_model"))
 def test_nobody_is_told_and_no_card_is_written(
     tiny_base: Path,
     tmp_path: Path,
@@ -207,7 +208,7 @@ def test_dropout_is_off_while_training_unless_asked_for_and_is_as_it_was_afterwa
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("algorithm", POLICIES)
+@pytest.mark.parametrize("algorithm", quick(POLICIES, "dpo", "simpo"))
 def test_a_model_without_chat_template_learns_from_plain_texts(
     shared_folder: Path, tmp_path: Path, algorithm: str
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.preferences import UNEVEN, config, train
+from tests.support.quick import quick
 
 DPO_LOSSES = [
     {"loss_type": "sigmoid_norm"},
@@ -49,7 +50,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", *OTHERS])
+@pytest.mark.parametrize("algorithm", quick(["dpo", *OTHERS], "kto", "simpo", "tdpo", "reward_model"))
 def test_every_setting_changes_the_losses(tiny_base: Path, tmp_path: Path, algorithm: str) -> None:
     sections: list[dict[str, Any]] = [{}, *(DPO_LOSSES if algorithm == "dpo" else OTHERS[algorithm])]
     seen: list[list[float]] = []

@@ -17,6 +17,7 @@ from gym_fed.models import load_model
 from gym_fed.training import Trainer
 from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.job import Job
+from tests.support.quick import quick
 
 ALGORITHMS = ("grpo", "gspo", "rloo", "ppo")
 ROWS: list[dict[str, Any]] = [
@@ -144,7 +145,13 @@ def test_the_reference_of_an_adapter_is_the_model_at_the_start(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "finetuning"), [("grpo", "full"), ("gspo", "lora"), ("rloo", "full"), ("ppo", "lora")]
+    ("algorithm", "finetuning"),
+    [
+        ("grpo", "full"),
+        pytest.param("gspo", "lora", marks=pytest.mark.slow),
+        pytest.param("rloo", "full", marks=pytest.mark.slow),
+        ("ppo", "lora"),
+    ],
 )
 def test_a_run_resumes_to_the_bit_in_the_midst_of_a_generation_and_of_an_epoch(
     tiny_base: Path, tmp_path: Path, algorithm: str, finetuning: str
@@ -172,7 +179,7 @@ def test_a_run_resumes_to_the_bit_in_the_midst_of_a_generation_and_of_an_epoch(
     assert logged(resumed, "reward") == logged(whole, "reward")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", quick(ALGORITHMS, "grpo", "ppo"))
 def test_a_seed_gives_the_same_weights_again_and_another_others(
     tiny_base: Path, tmp_path: Path, algorithm: str
 ) -> None:

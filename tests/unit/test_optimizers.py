@@ -14,6 +14,7 @@ from gym_fed.evaluation import heldout_loss
 from gym_fed.models import load_model
 from gym_fed.training import Trainer
 from gym_fed.training.optimizers import get_optimizer, optimizer_names
+from tests.support.quick import quick
 from tests.support.tuning_cases import ROWS, config, weights
 
 PROJECTED = {"optimizer_args": {"rank": 4, "update_proj_gap": 5}}
@@ -78,7 +79,10 @@ def test_every_optimiser_is_tried_here_or_needs_a_gpu() -> None:
     assert "soap" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    quick(SETTINGS, "adamw", "adamw_8bit", "lion", "muon", "galore_adamw", "badam", "schedulefree_adamw"),
+)
 def test_the_loss_falls_and_a_stopped_run_ends_with_the_same_bits(
     tiny_base: Path, tmp_path: Path, name: str
 ) -> None:
@@ -95,7 +99,7 @@ def test_the_loss_falls_and_a_stopped_run_ends_with_the_same_bits(
     assert all(torch.equal(value, end[key]) for key, value in weights(resumed.model).items())
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", quick(SETTINGS, "adamw", "sgd", "muon", "adam_mini", "soap"))
 def test_rate_decay_and_betas_reach_the_optimiser(tiny_base: Path, tmp_path: Path, name: str) -> None:
     changes: dict[str, Any] = {"learning_rate": 3e-3, "weight_decay": 0.25}
     if name not in NO_BETAS:

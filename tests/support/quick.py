@@ -1,0 +1,17 @@
+"""Which entries of a registry a long check tries in the quick suite; the others carry the marker `slow`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def quick(names: Iterable[str], *tried: str) -> list[Any]:
+    """Parameters of a test: ``names``, of which all but ``tried`` are for `make test-all`."""
+    listed = list(names)
+    unknown = set(tried) - set(listed)
+    if unknown:
+        raise ValueError(f"{sorted(unknown)} are not among {listed}")
+    return [name if name in tried else pytest.param(name, marks=pytest.mark.slow) for name in listed]
