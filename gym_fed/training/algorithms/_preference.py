@@ -16,9 +16,23 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
 
 _CHUNK_ROWS = 1000
+
+
+class Pairs(Algorithm):
+    """What learns from pairs of answers to a prompt."""
+
+    row_kind = "preference"
+
+    def check(self, config: TrainingConfig) -> None:
+        check_preference(config)
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        """Ids of prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
+        return cut_answers(encode_answers(tokenizer, rows, ("chosen", "rejected")), config.max_length)
 
 
 def check_preference(config: TrainingConfig) -> None:

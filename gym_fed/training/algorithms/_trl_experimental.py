@@ -7,22 +7,26 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.rows import Row
-from gym_fed.training.algorithms._preference import cut_answers, encode_answers
+from gym_fed.training.algorithms._preference import Pairs
 
 
-def encode_for_experimental(config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-    """Whole sequences with masks and labels, as these trainers' collator wants them; see ``cut_answers``."""
-    encoded = []
-    for row in cut_answers(encode_answers(tokenizer, rows, ("chosen", "rejected")), config.max_length):
-        prompt = row["prompt_ids"]
-        one: dict[str, Any] = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
-        for key in ("chosen", "rejected"):
-            answer = row[f"{key}_ids"]
-            one[f"{key}_input_ids"] = prompt + answer
-            one[f"{key}_attention_mask"] = [1] * (len(prompt) + len(answer))
-            one[f"{key}_labels"] = [-100] * len(prompt) + answer
-        encoded.append({**one, "length": row["length"]})
-    return encoded
+class WholePairs(Pairs):
+    """Pairs for these trainers' collator."""
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+        """Whole sequences with masks and labels."""
+        return [_whole(row) for row in super().encode(config, tokenizer, rows)]
+
+
+def _whole(row: dict[str, Any]) -> dict[str, Any]:
+    prompt = row["prompt_ids"]
+    whole: dict[str, Any] = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+    for key in ("chosen", "rejected"):
+        answer = row[f"{key}_ids"]
+        whole[f"{key}_input_ids"] = prompt + answer
+        whole[f"{key}_attention_mask"] = [1] * (len(prompt) + len(answer))
+        whole[f"{key}_labels"] = [-100] * len(prompt) + answer
+    return {**whole, "length": row["length"]}
 
 
 class _Tokenised:
@@ -48,5 +52,5 @@ class _Tokenised:
 
 @cache
 def tokenised(trainer: type) -> type:
-    """``trainer`` for rows of ``encode_for_experimental``."""
+    """``trainer`` for rows of ``WholePairs``."""
     return type(trainer.__name__, (_Tokenised, trainer), {"__doc__": trainer.__doc__})

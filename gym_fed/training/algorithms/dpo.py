@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
-from gym_fed.data.rows import Row
 from gym_fed.training.algorithms._preference import (
+    Pairs,
     build_on_ids,
-    check_preference,
-    cut_answers,
-    encode_answers,
     precompute,
 )
-from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
 
 
-class Dpo(Algorithm):
+class Dpo(Pairs):
     """The policy's log-ratio to the reference grows for chosen answers against rejected ones."""
-
-    row_kind = "preference"
-
-    def check(self, config: TrainingConfig) -> None:
-        check_preference(config)
-
-    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """See ``cut_answers`` for rows longer than ``max_length``."""
-        return cut_answers(encode_answers(tokenizer, rows, ("chosen", "rejected")), config.max_length)
 
     def build(self, job: Job) -> Any:
         from trl import DPOConfig, DPOTrainer

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
-from gym_fed.data.rows import Row
-from gym_fed.training.algorithms._preference import build_on_ids, check_preference
-from gym_fed.training.algorithms._trl_experimental import encode_for_experimental, tokenised
-from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.algorithms._preference import build_on_ids
+from gym_fed.training.algorithms._trl_experimental import WholePairs, tokenised
 from gym_fed.training.job import Job
 
 
-class Orpo(Algorithm):
+class Orpo(WholePairs):
     """Learns the chosen answer with its prompt (next-token loss) and an odds ratio against the rejected one."""
-
-    row_kind = "preference"
-
-    def check(self, config: TrainingConfig) -> None:
-        check_preference(config)
-
-    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        return encode_for_experimental(config, tokenizer, rows)
 
     def build(self, job: Job) -> Any:
         from trl.experimental.orpo import ORPOConfig, ORPOTrainer

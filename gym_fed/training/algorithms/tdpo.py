@@ -15,31 +15,17 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from gym_fed.config.algorithms.preference import TdpoSettings
-from gym_fed.config.training import TrainingConfig
-from gym_fed.data.rows import Row
 from gym_fed.training.algorithms._preference import (
+    Pairs,
     build_on_ids,
-    check_preference,
-    cut_answers,
-    encode_answers,
     is_adapted,
     require_start_as_base,
 )
-from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
 
 
-class Tdpo(Algorithm):
+class Tdpo(Pairs):
     """TRL's ``DPOTrainer`` with another loss. The reference's whole distributions are needed at every step."""
-
-    row_kind = "preference"
-
-    def check(self, config: TrainingConfig) -> None:
-        check_preference(config)
-
-    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """See ``cut_answers`` for rows longer than ``max_length``."""
-        return cut_answers(encode_answers(tokenizer, rows, ("chosen", "rejected")), config.max_length)
 
     def build(self, job: Job) -> Any:
         from trl import DPOConfig
