@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,9 +80,10 @@ def export(
         raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
     adapted = hasattr(model, "peft_config")
     if format == "huggingface":
-        with quiet_loading():
-            Full().save(_whole(_on_full_base(model, config)), config, path, None)
-        tokenizer.save_pretrained(str(path))
+        whole = _whole(_on_full_base(model, config))
+        with quiet_loading(), _whole_or_not_at_all(path) as part:
+            Full().save(whole, config, part, None)
+            tokenizer.save_pretrained(str(part))
     elif format == "adapter":
         if not adapted:
             raise GymError(
@@ -88,13 +91,24 @@ def export(
                 f"format adapter: finetuning was {config.finetuning}, so there is no adapter",
                 "export it as huggingface or delta",
             )
-        save_tuned(model, config, path)
-        tokenizer.save_pretrained(str(path))
+        with _whole_or_not_at_all(path) as part:
+            save_tuned(model, config, part)
+            tokenizer.save_pretrained(str(part))
     elif format == "delta":
         _write_delta(model, config, path, codec or CodecPolicy(error_feedback=False))
     else:
         raise GymError(ErrorCode.USAGE, f"format {format!r} is unknown", "one of huggingface, adapter, delta")
     return path
+
+
+@contextmanager
+def _whole_or_not_at_all(path: Path) -> Iterator[Path]:
+    """A folder beside ``path`` that takes its name when everything is in it."""
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    yield part
+    part.rename(path)
 
 
 def _write_delta(model: Any, config: TrainingConfig, path: Path, codec: CodecPolicy) -> None:

@@ -182,6 +182,23 @@ def test_a_save_that_was_killed_half_way_is_done_again(tmp_path: Path) -> None:
     assert not (tmp_path / "part").exists()
 
 
+def test_an_export_that_fails_half_way_leaves_no_folder_of_that_name(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trained(tiny_base, tmp_path / "run")
+    assert trainer.result is not None
+
+    def fail(*args: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(trainer.result.tokenizer, "save_pretrained", fail)
+    with pytest.raises(OSError, match="disk"):
+        trainer.export(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert load_model(str(trainer.export(tmp_path / "out"))).tokenizer is not None
+
+
 def test_refusals_name_what_is_missing(tiny_base: Path, tmp_path: Path) -> None:
     untrained = Trainer(TrainingConfig(model=str(tiny_base), output_dir=tmp_path / "never"))
     with pytest.raises(GymError, match="nothing is trained yet"):
