@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import TrainingRecipe, check_distillation, check_frozen_a
 from gym_fed.errors import GymError
@@ -110,6 +111,10 @@ class ServerConfig(StrictModel):
     root: RootConfig | None = None
     gate: GateConfig = GateConfig()
     rewards: RewardsConfig = RewardsConfig()
+    privacy: PrivacyConfig | None = None
+    """Contributor-level differential privacy of the soups; absent: none is promised."""
+    secure_aggregation: SecureAggregationConfig | None = None
+    """Hide every single update from the hub; absent: it sees them, as its robust rules must."""
     storage: StorageConfig = StorageConfig()
 
     def recipe_at(self, height: int) -> TrainingRecipe:

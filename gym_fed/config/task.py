@@ -19,6 +19,7 @@ from gym_fed.config.algorithms.preference import (
 )
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.privacy import LocalPrivacy
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 
@@ -66,6 +67,9 @@ class TrainingRecipe(StrictModel):
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     seed: int = 0
     """The round's number is added to it, so that rounds see different batches."""
+
+    privacy: LocalPrivacy | None = None
+    """DP-SGD on the contributor's machine; absent: none."""
 
     @model_validator(mode="before")
     @classmethod

@@ -312,7 +312,6 @@ class Hub(hub_pb2_grpc.HubServicer):
                 body_json=json.dumps(entry.body),
                 previous_hash=entry.previous_hash,
                 hash=entry.hash,
-                signature=entry.signature,
             )
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:

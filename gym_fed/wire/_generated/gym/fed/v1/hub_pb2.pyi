@@ -21,7 +21,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes")
+    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes", "privacy_json", "ledger_head_json")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,8 @@ class StatusReply(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     RECIPE_JSON_FIELD_NUMBER: _ClassVar[int]
     MAX_UPDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_JSON_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_HEAD_JSON_FIELD_NUMBER: _ClassVar[int]
     name: str
     software_version: str
     ledger_public_key: bytes
@@ -52,7 +54,9 @@ class StatusReply(_message.Message):
     finished: bool
     recipe_json: str
     max_update_bytes: int
-    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ...) -> None: ...
+    privacy_json: str
+    ledger_head_json: str
+    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ..., privacy_json: _Optional[str] = ..., ledger_head_json: _Optional[str] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
     __slots__ = ("public_key", "name", "invite", "signature")
@@ -384,18 +388,20 @@ class AccountRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AccountReply(_message.Message):
-    __slots__ = ("contributor", "name", "status", "balance", "verdicts_json")
+    __slots__ = ("contributor", "name", "status", "balance", "verdicts_json", "rewards_json")
     CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     BALANCE_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_JSON_FIELD_NUMBER: _ClassVar[int]
     contributor: str
     name: str
     status: str
     balance: int
     verdicts_json: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, contributor: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., balance: _Optional[int] = ..., verdicts_json: _Optional[_Iterable[str]] = ...) -> None: ...
+    rewards_json: str
+    def __init__(self, contributor: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., balance: _Optional[int] = ..., verdicts_json: _Optional[_Iterable[str]] = ..., rewards_json: _Optional[str] = ...) -> None: ...
 
 class LedgerRequest(_message.Message):
     __slots__ = ("from_sequence",)
@@ -404,20 +410,92 @@ class LedgerRequest(_message.Message):
     def __init__(self, from_sequence: _Optional[int] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("sequence", "kind", "body_json", "previous_hash", "hash", "signature")
+    __slots__ = ("sequence", "kind", "body_json", "previous_hash", "hash")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     BODY_JSON_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_HASH_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: str
     body_json: str
     previous_hash: str
     hash: str
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., body_json: _Optional[str] = ..., previous_hash: _Optional[str] = ..., hash: _Optional[str] = ...) -> None: ...
+
+class LedgerHeadsRequest(_message.Message):
+    __slots__ = ("from_size",)
+    FROM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    from_size: int
+    def __init__(self, from_size: _Optional[int] = ...) -> None: ...
+
+class LedgerHead(_message.Message):
+    __slots__ = ("head_json",)
+    HEAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    head_json: str
+    def __init__(self, head_json: _Optional[str] = ...) -> None: ...
+
+class LedgerProofRequest(_message.Message):
+    __slots__ = ("sequence", "size")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    size: int
+    def __init__(self, sequence: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class LedgerProofReply(_message.Message):
+    __slots__ = ("entry", "head_json", "path")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    HEAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    entry: LedgerEntry
+    head_json: str
+    path: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, entry: _Optional[_Union[LedgerEntry, _Mapping]] = ..., head_json: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RotateKeyRequest(_message.Message):
+    __slots__ = ("new_public_key", "statement_json", "signature", "new_signature")
+    NEW_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    NEW_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    new_public_key: bytes
+    statement_json: str
     signature: bytes
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., body_json: _Optional[str] = ..., previous_hash: _Optional[str] = ..., hash: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    new_signature: bytes
+    def __init__(self, new_public_key: _Optional[bytes] = ..., statement_json: _Optional[str] = ..., signature: _Optional[bytes] = ..., new_signature: _Optional[bytes] = ...) -> None: ...
+
+class RevokeKeyRequest(_message.Message):
+    __slots__ = ("contributor", "signing_key", "statement_json", "signature")
+    CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_KEY_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    contributor: str
+    signing_key: bytes
+    statement_json: str
+    signature: bytes
+    def __init__(self, contributor: _Optional[str] = ..., signing_key: _Optional[bytes] = ..., statement_json: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class KeyReply(_message.Message):
+    __slots__ = ("receipt_json",)
+    RECEIPT_JSON_FIELD_NUMBER: _ClassVar[int]
+    receipt_json: str
+    def __init__(self, receipt_json: _Optional[str] = ...) -> None: ...
+
+class TransferRequest(_message.Message):
+    __slots__ = ("statement_json", "signature")
+    STATEMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    statement_json: str
+    signature: bytes
+    def __init__(self, statement_json: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class TransferReply(_message.Message):
+    __slots__ = ("receipt_json",)
+    RECEIPT_JSON_FIELD_NUMBER: _ClassVar[int]
+    receipt_json: str
+    def __init__(self, receipt_json: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ()

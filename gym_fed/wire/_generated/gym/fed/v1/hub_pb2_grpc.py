@@ -89,6 +89,31 @@ class HubStub:
                 request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerRequest.SerializeToString,
                 response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerEntry.FromString,
                 _registered_method=True)
+        self.LedgerHeads = channel.unary_stream(
+                '/gym.fed.v1.Hub/LedgerHeads',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerHeadsRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerHead.FromString,
+                _registered_method=True)
+        self.LedgerProof = channel.unary_unary(
+                '/gym.fed.v1.Hub/LedgerProof',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerProofRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerProofReply.FromString,
+                _registered_method=True)
+        self.RotateKey = channel.unary_unary(
+                '/gym.fed.v1.Hub/RotateKey',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.RotateKeyRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.KeyReply.FromString,
+                _registered_method=True)
+        self.RevokeKey = channel.unary_unary(
+                '/gym.fed.v1.Hub/RevokeKey',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.RevokeKeyRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.KeyReply.FromString,
+                _registered_method=True)
+        self.Transfer = channel.unary_unary(
+                '/gym.fed.v1.Hub/Transfer',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.TransferRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.TransferReply.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/gym.fed.v1.Hub/Leave',
                 request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.LeaveRequest.SerializeToString,
@@ -175,6 +200,41 @@ class HubServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LedgerHeads(self, request, context):
+        """Signed heads of the ledger, one for each round that ended and the newest, from a size on. Open to everyone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LedgerProof(self, request, context):
+        """One entry, and the path that proves it to be under a signed head. Open to everyone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateKey(self, request, context):
+        """Replace the account's key by another one; both sign.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeKey(self, request, context):
+        """Declare a key lost or stolen; signed by it, or by one that it replaced within the hold period. Needs no session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transfer(self, request, context):
+        """Give credits to another contributor, once the hold period is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Leave(self, request, context):
         """Withdraw: the node gets no more tasks, its open leases end.
         """
@@ -239,6 +299,31 @@ def add_HubServicer_to_server(servicer, server):
                     servicer.Ledger,
                     request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerRequest.FromString,
                     response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerEntry.SerializeToString,
+            ),
+            'LedgerHeads': grpc.unary_stream_rpc_method_handler(
+                    servicer.LedgerHeads,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerHeadsRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerHead.SerializeToString,
+            ),
+            'LedgerProof': grpc.unary_unary_rpc_method_handler(
+                    servicer.LedgerProof,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerProofRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.LedgerProofReply.SerializeToString,
+            ),
+            'RotateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateKey,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.RotateKeyRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.KeyReply.SerializeToString,
+            ),
+            'RevokeKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeKey,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.RevokeKeyRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.KeyReply.SerializeToString,
+            ),
+            'Transfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transfer,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.TransferRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.TransferReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -543,6 +628,141 @@ class Hub:
             '/gym.fed.v1.Hub/Ledger',
             gym_dot_fed_dot_v1_dot_hub__pb2.LedgerRequest.SerializeToString,
             gym_dot_fed_dot_v1_dot_hub__pb2.LedgerEntry.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LedgerHeads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gym.fed.v1.Hub/LedgerHeads',
+            gym_dot_fed_dot_v1_dot_hub__pb2.LedgerHeadsRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.LedgerHead.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LedgerProof(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gym.fed.v1.Hub/LedgerProof',
+            gym_dot_fed_dot_v1_dot_hub__pb2.LedgerProofRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.LedgerProofReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gym.fed.v1.Hub/RotateKey',
+            gym_dot_fed_dot_v1_dot_hub__pb2.RotateKeyRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.KeyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gym.fed.v1.Hub/RevokeKey',
+            gym_dot_fed_dot_v1_dot_hub__pb2.RevokeKeyRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.KeyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gym.fed.v1.Hub/Transfer',
+            gym_dot_fed_dot_v1_dot_hub__pb2.TransferRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.TransferReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,129 @@
+"""Differential privacy, as a hub's config, a merge without a server and a task say it.
+
+Opacus's words: ``noise_multiplier`` is the noise's standard deviation over the sensitivity, ``max_grad_norm`` the norm
+to which an example's gradient is clipped, ``target_delta`` what is never called delta, since a delta is an update here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.base import StrictModel
+
+if TYPE_CHECKING:
+    from gym_fed.config.soup import SoupRecipe
+
+Mechanism = Literal["gaussian", "discrete_gaussian"]
+
+_KNOWN_SENSITIVITY = {
+    "gaussian": ("mean", "trimmed_mean", "median"),
+    "discrete_gaussian": ("mean", "majority_vote"),
+}
+"""Aggregators whose L2 sensitivity to one contributor is known, by the mechanism that covers them."""
+
+
+class AdaptiveClipping(StrictModel):
+    """Follow a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871, algorithm 1)."""
+
+    target_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The share of updates that should be within the clipping norm, gamma."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.2
+    """Step of the geometric update of the norm, eta_C."""
+
+    count_noise_std: Annotated[float, Field(gt=0)]
+    """Standard deviation of the noise on the number of updates within the norm, sigma_b; a twentieth of the round's
+    contributors in the paper. What it costs is taken from the noise of the soup, so that a round costs the same."""
+
+
+class PrivacyConfig(StrictModel):
+    """Contributor-level differential privacy at the hub: clip, add, noise, account; the run stops at the budget.
+
+    Adjacency: two runs are neighbours when every update of one contributor is replaced by nothing (zero-out, Kairouz et
+    al. 2021, arXiv:2103.00039). Who takes part is public (it is in the ledger), so no amplification by sampling is
+    claimed.
+    """
+
+    mechanism: Mechanism = "gaussian"
+    """``gaussian`` noises the sum of clipped updates; ``discrete_gaussian`` noises whole-number votes on signs."""
+
+    noise_multiplier: Annotated[float, Field(gt=0)] = 1.0
+    """Standard deviation of a round's noise over what one contributor can change at most."""
+
+    clipping_norm: Annotated[float, Field(gt=0)] = 1.0
+    """L2 norm to which every update is scaled down; with ``discrete_gaussian`` the norm that a vote stands for."""
+
+    clipping: Literal["whole", "per_layer"] = "whole"
+    """``per_layer`` clips each of L tensors to ``clipping_norm / sqrt(L)`` (McMahan et al. 2018, arXiv:1710.06963)."""
+
+    adaptive_clipping: AdaptiveClipping | None = None
+    """Let the clipping norm follow the updates; absent: it stays as it is."""
+
+    epsilon: Annotated[float, Field(gt=0)]
+    """The budget of the whole run. The round that would exceed it is not begun."""
+
+    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    @model_validator(mode="after")
+    def _votes_have_one_norm(self) -> PrivacyConfig:
+        if self.mechanism == "discrete_gaussian":
+            if self.adaptive_clipping is not None:
+                raise ValueError(
+                    "adaptive_clipping: votes on signs all have one norm, and there is nothing to adapt; use "
+                    "mechanism: gaussian"
+                )
+            if self.clipping != "whole":
+                raise ValueError("clipping: votes are not clipped; per_layer belongs to mechanism: gaussian")
+        if self.adaptive_clipping is not None:
+            least = 0.5 * self.noise_multiplier
+            if self.adaptive_clipping.count_noise_std <= least:
+                raise ValueError(
+                    f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {least:g}, or the count "
+                    "alone costs more than a round may"
+                )
+        return self
+
+    def refuse_unaccounted(self, soup: SoupRecipe) -> None:
+        """Raises ``ValueError`` with the reason where what a merge by ``soup`` gives away is not accounted for."""
+        known = _KNOWN_SENSITIVITY[self.mechanism]
+        if soup.aggregator not in known:
+            raise ValueError(
+                f"soup.aggregator {soup.aggregator!r}: what one contributor can change in it has no known bound, so "
+                f"no noise accounts for it; with privacy.mechanism {self.mechanism!r} use {' or '.join(known)}"
+            )
+        if soup.pre_aggregators:
+            raise ValueError(
+                f"soup.pre_aggregators {soup.pre_aggregators}: they compare updates with each other, so one can "
+                "change what becomes of all; remove them (privacy.clipping_norm caps the norms)"
+            )
+        if soup.max_norm is not None:
+            raise ValueError("soup.max_norm: privacy.clipping_norm clips; remove it")
+        if soup.weighting != "uniform":
+            raise ValueError(
+                f"soup.weighting {soup.weighting!r}: weights that depend on the data are not accounted for; use uniform"
+            )
+
+
+class LocalPrivacy(StrictModel):
+    """DP-SGD on the contributor's machine (Abadi et al. 2016, arXiv:1607.00133): example-level, by Opacus.
+
+    Adjacency: two data sets are neighbours when one holds one example more. Batches are Poisson samples.
+    """
+
+    noise_multiplier: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """L2 norm to which the gradient of every example is clipped."""
+
+    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
+    """How gradients of single examples are had; ``ghost`` needs only their norms, and less memory."""
+
+
+class SecureAggregationConfig(StrictModel):
+    """The hub learns the sum of the updates' votes and nothing about any of them (Bonawitz et al. 2017)."""
+
+    threshold: Annotated[int, Field(ge=2)] = 3
+    """Contributors that must stay to the end of a round; fewer than these learn nothing together, and neither does the
+    hub. More than half of a round's contributors is the least that withstands a hub that cheats."""
