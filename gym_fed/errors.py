@@ -39,6 +39,8 @@ class ErrorCode(Enum):
     SERVER_KEY_CHANGED = "server-key-changed"
     SIGNATURE_INVALID = "signature-invalid"
     INVITE_INVALID = "invite-invalid"
+    KEY_REVOKED = "key-revoked"
+    KEY_LOCKED = "key-locked"
     NOT_FOUND = "not-found"
     TOO_LARGE = "too-large"
     HASH_MISMATCH = "hash-mismatch"
@@ -48,6 +50,7 @@ class ErrorCode(Enum):
     UPDATE_REFUSED = "update-refused"
     POLICY_REFUSED = "policy-refused"
     ROUND_ABORTED = "round-aborted"
+    TRANSFER_REFUSED = "transfer-refused"
     MISSING_DEPENDENCY = "missing-dependency"
     STATE_CORRUPT = "state-corrupt"
     STATE_LOCKED = "state-locked"
@@ -95,6 +98,12 @@ _MEANINGS: dict[ErrorCode, _Meaning] = {
     ErrorCode.INVITE_INVALID: _Meaning(
         64, "PERMISSION_DENIED", 403, "An invite is unknown, used or expired."
     ),
+    ErrorCode.KEY_REVOKED: _Meaning(
+        65, "PERMISSION_DENIED", 403, "The key was revoked, or replaced by another."
+    ),
+    ErrorCode.KEY_LOCKED: _Meaning(
+        66, "PERMISSION_DENIED", 403, "A private key's passphrase is missing or wrong."
+    ),
     ErrorCode.NOT_FOUND: _Meaning(70, "NOT_FOUND", 404, "The named thing does not exist on the server."),
     ErrorCode.TOO_LARGE: _Meaning(71, "RESOURCE_EXHAUSTED", 413, "More bytes than declared or allowed."),
     ErrorCode.HASH_MISMATCH: _Meaning(72, "DATA_LOSS", 422, "Bytes do not have the sha256 that names them."),
@@ -110,6 +119,7 @@ _MEANINGS: dict[ErrorCode, _Meaning] = {
         77, "FAILED_PRECONDITION", 403, "The contributor's policy refuses the task."
     ),
     ErrorCode.ROUND_ABORTED: _Meaning(78, "ABORTED", 409, "The round ended without a soup."),
+    ErrorCode.TRANSFER_REFUSED: _Meaning(79, "FAILED_PRECONDITION", 409, "Credits cannot be moved so."),
     ErrorCode.MISSING_DEPENDENCY: _Meaning(
         80, "FAILED_PRECONDITION", 501, "An optional package is not installed."
     ),

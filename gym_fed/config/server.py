@@ -83,6 +83,9 @@ class RewardsConfig(StrictModel):
     """Credits of one round, split over the merged updates."""
     split: Literal["equal", "improvement"] = "equal"
     """``improvement`` splits by how much each update alone lowers the held-out loss; needs the gate's screening."""
+    hold_seconds: float = Field(7 * 24 * 3600, ge=0)
+    """Credits younger than this cannot be moved, and a transfer settles when it and the sender's key are as old; in this
+    time a stolen key's transfers are undone by revoking it."""
 
 
 class StorageConfig(StrictModel):

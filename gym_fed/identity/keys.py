@@ -1,30 +1,30 @@
 """Ed25519 keys: who signs an update, who signs the ledger.
 
-Private keys live in files of mode 0600 as unencrypted PKCS#8 PEM. A public key is 32 raw bytes; its hex sha256
-prefix is the contributor's id, so an id can be checked against the key without asking anybody.
+Private keys live in files of mode 0600 as PKCS#8 PEM, plain or under a passphrase. A public key is 32 raw bytes. The
+hex sha256 prefix of an account's first key is its id for good, so an id can be checked against that key, and a later
+key against the ledger (`gym_fed.identity.history`), without asking anybody.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.identity.canonical import canonical_json
+from gym_fed.identity.encryption import encrypted_pem, is_encrypted, plain_pem
 
 PUBLIC_KEY_BYTES = 32
+
+Passphrase = Callable[[str], bytes]
+"""Gives the passphrase of what is named."""
 
 
 def contributor_id(public_key: bytes) -> str:
@@ -48,28 +48,32 @@ class SigningKey:
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def load(cls, path: Path) -> SigningKey:
+    def load(cls, path: Path, passphrase: Passphrase | None = None) -> SigningKey:
         """Read a PEM file.
 
+        Args:
+            path: The file.
+            passphrase: Asked for the passphrase when the file is encrypted; it is told the file's name.
+
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` when it holds no Ed25519 key.
+            GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` when it holds no Ed25519 key; ``KEY_LOCKED`` when the
+                passphrase is not given or is wrong.
         """
         try:
-            key = load_pem_private_key(path.read_bytes(), password=None)
+            pem = path.read_bytes()
         except FileNotFoundError as error:
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"no key at {path}") from error
-        except (ValueError, TypeError) as error:
-            raise GymError(ErrorCode.STATE_CORRUPT, f"{path} is not a readable private key") from error
-        if not isinstance(key, Ed25519PrivateKey):
-            raise GymError(ErrorCode.STATE_CORRUPT, f"{path} is not an Ed25519 key")
-        return cls(key)
+        return cls(read_private_key(pem, str(path), passphrase))
 
-    def save(self, path: Path) -> None:
-        """Write the key with mode 0600; never over an existing one."""
+    def save(self, path: Path, passphrase: bytes | None = None) -> None:
+        """Write the key with mode 0600, under a passphrase if one is given; never over an existing one."""
         if path.exists():
             raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists; a key is never overwritten")
-        pem = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        write_atomically(path, pem, mode=0o600)
+        write_atomically(path, self.to_pem(passphrase), mode=0o600)
+
+    def to_pem(self, passphrase: bytes | None = None) -> bytes:
+        """PKCS#8 PEM."""
+        return plain_pem(self._key) if passphrase is None else encrypted_pem(self._key, passphrase)
 
     @property
     def public_key(self) -> bytes:
@@ -78,6 +82,7 @@ class SigningKey:
 
     @property
     def contributor(self) -> str:
+        """The id of an account whose first key this is; after a rotation the account keeps the first key's."""
         return contributor_id(self.public_key)
 
     def sign(self, value: object) -> bytes:
@@ -99,10 +104,30 @@ def verify_signature(public_key: bytes, value: object, signature: bytes) -> None
         ) from error
 
 
-def load_or_create(path: Path) -> SigningKey:
+def load_or_create(path: Path, passphrase: Passphrase | None = None) -> SigningKey:
     """The key at ``path``, generated on first use."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         os.chmod(path.parent, 0o700)
         SigningKey.generate().save(path)
-    return SigningKey.load(path)
+    return SigningKey.load(path, passphrase)
+
+
+def read_private_key(pem: bytes, what: str, passphrase: Passphrase | None) -> Ed25519PrivateKey:
+    """An Ed25519 key from PEM; raises as ``SigningKey.load``."""
+    secret: bytes | None = None
+    if is_encrypted(pem):
+        if passphrase is None:
+            raise GymError(ErrorCode.KEY_LOCKED, f"{what} is under a passphrase, and none was given")
+        secret = passphrase(what)
+    try:
+        key = load_pem_private_key(pem, password=secret)
+    except (ValueError, TypeError) as error:
+        if secret is not None and "password" in str(error).lower():
+            raise GymError(
+                ErrorCode.KEY_LOCKED, f"the passphrase does not open {what}", "try again"
+            ) from error
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{what} is not a readable private key") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{what} is not an Ed25519 key")
+    return key

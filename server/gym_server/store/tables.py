@@ -189,3 +189,36 @@ ledger = Table(
     Column("hash", String, nullable=False, unique=True),
     Column("signature", LargeBinary, nullable=False),
 )
+
+# Every key that an account has had. An account's current key is also `accounts.public_key`.
+account_keys = Table(
+    "account_keys",
+    metadata,
+    Column("public_key", LargeBinary, primary_key=True),
+    Column("contributor", String, nullable=False, index=True),
+    Column("status", String, nullable=False),  # active | rotated | revoked
+    Column("valid_from", Float, nullable=False),
+    Column("valid_until", Float),  # when it was replaced or revoked
+)
+
+# One row for each refusal of a revoked key that the ledger tells of, so that refusals cannot flood it.
+key_refusals = Table(
+    "key_refusals",
+    metadata,
+    Column("contributor", String, primary_key=True),
+    Column("server_round", Integer, primary_key=True),
+)
+
+transfers = Table(
+    "transfers",
+    metadata,
+    Column("transfer", String, primary_key=True),  # digest of the statement
+    Column("sender", String, nullable=False, index=True),
+    Column("recipient", String, nullable=False, index=True),
+    Column("amount", Integer, nullable=False),
+    Column("nonce", String, nullable=False),
+    Column("status", String, nullable=False, index=True),  # pending | settled | cancelled
+    Column("asked_at", Float, nullable=False),
+    Column("closed_at", Float),
+    UniqueConstraint("sender", "nonce"),
+)
