@@ -1,0 +1,108 @@
+"""Updates clipped onto a lattice: whole numbers whose L2 norm is below a bound exactly, whatever floats did before.
+
+A clipped value is divided by the lattice's step and cut off towards zero. That never makes a vector longer, so the
+integers have the clip's norm at most: the sqrt(d) that rounding to the nearest would cost is not paid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gym_fed.errors import ErrorCode, GymError
+
+UNITS = 1 << 20
+"""The clipping norm in steps of the lattice."""
+
+GUARD = 1.0 - 1e-6
+"""Clips end this far inside the bound, so that the last bits of a norm in float64 cannot take one over it."""
+
+Integers: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+def scale_factors(norms: Sequence[Sequence[float]], clipping_norm: float, per_layer: bool) -> Floats:
+    """What each tensor of each update is multiplied by to be within the clip, in steps of the lattice.
+
+    Args:
+        norms: L2 norm of every one of the L tensors that an update may hold, for each of n updates; not a number or
+            infinite where it overflows float64, and the update counts as zero then.
+        clipping_norm: The bound, C.
+        per_layer: Clip each tensor to ``C / sqrt(L)`` instead of the whole to C.
+
+    Returns:
+        ``[n, L]`` float64.
+    """
+    found = np.asarray(norms, dtype=np.float64).reshape(len(norms), -1)
+    if per_layer:
+        bound, own = 1.0 / math.sqrt(max(1, found.shape[1])), found
+    else:
+        bound, own = 1.0, np.broadcast_to(np.array([whole_norm(row) for row in found])[:, None], found.shape)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        steps = UNITS * np.minimum(bound / own, 1.0 / clipping_norm) * GUARD
+    return np.where(np.isfinite(own) & np.isfinite(steps), steps, 0.0)
+
+
+def whole_norm(norms: Sequence[float] | Floats) -> float:
+    """L2 norm of a vector from those of its parts."""
+    return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
+
+
+def on_lattice(values: NDArray[np.floating], factors: Floats) -> Integers:
+    """Rows times their factors, cut off towards zero: ``[n, k]`` floats, ``[n]`` to ``[n, k]`` int64."""
+    scaled = values.astype(np.float64)
+    scaled *= factors[:, None]
+    np.trunc(scaled, out=scaled)
+    if not bool((np.abs(scaled) <= UNITS).all()):  # not a number fails too
+        raise _beyond()
+    return scaled.astype(np.int64)
+
+
+class Ruler:
+    """Adds up the squared norms of the integers that are really used, update by update, tensor by tensor.
+
+    The bound follows from how the factors were made. Should it not hold, the sensitivity would not either, and nothing
+    may be released.
+    """
+
+    def __init__(self, updates: int) -> None:
+        self._total = np.zeros(updates, dtype=np.int64)
+        self._tensor = np.zeros(updates, dtype=np.int64)
+        self._seen: set[str] = set()
+
+    def begin(self, name: str) -> None:
+        """The next integers are those of this tensor, from its first one on."""
+        self._tensor[:] = 0
+
+    def add(self, integers: Integers) -> None:
+        """Measure a block ``[n, k]`` of the tensor.
+
+        Raises:
+            GymError: ``INTERNAL`` as soon as an update is over the bound.
+        """
+        self._tensor += np.square(integers).sum(axis=1)
+        if bool((self._total + self._tensor > UNITS * UNITS).any()):
+            raise _beyond()
+
+    def end(self, name: str) -> None:
+        """The tensor is over; seen a second time it counts once."""
+        if name not in self._seen:
+            self._seen.add(name)
+            self._total += self._tensor
+
+    @property
+    def squares(self) -> Integers:
+        """``[n]`` squared norms so far."""
+        return self._total.copy()
+
+
+def _beyond() -> GymError:
+    return GymError(
+        ErrorCode.INTERNAL,
+        "a clipped update is above the clipping norm; nothing was released",
+        "this must not happen: report it with the codec of the round's updates",
+    )

@@ -1,0 +1,215 @@
+"""Whole-number noise, sampled exactly, from a cryptographic stream: no bit of it depends on how floats are rounded.
+
+Adding ``numpy.random.normal`` to a sum of floats keeps no promise: the generator can be predicted, and which floats the
+result can be at all gives the sum away (Mironov 2012, "On Significance of the Least Significant Bits for Differential
+Privacy"). Here sums are whole numbers on a lattice, and so is the noise:
+
+* ``rounded_gaussian`` is a normal variable rounded to the nearest integer. Added to an integer it equals the integer plus
+  the normal variable, rounded: post-processing of the Gaussian mechanism, so what accounts for that accounts for this.
+* ``discrete_gaussian`` has probability proportional to exp(-k^2 / 2 sigma^2) at each integer k (Canonne, Kamath, Steinke
+  2020, arXiv:2004.00010); its concentrated-DP bound is that of the Gaussian of the same variance (theorem 14 there).
+
+Both invert a uniform number of which 64 bits are drawn. Floats only answer where their error, bounded generously, cannot
+change the answer; elsewhere (a few of a million draws) more bits are drawn and the question is settled with mpmath at a
+precision that does. The same seed gives the same noise on every machine, however the draws are cut into calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from gym_fed.errors import ErrorCode, GymError
+
+SEED_BYTES = 32
+MAX_STD = 2.0**32
+"""Above it the float filter would leave too much to mpmath."""
+
+_CHUNK = 1 << 16
+_EXTRA_BITS = 192
+_PRECISION_BITS = 512
+_TOLERANCE = 1e-12
+"""Bound on the error of a float64 quantile near one; seen: below 2e-14."""
+
+
+class NoiseSource:
+    """Independent streams of noise, all from one secret seed.
+
+    Args:
+        seed: 32 bytes that nobody can guess, ``os.urandom(32)``. Who knows it can take the noise off again.
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != SEED_BYTES:
+            raise GymError(ErrorCode.USAGE, f"a noise seed has {SEED_BYTES} bytes, not {len(seed)}")
+        self._seed = seed
+        self._streams: dict[tuple[str, Any, str], _Buffered] = {}
+
+    def rounded_gaussian(self, std: float, count: int, stream: str) -> np.ndarray:
+        """The next ``count`` draws of N(0, std^2) rounded to integers, ``[count]`` int64.
+
+        Args:
+            std: Standard deviation before rounding, at most 2^32.
+            count: How many.
+            stream: Name of the stream; another name is independent noise.
+        """
+        if not 0 < std <= MAX_STD:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"a standard deviation of {std} is outside (0, 2^32]",
+                "choose another lattice step",
+            )
+        return self._take(("gaussian", float(std), stream), lambda bits: _rounded_gaussian(bits, std), count)
+
+    def discrete_gaussian(self, variance: int, count: int, stream: str) -> np.ndarray:
+        """The next ``count`` draws of the discrete Gaussian with parameter sigma^2 = ``variance``, ``[count]`` int64."""
+        if not 1 <= variance <= int(MAX_STD) ** 2 >> 16:
+            raise GymError(ErrorCode.USAGE, f"a variance of {variance} is outside [1, 2^48]")
+        return self._take(
+            ("discrete", int(variance), stream), lambda bits: _discrete_gaussian(bits, int(variance)), count
+        )
+
+    def standard_normal(self, count: int, stream: str) -> np.ndarray:
+        """Normal variables to the nearest 2^-20, ``[count]`` float64, for sums that are floats anyway."""
+        return self.rounded_gaussian(2.0**20, count, stream) * 2.0**-20
+
+    def _take(
+        self, key: tuple[str, Any, str], sample: Callable[[_Bits], np.ndarray], count: int
+    ) -> np.ndarray:
+        if key not in self._streams:
+            self._streams[key] = _Buffered(_Bits(self._seed, "/".join(map(str, key))), sample)
+        return self._streams[key].take(count)
+
+
+class _Bits:
+    """Uniform bits: AES-256 in counter mode under a key derived from seed and name."""
+
+    def __init__(self, seed: bytes, name: str) -> None:
+        key = HKDF(SHA256(), 32, salt=b"gym-noise-1", info=name.encode()).derive(seed)
+        self._stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+    def words(self, count: int) -> np.ndarray:
+        """``[count]`` uint64."""
+        return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
+
+    def integer(self, bits: int) -> int:
+        return int.from_bytes(self._stream.update(bytes(bits // 8)), "little")
+
+
+class _Buffered:
+    """Draws made in chunks of one size, so that who asks in other portions gets the same numbers."""
+
+    def __init__(self, bits: _Bits, sample: Callable[[_Bits], np.ndarray]) -> None:
+        self._bits, self._sample = bits, sample
+        self._rest = np.empty(0, dtype=np.int64)
+
+    def take(self, count: int) -> np.ndarray:
+        parts, missing = [self._rest[:count]], count - len(self._rest)
+        self._rest = self._rest[count:]
+        while missing > 0:
+            drawn = self._sample(self._bits)
+            parts.append(drawn[:missing])
+            self._rest = drawn[missing:]
+            missing -= len(drawn)
+        return np.concatenate(parts)
+
+
+def _rounded_gaussian(bits: _Bits, std: float) -> np.ndarray:
+    """A chunk: the top bit is the sign, the others begin a uniform number p in [0, 1/2), the tail beyond |z|."""
+    words = bits.words(_CHUNK)
+    negative, tail = (words >> np.uint64(63)).astype(bool), words & np.uint64(2**63 - 1)
+    low = _quantile(tail.astype(np.float64) + 1.0) * std
+    high = _quantile(tail.astype(np.float64)) * std
+    margin = _TOLERANCE * (std + low)
+    value, above = np.floor(low - margin + 0.5), np.floor(high + margin + 0.5)
+    value = np.maximum(value, 0.0)
+    for index in np.flatnonzero(value != above):
+        value[index] = _settled_gaussian(int(tail[index]), std, int(value[index]), bits)
+    return np.where(negative, -value, value).astype(np.int64)
+
+
+def _quantile(tail: np.ndarray) -> np.ndarray:
+    """The z that a normal variable exceeds with probability tail / 2^64, ``[n]`` float64; infinite at 0."""
+    return -torch.special.ndtri(torch.from_numpy(tail * 2.0**-64)).numpy()
+
+
+def _settled_gaussian(tail: int, std: float, least: int, bits: _Bits) -> int:
+    """The integer m with Q((m + 1/2) / std) <= p < Q((m - 1/2) / std), p drawn to as many bits as that takes."""
+    import mpmath
+
+    with mpmath.workprec(_PRECISION_BITS):
+        known, length, value = (tail << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), 64 + _EXTRA_BITS, least
+        while True:
+            edge = mpmath.erfc((mpmath.mpf(value) + 0.5) / (mpmath.mpf(std) * mpmath.sqrt(2))) / 2
+            scaled = mpmath.ldexp(edge, length)
+            if known >= scaled:
+                return value
+            if known + 1 <= scaled:
+                value += 1
+                continue
+            known, length = (known << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), length + _EXTRA_BITS
+
+
+def _discrete_gaussian(bits: _Bits, variance: int) -> np.ndarray:
+    """A chunk, by rejection from a discrete Laplace variable of scale t (algorithm 3 of the paper).
+
+    ``floor(t E)`` for a standard exponential E is geometric with ratio exp(-1/t), exactly.
+    """
+    scale = int(np.sqrt(variance)) + 1
+    draws = bits.words(2 * _CHUNK).reshape(2, _CHUNK)
+    negative = (draws[0] & np.uint64(1)).astype(bool)
+    first = draws[0] >> np.uint64(1)
+    with np.errstate(divide="ignore"):
+        low = -np.log((first.astype(np.float64) + 1.0) * 2.0**-63) * scale
+        high = -np.log(first.astype(np.float64) * 2.0**-63) * scale
+    margin = _TOLERANCE * (scale + low)
+    size, above = np.floor(np.maximum(low - margin, 0.0)), np.floor(high + margin)
+    for index in np.flatnonzero(size != above):
+        size[index] = _settled_geometric(int(first[index]), scale, int(size[index]), bits)
+    exponent = (size * scale - variance) ** 2 / (2.0 * variance * scale * scale)
+    chance = np.exp(-exponent) * 2.0**64
+    uniform = draws[1].astype(np.float64)
+    margin = (chance * (1.0 + exponent) + uniform) * _TOLERANCE + 2.0
+    accepted = uniform + margin < chance
+    for index in np.flatnonzero(np.abs(uniform - chance) <= margin):
+        accepted[index] = _settled_chance(int(draws[1][index]), int(size[index]), scale, variance, bits)
+    accepted &= ~(negative & (size == 0))  # zero has one sign
+    return np.where(negative, -size, size)[accepted].astype(np.int64)
+
+
+def _settled_geometric(first: int, scale: int, least: int, bits: _Bits) -> int:
+    """The m with exp(-(m + 1) / scale) <= u < exp(-m / scale), u drawn to as many bits as that takes."""
+    import mpmath
+
+    with mpmath.workprec(_PRECISION_BITS):
+        known, length, value = (first << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), 63 + _EXTRA_BITS, least
+        while True:
+            scaled = mpmath.ldexp(mpmath.exp(-mpmath.mpf(value + 1) / scale), length)
+            if known >= scaled:
+                return value
+            if known + 1 <= scaled:
+                value += 1
+                continue
+            known, length = (known << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), length + _EXTRA_BITS
+
+
+def _settled_chance(uniform: int, size: int, scale: int, variance: int, bits: _Bits) -> bool:
+    """Whether a uniform number, drawn to as many bits as that takes, is below the chance of being kept."""
+    import mpmath
+
+    with mpmath.workprec(_PRECISION_BITS):
+        exponent = mpmath.mpf((size * scale - variance) ** 2) / (2 * variance * scale * scale)
+        known, length = uniform, 64
+        while True:
+            scaled = mpmath.ldexp(mpmath.exp(-exponent), length)
+            if known + 1 <= scaled:
+                return True
+            if known >= scaled:
+                return False
+            known, length = (known << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), length + _EXTRA_BITS
