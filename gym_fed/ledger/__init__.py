@@ -1,1 +1,24 @@
 """What anyone needs to check a hub's ledger: hashes of entries, signed heads, and proofs of what is under a head."""
+
+from gym_fed.ledger.entries import GENESIS_HASH, Chain, Entry
+from gym_fed.ledger.export import LedgerCheck, verify_file
+from gym_fed.ledger.heads import EntryProof, Head, SignedHead, check_fork, contradiction, fork_document
+from gym_fed.ledger.merkle import Frontier, Tree, verify_consistency, verify_inclusion
+
+__all__ = [
+    "GENESIS_HASH",
+    "Chain",
+    "Entry",
+    "EntryProof",
+    "Frontier",
+    "Head",
+    "LedgerCheck",
+    "SignedHead",
+    "Tree",
+    "check_fork",
+    "contradiction",
+    "fork_document",
+    "verify_consistency",
+    "verify_file",
+    "verify_inclusion",
+]

@@ -1,0 +1,167 @@
+"""Entries of a ledger: hash-chained, and demanded in the one canonical form, so that every byte counts.
+
+``hash = sha256(canonical{body, kind, previous_hash, sequence})``. A body is kept as the text that was hashed, so a
+verifier hashes what is stored; that the text *is* canonical is checked too, since two spellings of one JSON value would
+otherwise be two records with one meaning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+
+GENESIS_HASH = "0" * 64
+"""What the first entry follows."""
+
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_FIELDS = {"body", "hash", "kind", "previous_hash", "sequence"}
+_encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
+).encode
+
+
+def corrupt(message: str) -> GymError:
+    """What every failed check of a ledger raises."""
+    return GymError(
+        ErrorCode.STATE_CORRUPT,
+        f"ledger: {message}",
+        "it is not what its hub signed: restore it from a backup, or fetch it again",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the ledger, as it was hashed.
+
+    Attributes:
+        sequence: From 1 on, without gaps.
+        kind: What it tells of: ``verdict``, ``version``, ``credit``, ...
+        body_json: The body's canonical JSON.
+        previous_hash: Hash of the entry before, or ``GENESIS_HASH``.
+        hash: Of this entry.
+    """
+
+    sequence: int
+    kind: str
+    body_json: str
+    previous_hash: str
+    hash: str
+
+    @classmethod
+    def following(cls, previous: tuple[int, str] | None, kind: str, body: dict[str, Any]) -> Entry:
+        """The entry after the one with this sequence number and hash; None before the first.
+
+        Raises:
+            ValueError: For a body that canonical JSON does not have.
+        """
+        from gym_fed.identity.canonical import canonical_json
+
+        sequence, before = (previous[0] + 1, previous[1]) if previous else (1, GENESIS_HASH)
+        text = canonical_json(body).decode()
+        return cls(sequence, kind, text, before, entry_hash(sequence, kind, text, before))
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body, parsed anew at every call."""
+        found = json.loads(self.body_json)
+        if not isinstance(found, dict):
+            raise corrupt(f"entry {self.sequence} ({self.kind}): its body is no JSON object")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """With the body as data."""
+        return {
+            "sequence": self.sequence,
+            "kind": self.kind,
+            "body": self.body,
+            "previous_hash": self.previous_hash,
+            "hash": self.hash,
+        }
+
+    @classmethod
+    def from_dict(cls, found: Any) -> Entry:
+        """The opposite of ``to_dict``.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for anything but an entry's five fields, or one whose hash is not its content's.
+        """
+        if not isinstance(found, dict) or set(found) != _FIELDS or not isinstance(found["body"], dict):
+            raise corrupt(f"{str(found)[:80]} is no entry")
+        sequence, kind, previous, own = (found[k] for k in ("sequence", "kind", "previous_hash", "hash"))
+        if type(sequence) is not int or not all(isinstance(text, str) for text in (kind, previous, own)):
+            raise corrupt(f"an entry {str(sequence)[:20]} has fields of other kinds than an entry's")
+        entry = cls(sequence, kind, canonical_text(found["body"]), previous, own)
+        entry.check_hash()
+        return entry
+
+    def check_hash(self) -> None:
+        """Raise ``STATE_CORRUPT`` unless the hash is the content's."""
+        if self.hash != entry_hash(self.sequence, self.kind, self.body_json, self.previous_hash):
+            raise corrupt(
+                f"entry {self.sequence} ({self.kind}) was altered: its hash does not match its content"
+            )
+
+
+class Chain:
+    """Checks entry after entry; what it has seen is ``size`` and ``hash``.
+
+    Args:
+        size: How many entries were checked before.
+        hash: Of the last of them.
+    """
+
+    def __init__(self, size: int = 0, hash: str = GENESIS_HASH) -> None:
+        self.size = size
+        self.hash = hash
+
+    def add(self, entry: Entry) -> dict[str, Any]:
+        """Check the next entry; returns its body.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` naming the entry that does not follow, was altered or is not canonical.
+        """
+        if entry.sequence != self.size + 1 or entry.previous_hash != self.hash:
+            raise corrupt(f"entry {entry.sequence} ({entry.kind}) does not follow entry {self.size}")
+        entry.check_hash()
+        body = parsed(entry.body_json)
+        if not isinstance(body, dict):
+            raise corrupt(f"entry {entry.sequence} ({entry.kind}): its body is not canonical JSON")
+        self.size, self.hash = entry.sequence, entry.hash
+        return body
+
+
+def entry_hash(sequence: int, kind: str, body_json: str, previous_hash: str) -> str:
+    """Hex sha256 of an entry's canonical JSON, put together around the body's text."""
+    text = (
+        f'{{"body":{body_json},"kind":{json.dumps(kind, ensure_ascii=False)},'
+        f'"previous_hash":{json.dumps(previous_hash, ensure_ascii=False)},"sequence":{sequence}}}'
+    )
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+def canonical_text(value: Any) -> str:
+    """Canonical JSON of data that came out of a JSON parser.
+
+    Raises:
+        ValueError: For NaN and infinities.
+    """
+    return _encode(value)
+
+
+def parsed(text: str) -> Any:
+    """The value of canonical JSON, or ``NotImplemented`` for a text that is not the canonical one of its value."""
+    try:
+        value = json.loads(text)
+        return value if _encode(value) == text else NotImplemented
+    except (ValueError, RecursionError):
+        return NotImplemented
+
+
+def is_hash(text: object) -> bool:
+    """Whether a value is a sha256 in lower-case hex."""
+    return isinstance(text, str) and _HASH.fullmatch(text) is not None

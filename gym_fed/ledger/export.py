@@ -1,0 +1,174 @@
+"""A ledger as a file of lines that anyone can check without the hub: a first line, entries, and signed heads.
+
+    {"format":"gym-ledger-1","public_key":HEX,"server":ID}
+    {"body":{...},"hash":HEX,"kind":TEXT,"previous_hash":HEX,"sequence":N}
+    {"head":{...},"signature":HEX}
+
+Every line is canonical JSON and ends with one line feed. A head stands right behind the entry of its size, and the
+last line is one, so that everything before it is signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import server_id
+from gym_fed.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
+from gym_fed.ledger.heads import SignedHead
+from gym_fed.ledger.merkle import Frontier
+
+FORMAT = "gym-ledger-1"
+
+Visit = Callable[[Entry, dict[str, Any]], None]
+"""Is shown every entry that was checked, with its body."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a verification went through.
+
+    Attributes:
+        entries: How many entries.
+        heads: How many signed heads.
+        head: The last of them; None where there is none.
+    """
+
+    entries: int
+    heads: int
+    head: SignedHead | None
+
+
+class LedgerCheck:
+    """Verifies entries and heads in their order: chain, canonical form, roots and signatures.
+
+    Args:
+        public_key: Of the hub.
+        visit: See ``Visit``.
+    """
+
+    def __init__(self, public_key: bytes, visit: Visit = lambda entry, body: None) -> None:
+        self._key = public_key
+        self._visit = visit
+        self._chain = Chain()
+        self.frontier = Frontier()
+        self._heads = 0
+        self._last: SignedHead | None = None
+
+    def entry(self, entry: Entry) -> None:
+        """The next entry."""
+        body = self._chain.add(entry)
+        self.frontier.append(entry.hash)
+        self._visit(entry, body)
+
+    def head(self, signed: SignedHead) -> None:
+        """A head, after the entry of its size and before the next one."""
+        signed.verify(self._key)
+        head, before = signed.head, self._last.head if self._last else None
+        if head.size != self._chain.size:
+            raise corrupt(f"head {head.size} stands behind entry {self._chain.size}")
+        if head.hash != self._chain.hash:
+            raise corrupt(f"head {head.size} names another entry {head.size}")
+        if head.root != self.frontier.root():
+            raise corrupt(f"head {head.size} has another Merkle root than the entries before it")
+        if before is not None and not (before.size < head.size and before.at <= head.at):
+            raise corrupt(f"head {head.size} does not follow head {before.size}")
+        self._heads, self._last = self._heads + 1, signed
+
+    def done(self) -> Checked:
+        """What was checked."""
+        return Checked(self._chain.size, self._heads, self._last)
+
+
+def first_line(public_key: bytes) -> str:
+    """The file's first line, without the line feed."""
+    told = {"format": FORMAT, "public_key": public_key.hex(), "server": server_id(public_key)}
+    return canonical_text(told)
+
+
+def lines(entries: Iterable[Entry], heads: Iterable[SignedHead]) -> Iterator[str]:
+    """Entries with the heads between them, as the lines of a file; both in the order of their sizes."""
+    waiting = iter(heads)
+    head = next(waiting, None)
+    for entry in entries:
+        yield (
+            f'{{"body":{entry.body_json},"hash":"{entry.hash}","kind":{canonical_text(entry.kind)},'
+            f'"previous_hash":"{entry.previous_hash}","sequence":{entry.sequence}}}'
+        )
+        while head is not None and head.size <= entry.sequence:
+            yield head.to_json()
+            head = next(waiting, None)
+
+
+def verify_file(
+    path: Path, public_key: bytes | None = None, visit: Visit = lambda entry, body: None
+) -> tuple[bytes, Checked]:
+    """Check an exported ledger.
+
+    Args:
+        path: The file.
+        public_key: The key that must have signed it; None takes the file's own, which proves only that it is whole.
+        visit: Is shown every entry.
+
+    Returns:
+        The key that signed it, and what was checked.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` naming the line and what is wrong with it.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no ledger at {path}: {error.strerror}") from error
+    check: LedgerCheck | None = None
+    last_is_head, key = False, b""
+    with file:
+        for number, raw in enumerate(file, 1):
+            value = _value(raw, number)
+            if check is None:
+                key = _key(value, public_key)
+                check = LedgerCheck(key, visit)
+                continue
+            last_is_head = "head" in value
+            try:
+                if last_is_head:
+                    check.head(SignedHead.from_dict(value))
+                else:
+                    check.entry(Entry.from_dict(value))
+            except GymError as error:
+                raise GymError(error.code, f"{path}, line {number}: {error.message}", error.hint) from error
+    if check is None or not last_is_head:
+        raise corrupt(f"{path} does not end with a signed head: it was cut short")
+    return key, check.done()
+
+
+def _value(raw: bytes, number: int) -> dict[str, Any]:
+    try:
+        value = parsed(raw.removesuffix(b"\n").decode("utf-8")) if raw.endswith(b"\n") else NotImplemented
+    except UnicodeDecodeError:
+        value = NotImplemented
+    if not isinstance(value, dict):
+        raise corrupt(f"line {number} (entry or head after line {number - 1}) is not canonical JSON")
+    return value
+
+
+def _key(value: dict[str, Any], expected: bytes | None) -> bytes:
+    text = value.get("public_key")
+    if (
+        value.get("format") != FORMAT
+        or not isinstance(text, str)
+        or set(value) != {"format", "public_key", "server"}
+    ):
+        raise corrupt(f"line 1 is not the first line of an exported ledger of format {FORMAT}")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError as error:
+        raise corrupt("line 1: the public key is not hex") from error
+    if len(key) != 32 or key.hex() != text or server_id(key) != value["server"]:
+        raise corrupt("line 1: the hub's id is not its public key's")
+    if expected is not None and key != expected:
+        raise corrupt(f"line 1: it is the ledger of {server_id(key)}, not of {server_id(expected)}")
+    return key
