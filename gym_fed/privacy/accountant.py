@@ -1,9 +1,10 @@
 """What a sequence of noisy releases costs, by dp-accounting.
 
-Gaussian releases are accounted by its privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022), which
-bound epsilon from above to the width of a grid. A discrete Gaussian on vectors has no such distribution of one dimension;
-its Renyi divergences are bounded by those of the Gaussian of the same variance (Canonne, Kamath, Steinke 2020, theorem 14),
-so as soon as one is among the releases all are accounted by Renyi divergences: somewhat larger figures, and a bound too.
+Gaussian releases are accounted by its privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022),
+which bound epsilon from above to the width of a grid. A discrete Gaussian on vectors has no such distribution of
+one dimension; its Renyi divergences are bounded by those of the Gaussian of the same variance (Canonne, Kamath,
+Steinke 2020, theorem 14), so as soon as one is among the releases all are accounted by Renyi divergences: somewhat
+larger figures, and a bound too.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _MOST_CELLS = 1_000_000
 class NoiseEvent(StrictModel):
     """A noisy release, or ``count`` of a kind.
 
-    ``noise_multiplier`` is the noise's standard deviation over the L2 sensitivity; with ``sampling_probability`` q below
-    one every record was in with probability q, independently (Poisson sampling, neighbours by one record more or less).
+    ``noise_multiplier`` is the noise's standard deviation over the L2 sensitivity; with ``sampling_probability`` q
+    below one every record was in with probability q, independently (Poisson sampling, neighbours by one record more
+    or less).
     """
 
     mechanism: Mechanism = "gaussian"
@@ -97,8 +99,8 @@ def noise_multiplier_for(
 def _collected(events: Sequence[NoiseEvent]) -> tuple[NoiseEvent, ...]:
     """Equal kinds counted together; whole Gaussians, however different, made the one that they amount to.
 
-    Releases with multipliers z_i are together, adaptively too, one with multiplier (sum z_i^-2)^(-1/2): Dong, Roth and Su
-    2022, "Gaussian Differential Privacy", corollary 3.3.
+    Releases with multipliers z_i are together, adaptively too, one with multiplier (sum z_i^-2)^(-1/2): Dong, Roth
+    and Su 2022, "Gaussian Differential Privacy", corollary 3.3.
     """
     counts: dict[tuple[Any, ...], int] = {}
     precision = {"gaussian": 0.0, "discrete_gaussian": 0.0}
@@ -148,7 +150,7 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
 
 
 def _widest_loss(events: Sequence[NoiseEvent]) -> float:
-    """About the largest privacy loss of one event; a Gaussian's is normal, of mean 1/2z^2 and standard deviation 1/z."""
+    """About the largest loss of one event; a Gaussian's is normal, of mean 1/2z^2 and standard deviation 1/z."""
     return max(0.5 / e.noise_multiplier**2 + 10 / e.noise_multiplier for e in events)
 
 

@@ -1,17 +1,20 @@
 """Whole-number noise, sampled exactly, from a cryptographic stream: no bit of it depends on how floats are rounded.
 
-Adding ``numpy.random.normal`` to a sum of floats keeps no promise: the generator can be predicted, and which floats the
-result can be at all gives the sum away (Mironov 2012, "On Significance of the Least Significant Bits for Differential
-Privacy"). Here sums are whole numbers on a lattice, and so is the noise:
+Adding ``numpy.random.normal`` to a sum of floats keeps no promise: the generator can be predicted, and which floats
+the result can be at all gives the sum away (Mironov 2012, "On Significance of the Least Significant Bits for
+Differential Privacy"). Here sums are whole numbers on a lattice, and so is the noise:
 
-* ``rounded_gaussian`` is a normal variable rounded to the nearest integer. Added to an integer it equals the integer plus
-  the normal variable, rounded: post-processing of the Gaussian mechanism, so what accounts for that accounts for this.
-* ``discrete_gaussian`` has probability proportional to exp(-k^2 / 2 sigma^2) at each integer k (Canonne, Kamath, Steinke
-  2020, arXiv:2004.00010); its concentrated-DP bound is that of the Gaussian of the same variance (theorem 14 there).
+* ``rounded_gaussian`` is a normal variable rounded to the nearest integer. Added to an integer it equals the
+  integer plus the normal variable, rounded: post-processing of the Gaussian mechanism, so what accounts for that
+  accounts for this.
+* ``discrete_gaussian`` has probability proportional to exp(-k^2 / 2 sigma^2) at each integer k (Canonne, Kamath,
+  Steinke 2020, arXiv:2004.00010); its concentrated-DP bound is that of the Gaussian of the same variance (theorem
+  14 there).
 
-Both invert a uniform number of which 64 bits are drawn. Floats only answer where their error, bounded generously, cannot
-change the answer; elsewhere (a few of a million draws) more bits are drawn and the question is settled with mpmath at a
-precision that does. The same seed gives the same noise on every machine, however the draws are cut into calls.
+Both invert a uniform number of which 64 bits are drawn. Floats only answer where their error, bounded generously,
+cannot change the answer; elsewhere (a few of a million draws) more bits are drawn and the question is settled with
+mpmath at a precision that does. The same seed gives the same noise on every machine, however the draws are cut into
+calls.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class NoiseSource:
         return self._take(("gaussian", float(std), stream), lambda bits: _rounded_gaussian(bits, std), count)
 
     def discrete_gaussian(self, variance: int, count: int, stream: str) -> np.ndarray:
-        """The next ``count`` draws of the discrete Gaussian with parameter sigma^2 = ``variance``, ``[count]`` int64."""
+        """The next ``count`` draws of the discrete Gaussian whose sigma^2 is ``variance``, ``[count]`` int64."""
         if not 1 <= variance <= int(MAX_STD) ** 2 >> 16:
             raise GymError(ErrorCode.USAGE, f"a variance of {variance} is outside [1, 2^48]")
         return self._take(
@@ -136,7 +139,8 @@ def _rounded_gaussian(bits: _Bits, std: float) -> np.ndarray:
 
 def _quantile(tail: np.ndarray) -> np.ndarray:
     """The z that a normal variable exceeds with probability tail / 2^64, ``[n]`` float64; infinite at 0."""
-    return -torch.special.ndtri(torch.from_numpy(tail * 2.0**-64)).numpy()
+    found: np.ndarray = torch.special.ndtri(torch.from_numpy(tail * 2.0**-64)).numpy()
+    return -found
 
 
 def _settled_gaussian(tail: int, std: float, least: int, bits: _Bits) -> int:
@@ -180,7 +184,8 @@ def _discrete_gaussian(bits: _Bits, variance: int) -> np.ndarray:
     for index in np.flatnonzero(np.abs(uniform - chance) <= margin):
         accepted[index] = _settled_chance(int(draws[1][index]), int(size[index]), scale, variance, bits)
     accepted &= ~(negative & (size == 0))  # zero has one sign
-    return np.where(negative, -size, size)[accepted].astype(np.int64)
+    signed: np.ndarray = np.where(negative, -size, size)
+    return signed[accepted].astype(np.int64)
 
 
 def _settled_geometric(first: int, scale: int, least: int, bits: _Bits) -> int:

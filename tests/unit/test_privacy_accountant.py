@@ -1,0 +1,78 @@
+"""The accountant: dp-accounting's own figures, whatever the order and grouping, and honest about what bounds what."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from gym_fed.errors import GymError
+from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon, noise_multiplier_for
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "sampling", "count"), [(1.0, 1.0, 1), (2.5, 1.0, 20), (1.1, 0.05, 40)]
+)
+def test_epsilon_is_that_of_dp_accounting(noise_multiplier: float, sampling: float, count: int) -> None:
+    theirs = PLDAccountant()
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(sampling, event) if sampling < 1 else event, count)
+    ours = epsilon(
+        [NoiseEvent(noise_multiplier=noise_multiplier, sampling_probability=sampling, count=count)],
+        DELTA,
+    )
+    assert ours == pytest.approx(theirs.get_epsilon(DELTA), abs=1e-3)
+
+
+def test_rounds_of_unlike_noise_cost_what_they_cost_one_after_the_other() -> None:
+    theirs = PLDAccountant()
+    for noise_multiplier in (1.0, 2.0, 4.0):
+        theirs.compose(dp_accounting.GaussianDpEvent(noise_multiplier))
+    events = [NoiseEvent(noise_multiplier=z) for z in (4.0, 1.0, 2.0)]
+    assert epsilon(events, DELTA) == pytest.approx(theirs.get_epsilon(DELTA), abs=1e-3)
+
+
+def test_epsilon_is_what_the_gaussian_mechanism_has_in_closed_form() -> None:
+    """Balle and Wang 2018, theorem 8."""
+    spent = epsilon([NoiseEvent(noise_multiplier=1.5)], DELTA)
+
+    def normal(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    def delta(e: float) -> float:
+        return normal(0.5 / 1.5 - e * 1.5) - math.exp(e) * normal(-0.5 / 1.5 - e * 1.5)
+
+    assert delta(spent) <= DELTA <= delta(spent - 1e-3)
+
+
+def test_a_discrete_gaussian_is_accounted_by_renyi_divergences() -> None:
+    theirs = RdpAccountant()
+    theirs.compose(dp_accounting.GaussianDpEvent(2.0), 5)
+    events = [NoiseEvent(mechanism="discrete_gaussian", noise_multiplier=2.0, count=5)]
+    assert accountant_name(events) == "rdp"
+    assert epsilon(events, DELTA) == pytest.approx(theirs.get_epsilon(DELTA), abs=1e-3)
+    assert epsilon(events, DELTA) > epsilon([NoiseEvent(noise_multiplier=2.0, count=5)], DELTA)
+
+
+def test_nothing_released_costs_nothing_and_more_costs_more() -> None:
+    costs = [epsilon([NoiseEvent(noise_multiplier=3.0)] * n, DELTA) for n in range(4)]
+    assert costs[0] == 0.0
+    assert costs == sorted(set(costs))
+
+
+def test_the_noise_for_a_target_meets_it_and_hardly_more() -> None:
+    found = noise_multiplier_for(2.0, DELTA, count=10)
+    assert epsilon([NoiseEvent(noise_multiplier=found, count=10)], DELTA) <= 2.0
+    assert epsilon([NoiseEvent(noise_multiplier=found * 0.99, count=10)], DELTA) > 2.0
+
+
+def test_a_delta_that_is_no_probability_is_refused() -> None:
+    with pytest.raises(GymError, match="target_delta"):
+        epsilon([NoiseEvent(noise_multiplier=1.0)], 0.0)
+    with pytest.raises(GymError, match="target_epsilon"):
+        noise_multiplier_for(0.0, DELTA)
