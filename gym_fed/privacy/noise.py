@@ -184,8 +184,8 @@ def _discrete_gaussian(bits: _Bits, variance: int) -> np.ndarray:
     for index in np.flatnonzero(np.abs(uniform - chance) <= margin):
         accepted[index] = _settled_chance(int(draws[1][index]), int(size[index]), scale, variance, bits)
     accepted &= ~(negative & (size == 0))  # zero has one sign
-    signed: np.ndarray = np.where(negative, -size, size)
-    return signed[accepted].astype(np.int64)
+    kept: np.ndarray = np.where(negative, -size, size)[accepted].astype(np.int64)
+    return kept
 
 
 def _settled_geometric(first: int, scale: int, least: int, bits: _Bits) -> int:
