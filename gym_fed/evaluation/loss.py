@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,12 +36,25 @@ def heldout_loss(
     Raises:
         GymError: ``DATA_INVALID`` when the rows hold nothing to predict.
     """
+    total, count = 0.0, 0
+    for loss, tokens in batch_losses(model, tokenizer, rows, max_length, batch_size):
+        total += float(loss)
+        count += tokens
+    return total / count if count else math.nan
+
+
+def batch_losses(
+    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], max_length: int, batch_size: int
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """Batch by batch, the summed loss in nats (a scalar, with its graph where gradients are on) and its tokens.
+
+    The model is in evaluation mode until the last batch, and then in its own again.
+    """
     encoded = sorted(
         encode_rows(tokenizer, rows, max_length=max_length), key=lambda row: len(row["input_ids"])
     )
     device = next(model.parameters()).device
     pad = tokenizer.pad_token_id or 0
-    total, count = 0.0, 0
     was_training = model.training
     model.eval()
     try:
@@ -52,13 +65,12 @@ def heldout_loss(
             mask = _padded([[1] * len(row["input_ids"]) for row in batch], 0).to(device)
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
             targets = labels[:, 1:]
-            total += float(
-                cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+            loss = cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
             )
-            count += int((targets != IGNORED).sum())
+            yield loss, int((targets != IGNORED).sum())
     finally:
         model.train(was_training)
-    return total / count if count else math.nan
 
 
 def _padded(rows: list[list[int]], value: int) -> torch.Tensor:

@@ -1,0 +1,221 @@
+"""A round's updates as players: what each coalition's soup does to the held-out loss of a model in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gym_fed.data.encoding import encode_rows
+from gym_fed.delta import BaseSpec, DeltaFile, model_tensors
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.loss import batch_losses, heldout_loss
+from gym_fed.soup.contribution import Coalition, Vector
+from gym_fed.soup.merging import inner_products
+from gym_fed.soup.stacks import stacks_of
+
+WORST = 10.0
+"""Nats by which a coalition can be worse than nobody: a model that broke counts for this much, and no more."""
+
+
+class SoupGame:
+    """``v(S) = loss(model) - loss(model + sum_{i in S} c_i u_i)``; see ``gym_fed.soup.contribution``.
+
+    Updates of any codecs are decoded a tensor at a time. Beside the model there are one copy of the tensors that the
+    updates hold, and one float32 sum of the last coalition's updates, to which a larger coalition only adds: nothing is
+    ever subtracted, so a soup's rounding errors are those of adding its members once.
+
+    Args:
+        model: The model that the updates were made for. It is changed during a call, and back bit for bit after it.
+        tokenizer: Its tokenizer.
+        updates: Open deltas of that model; at least one.
+        rows: Held-out rows, as for ``heldout_loss``.
+        coefficients: ``[n]`` what each update counts for in the round's soup of all, as ``round_coefficients`` has it.
+        max_length: Rows are cut to so many tokens.
+        batch_size: Rows per forward pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        updates: Sequence[DeltaFile],
+        rows: Sequence[dict[str, Any]],
+        coefficients: Sequence[float],
+        *,
+        max_length: int = 256,
+        batch_size: int = 32,
+    ) -> None:
+        if not updates or len(updates) != len(coefficients):
+            raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {len(coefficients)} coefficients")
+        self._model, self._tokenizer, self._updates = model, tokenizer, updates
+        self._rows = encode_rows(tokenizer, rows, max_length=max_length)
+        self._coefficients = [float(c) for c in coefficients]
+        self._length, self._batch = max_length, batch_size
+        self._names = sorted({name for update in updates for name in update.names})
+        tensors = model_tensors(model)
+        self._check(tensors)
+        self._kept = {name: tensors[name].clone() for name in self._names}
+        self._sum: dict[str, Tensor] = {}
+        self._in_sum: Coalition = frozenset()
+        self._base_loss: float | None = None
+        self._chance: Vector | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self._updates)
+
+    def base_loss(self) -> float:
+        """Held-out loss of the model itself, nats a token.
+
+        Raises:
+            GymError: ``DATA_INVALID`` where it is not finite.
+        """
+        if self._base_loss is None:
+            found = self._loss()
+            if not math.isfinite(found):
+                raise GymError(ErrorCode.DATA_INVALID, f"the held-out loss of the model itself is {found}")
+            self._base_loss = found
+        return self._base_loss
+
+    def value(self, coalition: Coalition) -> float:
+        """Nats by which the coalition's soup lowers the loss; never below ``-WORST``."""
+        before = self.base_loss()
+        if not coalition:
+            return 0.0
+        with self._with(self._summed(coalition)):
+            after = self._loss()
+        return max(-WORST, before - after) if math.isfinite(after) else -WORST
+
+    def slopes(self, shares: Vector) -> Vector:
+        """``[n]``: ``-c_i <gradient at model + sum_j shares_j c_j u_j, u_i>``."""
+        step = {name: self._zeros(name) for name in self._names}
+        for i, share in enumerate(shares.tolist()):
+            self._add(step, i, share)
+        with self._with(step):
+            gradient = self._gradient()
+        del step
+        found, spread = np.zeros(self.n), np.zeros(self.n)
+        for i, (update, coefficient) in enumerate(zip(self._updates, self._coefficients, strict=True)):
+            for name in update.names:
+                slope = gradient[name].to("cpu", torch.float64)
+                change = update.decode(name).to(torch.float64)
+                found[i] -= coefficient * float((slope * change).sum())
+                size = float((slope * slope).sum()) * float((change * change).sum())
+                spread[i] += coefficient**2 * size / change.numel()
+                update.release(name)
+        self._chance = np.sqrt(spread)
+        return found
+
+    def chance(self) -> Vector:
+        """``[n]``: standard deviation of ``slopes`` if every tensor of an update pointed somewhere else at random.
+
+        Of the last gradient taken; where there is none yet, of that half way along the step.
+        """
+        if self._chance is None:
+            self.slopes(np.full(self.n, 0.5))
+        assert self._chance is not None
+        return self._chance
+
+    def gram(self) -> Vector:
+        """``[n, n]`` inner products of the updates as they were sent; popcounts where they are signs."""
+        spec = BaseSpec("", "", {name: tuple(tensor.shape) for name, tensor in self._kept.items()})
+        norms = [update.norm() for update in self._updates]
+        found: Vector = inner_products(stacks_of(self._updates, spec), norms).numpy()
+        return found
+
+    def _loss(self) -> float:
+        return heldout_loss(
+            self._model, self._tokenizer, self._rows, max_length=self._length, batch_size=self._batch
+        )
+
+    def _gradient(self) -> dict[str, Tensor]:
+        """Of the held-out loss, by name; the model keeps the gradients and flags that it had."""
+        parameters = dict(self._model.named_parameters())
+        before = {name: (p.requires_grad, p.grad) for name, p in parameters.items()}
+        try:
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(name in self._kept)
+                parameter.grad = None
+            count = 0
+            with torch.enable_grad():
+                for loss, tokens in batch_losses(
+                    self._model, self._tokenizer, self._rows, self._length, self._batch
+                ):
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    count += tokens
+            found = {name: parameters[name].grad for name in self._names}
+            return {
+                name: self._zeros(name) if slope is None else slope.float() / count
+                for name, slope in found.items()
+            }
+        finally:
+            for name, (wanted, gradient) in before.items():
+                parameters[name].requires_grad_(wanted)
+                parameters[name].grad = gradient
+
+    def _summed(self, coalition: Coalition) -> dict[str, Tensor]:
+        if not self._in_sum or not self._in_sum <= coalition:
+            self._sum = {name: self._zeros(name) for name in self._names}
+        more = sorted(coalition - self._in_sum)
+        self._in_sum = frozenset()  # until the sum is whole again, whatever happens
+        for i in more:
+            self._add(self._sum, i, 1.0)
+        self._in_sum = coalition
+        return self._sum
+
+    def _add(self, total: dict[str, Tensor], i: int, share: float) -> None:
+        factor = share * self._coefficients[i]
+        if factor == 0.0:
+            return
+        update = self._updates[i]
+        for name in update.names:
+            total[name].add_(update.decode(name).to(total[name].device), alpha=factor)
+            update.release(name)
+
+    def _zeros(self, name: str) -> Tensor:
+        return torch.zeros_like(self._kept[name], dtype=torch.float32)
+
+    @contextmanager
+    def _with(self, step: dict[str, Tensor]) -> Iterator[None]:
+        tensors = model_tensors(self._model)
+        try:
+            with torch.no_grad():
+                for name, change in step.items():
+                    tensors[name].copy_(self._kept[name].float() + change)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in self._kept.items():
+                    tensors[name].copy_(tensor)
+
+    def _check(self, tensors: dict[str, Tensor]) -> None:
+        for update in self._updates:
+            for name in update.names:
+                found = tuple(tensors[name].shape) if name in tensors else None
+                if found != update.record(name).shape:
+                    raise GymError(
+                        ErrorCode.BASE_MISMATCH,
+                        f"{update.path}: tensor {name!r} {list(update.record(name).shape)} does not fit the model",
+                    )
+
+
+def round_coefficients(
+    updates: Sequence[DeltaFile],
+    weights: Sequence[float],
+    max_norm: float | None = None,
+    server_learning_rate: float = 1.0,
+) -> list[float]:
+    """What each update counts for in a soup by the weighted mean: ``server_learning_rate * clip_i * w_i / sum w``."""
+    total = math.fsum(weights)
+    found = []
+    for update, weight in zip(updates, weights, strict=True):
+        norm = update.norm()
+        clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
+        found.append(server_learning_rate * clip * weight / total)
+    return found

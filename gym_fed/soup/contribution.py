@@ -1,0 +1,211 @@
+"""What an update was worth: a round as a cooperative game, and what every method that shares its value has in common.
+
+The players are the n merged updates of a round, and the value of a coalition S is by how much its soup lowers the
+held-out loss, where every member keeps the coefficient that it has in the round's soup of all::
+
+    v(S) = loss(base) - loss(base + sum_{i in S} c_i u_i),     v({}) = 0,     c_i = server_learning_rate * clip_i * w_i
+
+and nobody's place is filled by the others: with the coalition's own mean (the weights w renormalised over S) an update
+of zeros would dilute the others, and be paid for it wherever the server's step overshoots. As it is, zeros add exactly
+nothing to any coalition, the scores of all add up to what the round gained, and an update's score does not grow when it
+is sent in two halves. The price: v says what an update gave to *this* soup, not what it would have given alone.
+
+Linear, and not the rule that made the soup: robust rules need 2f + 1 updates and are undefined on small coalitions. So
+only updates that the rule kept are to be scored; one that it cut out had no part in the soup, and must be paid neither
+for what it would have given nor for harm that the rule prevented. Where a rule decides coordinate by coordinate, the
+game is the linear soup nearest to it, not the soup itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gym_fed.config.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+
+Coalition: TypeAlias = "frozenset[int]"
+Vector: TypeAlias = "NDArray[np.float64]"
+Stopped: TypeAlias = Literal["exact", "tolerance", "budget", "model"]
+
+GRADIENT_COST = 3
+"""What a gradient counts for, in evaluations: one pass forward, and two passes' work backward."""
+
+
+class Game(Protocol):
+    """A game of ``n`` players; ``value`` is in nats, and 0 for nobody."""
+
+    @property
+    def n(self) -> int: ...
+
+    def value(self, coalition: Coalition) -> float: ...
+
+
+@runtime_checkable
+class SmoothGame(Game, Protocol):
+    """A game whose players may also be there in part."""
+
+    def slopes(self, shares: Vector) -> Vector:
+        """``[n]``: how fast the value grows with each player's share, where player i is there to ``shares[i]``."""
+
+    def chance(self) -> Vector:
+        """``[n]``: standard deviation of the slope of an update of this size whose direction is drawn blindly."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What each player gave.
+
+    Attributes:
+        method: The method's name.
+        values: ``[n]`` float64, nats of held-out loss; for an exact method they sum to the value of all.
+        evaluations: Coalitions that were evaluated, and three for each gradient.
+        stopped: ``exact``; ``tolerance`` or ``budget`` for what ended the sampling; ``model`` for scores of a modelled
+            game.
+        errors: ``[n]`` float64 standard errors of sampled scores; None where nothing was sampled.
+        chance: ``[n]`` float64 what blind luck gives an update of this size (one standard deviation), where the method
+            had a gradient at hand; a score below twice this is no sign of work.
+    """
+
+    method: str
+    values: Vector
+    evaluations: int
+    stopped: Stopped
+    errors: Vector | None = None
+    chance: Vector | None = None
+
+
+class CountedGame:
+    """A game that asks another one for every coalition only once, and counts.
+
+    Args:
+        game: The game.
+        on_evaluation: Called with the count before each evaluation; what it raises ends the scoring.
+    """
+
+    def __init__(self, game: Game, on_evaluation: Callable[[int], None] = lambda _: None) -> None:
+        self._game = game
+        self._known: dict[Coalition, float] = {frozenset(): 0.0}
+        self._on_evaluation = on_evaluation
+        self.evaluations = 0
+
+    @property
+    def n(self) -> int:
+        return self._game.n
+
+    @property
+    def everyone(self) -> Coalition:
+        return frozenset(range(self.n))
+
+    def knows(self, coalition: Coalition) -> bool:
+        """Whether ``value`` of it costs nothing."""
+        return coalition in self._known
+
+    def value(self, coalition: Coalition) -> float:
+        """As the game's own.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` for a value that is not finite.
+        """
+        if coalition not in self._known:
+            self._on_evaluation(self.evaluations)
+            found = float(self._game.value(coalition))
+            self._known[coalition] = _finite(
+                np.array([found]), f"the soup of updates {sorted(coalition)}"
+            ).item()
+            self.evaluations += 1
+        return self._known[coalition]
+
+    def slopes(self, shares: Vector) -> Vector:
+        """As the game's own; counts for ``GRADIENT_COST``."""
+        self._on_evaluation(self.evaluations)
+        found = _finite(self._smooth.slopes(shares), "the gradient")
+        self.evaluations += GRADIENT_COST
+        return found
+
+    def chance(self) -> Vector:
+        """As the game's own; costs nothing beside ``slopes``."""
+        return self._smooth.chance()
+
+    @property
+    def _smooth(self) -> SmoothGame:
+        if not isinstance(self._game, SmoothGame):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{type(self._game).__name__} knows only whole updates, and the method wants gradients",
+                "score with shapley, monte_carlo, gtg or leave_one_out",
+            )
+        return self._game
+
+
+class GroupedGame:
+    """A game in which several players of another one act as one: near copies, or keys of one person.
+
+    Args:
+        game: The game.
+        groups: The players of each group; every player in exactly one.
+    """
+
+    def __init__(self, game: Game, groups: list[list[int]]) -> None:
+        if sorted(i for group in groups for i in group) != list(range(game.n)):
+            raise GymError(ErrorCode.USAGE, f"groups {groups} do not hold each of {game.n} players once")
+        self._game, self._groups = game, groups
+
+    @property
+    def n(self) -> int:
+        return len(self._groups)
+
+    def value(self, coalition: Coalition) -> float:
+        return self._game.value(frozenset(i for group in coalition for i in self._groups[group]))
+
+    def slopes(self, shares: Vector) -> Vector:
+        spread = np.zeros(self._game.n)
+        for group, share in zip(self._groups, shares, strict=True):
+            spread[group] = share
+        found = self._smooth.slopes(spread)
+        return np.array([found[group].sum() for group in self._groups])
+
+    def chance(self) -> Vector:
+        """As if the members' luck were one and the same, which it is for copies."""
+        found = self._smooth.chance()
+        return np.array([found[group].sum() for group in self._groups])
+
+    @property
+    def _smooth(self) -> SmoothGame:
+        if not isinstance(self._game, SmoothGame):
+            raise GymError(ErrorCode.USAGE, f"{type(self._game).__name__} has no gradients")
+        return self._game
+
+
+class ContributionMethod(ABC):
+    """A way to share a round's value among its updates. One file of ``contributions`` is one method, named like it.
+
+    ``Config`` holds its settings, which the registry validates; a method that samples draws from its own seed, so that
+    the same game gets the same scores.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type[StrictModel]] = StrictModel
+
+    def __init__(self, config: StrictModel) -> None:
+        self.config = config
+
+    @abstractmethod
+    def score(self, game: Game) -> Scores:
+        """What each player gave.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` for a game too large for the method, ``UPDATE_REFUSED`` for values that are not
+                finite; and whatever the game raises.
+        """
+
+
+def _finite(values: Vector, what: str) -> Vector:
+    if not bool(np.isfinite(values).all()):
+        raise GymError(ErrorCode.UPDATE_REFUSED, f"{what} has a value that is not finite")
+    return values

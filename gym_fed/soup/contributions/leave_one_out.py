@@ -1,0 +1,25 @@
+"""Leave one out: what the round would have lost without the update."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Scores
+
+
+class LeaveOneOut(ContributionMethod):
+    """``v(N) - v(N \\ i)``: n + 1 evaluations.
+
+    Two updates that say the same get little each, since either would do; where the step overshoots, all look bad.
+    """
+
+    name: ClassVar[str] = "leave_one_out"
+
+    def score(self, game: Game) -> Scores:
+        counted = CountedGame(game)
+        everyone = counted.everyone
+        whole = counted.value(everyone)
+        values = np.array([whole - counted.value(everyone - {i}) for i in range(game.n)])
+        return Scores(self.name, values, counted.evaluations, "exact")

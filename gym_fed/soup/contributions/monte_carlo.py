@@ -1,0 +1,78 @@
+"""Shapley values from sampled orders, each cut off where the rest has nothing left to add."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from gym_fed.config.base import StrictModel
+from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Scores, Vector
+
+
+class MonteCarloConfig(StrictModel):
+    """Settings of ``monte_carlo``."""
+
+    budget: int = Field(default=200, ge=1)
+    """Evaluations after which no further order begins. The first pair of orders, 2n - 1 of them, is always finished."""
+
+    tolerance: float = Field(default=0.02, ge=0)
+    """Sampling ends when the largest standard error is below this part of the largest score's magnitude."""
+
+    truncation: float = Field(default=0.0, ge=0)
+    """An order is cut off when what it has collected is within this part of the value of all; 0 never cuts."""
+
+    seed: int = Field(default=0, ge=0)
+    """Of the orders."""
+
+
+class MonteCarlo(ContributionMethod):
+    """Ghorbani and Zou 2019, "Data Shapley: Equitable Valuation of Data for Machine Learning", alg. 1.
+
+    Orders come in pairs, each followed by its reverse (Mitchell et al. 2022, "Sampling Permutations for Shapley Value
+    Estimation", sec. 4.1): of any two updates each comes first once, so one pair gives a quadratic game's scores
+    exactly. Standard errors are those of the pairs' means; of a single pair there is none, and infinity is told.
+    """
+
+    name: ClassVar[str] = "monte_carlo"
+    Config: ClassVar[type[StrictModel]] = MonteCarloConfig
+
+    config: MonteCarloConfig
+
+    def score(self, game: Game) -> Scores:
+        counted = CountedGame(game)
+        generator = np.random.default_rng(self.config.seed)
+        pairs: list[Vector] = []
+        while True:
+            order = generator.permutation(game.n).tolist()
+            forward, backward = self._walk(counted, order), self._walk(counted, order[::-1])
+            pairs.append((forward + backward) / 2)
+            values = np.mean(pairs, axis=0)
+            errors = standard_errors(pairs)
+            if float(errors.max()) <= self.config.tolerance * float(np.abs(values).max()):
+                return Scores(self.name, values, counted.evaluations, "tolerance", errors)
+            if counted.evaluations >= self.config.budget or len(pairs) >= self.config.budget:
+                return Scores(self.name, values, counted.evaluations, "budget", errors)
+
+    def _walk(self, counted: CountedGame, order: list[int]) -> Vector:
+        """What each adds when they come in this order, ``[n]``."""
+        whole = counted.value(counted.everyone)
+        added = np.zeros(counted.n)
+        coalition: frozenset[int] = frozenset()
+        for i in order:
+            before = counted.value(coalition)
+            if abs(whole - before) < self.config.truncation * abs(whole):
+                break
+            coalition |= {i}
+            added[i] = counted.value(coalition) - before
+        return added
+
+
+def standard_errors(samples: list[Vector]) -> Vector:
+    """Of the mean of independent ``[n]`` samples; infinite for fewer than two."""
+    if len(samples) < 2:
+        return np.full(len(samples[0]), np.inf)
+    deviations: Vector = np.std(samples, axis=0, ddof=1)
+    errors: Vector = deviations / np.sqrt(len(samples))
+    return errors

@@ -1,0 +1,51 @@
+"""Shapley values, exactly: what an update adds, averaged over all orders in which the updates might come."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from gym_fed.config.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Scores
+
+
+class ShapleyConfig(StrictModel):
+    """Settings of ``shapley``."""
+
+    max_players: int = Field(default=10, ge=1, le=20)
+    """Updates in a round beyond which scoring is refused: n of them cost 2^n - 1 evaluations."""
+
+
+class Shapley(ContributionMethod):
+    """Shapley 1953, "A Value for n-Person Games", with every coalition evaluated."""
+
+    name: ClassVar[str] = "shapley"
+    Config: ClassVar[type[StrictModel]] = ShapleyConfig
+
+    config: ShapleyConfig
+
+    def score(self, game: Game) -> Scores:
+        n = game.n
+        if n > self.config.max_players:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"exact Shapley values of {n} updates take {2**n - 1} evaluations; max_players is "
+                f"{self.config.max_players}",
+                "score with monte_carlo, gtg or estimate, or raise max_players",
+            )
+        counted = CountedGame(game)
+        # in the order of binary numbers, so that a game that adds to its last soup seldom starts anew
+        table = [counted.value(frozenset(i for i in range(n) if mask >> i & 1)) for mask in range(1 << n)]
+        values = np.zeros(n)
+        for i in range(n):
+            terms = [
+                (table[mask | 1 << i] - table[mask]) / (n * math.comb(n - 1, mask.bit_count()))
+                for mask in range(1 << n)
+                if not mask >> i & 1
+            ]
+            values[i] = math.fsum(terms)
+        return Scores(self.name, values, counted.evaluations, "exact")
