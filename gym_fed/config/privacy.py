@@ -38,18 +38,13 @@ class AdaptiveClipping(StrictModel):
     contributors in the paper. What it costs is taken from the noise of the soup, so that a round costs the same."""
 
 
-class PrivacyConfig(StrictModel):
-    """Contributor-level differential privacy at the hub: clip, add, noise, account; the run stops at the budget.
-
-    Adjacency: two runs are neighbours when every update of one contributor is replaced by nothing (zero-out, Kairouz et
-    al. 2021, arXiv:2103.00039). Who takes part is public (it is in the ledger), so no amplification by sampling is
-    claimed.
-    """
+class ReleasePrivacy(StrictModel):
+    """One noisy release of a merge: whose share is hidden, behind how much noise."""
 
     mechanism: Mechanism = "gaussian"
     """``gaussian`` noises the sum of clipped updates; ``discrete_gaussian`` noises whole-number votes on signs."""
 
-    noise_multiplier: Annotated[float, Field(gt=0)] = 1.0
+    noise_multiplier: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Standard deviation of a round's noise over what one contributor can change at most."""
 
     clipping_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -58,31 +53,12 @@ class PrivacyConfig(StrictModel):
     clipping: Literal["whole", "per_layer"] = "whole"
     """``per_layer`` clips each of L tensors to ``clipping_norm / sqrt(L)`` (McMahan et al. 2018, arXiv:1710.06963)."""
 
-    adaptive_clipping: AdaptiveClipping | None = None
-    """Let the clipping norm follow the updates; absent: it stays as it is."""
-
-    epsilon: Annotated[float, Field(gt=0)]
-    """The budget of the whole run. The round that would exceed it is not begun."""
-
     target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     @model_validator(mode="after")
-    def _votes_have_one_norm(self) -> PrivacyConfig:
-        if self.mechanism == "discrete_gaussian":
-            if self.adaptive_clipping is not None:
-                raise ValueError(
-                    "adaptive_clipping: votes on signs all have one norm, and there is nothing to adapt; use "
-                    "mechanism: gaussian"
-                )
-            if self.clipping != "whole":
-                raise ValueError("clipping: votes are not clipped; per_layer belongs to mechanism: gaussian")
-        if self.adaptive_clipping is not None:
-            least = 0.5 * self.noise_multiplier
-            if self.adaptive_clipping.count_noise_std <= least:
-                raise ValueError(
-                    f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {least:g}, or the count "
-                    "alone costs more than a round may"
-                )
+    def _votes_have_one_norm(self) -> ReleasePrivacy:
+        if self.mechanism == "discrete_gaussian" and self.clipping != "whole":
+            raise ValueError("clipping: votes are not clipped; per_layer belongs to mechanism: gaussian")
         return self
 
     def refuse_unaccounted(self, soup: SoupRecipe) -> None:
@@ -106,6 +82,38 @@ class PrivacyConfig(StrictModel):
             )
 
 
+class PrivacyConfig(ReleasePrivacy):
+    """Contributor-level differential privacy at the hub: clip, add, noise, account; the run stops at the budget.
+
+    Adjacency: two runs are neighbours when every update of one contributor is replaced by nothing (zero-out, Kairouz et
+    al. 2021, arXiv:2103.00039). Who takes part is public (it is in the ledger), so no amplification by sampling is
+    claimed.
+    """
+
+    adaptive_clipping: AdaptiveClipping | None = None
+    """Let the clipping norm follow the updates; absent: it stays as it is."""
+
+    epsilon: Annotated[float, Field(gt=0)]
+    """The budget of the whole run. The round that would exceed it is not begun."""
+
+    @model_validator(mode="after")
+    def _count_fits(self) -> PrivacyConfig:
+        if self.adaptive_clipping is None:
+            return self
+        if self.mechanism == "discrete_gaussian":
+            raise ValueError(
+                "adaptive_clipping: votes on signs all have one norm, and there is nothing to adapt; use "
+                "mechanism: gaussian"
+            )
+        least = 0.5 * self.noise_multiplier
+        if self.adaptive_clipping.count_noise_std <= least:
+            raise ValueError(
+                f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {least:g}, or the count "
+                "alone costs more than a round may"
+            )
+        return self
+
+
 class LocalPrivacy(StrictModel):
     """DP-SGD on the contributor's machine (Abadi et al. 2016, arXiv:1607.00133): example-level, by Opacus.
 
@@ -126,4 +134,23 @@ class SecureAggregationConfig(StrictModel):
 
     threshold: Annotated[int, Field(ge=2)] = 3
     """Contributors that must stay to the end of a round; fewer than these learn nothing together, and neither does the
-    hub. More than half of a round's contributors is the least that withstands a hub that cheats."""
+    hub. More than half of a round's contributors is the least that withstands a hub that cheats; who comes after
+    2 * threshold - 1 have begun waits for the next round."""
+
+    begin_with: Annotated[int, Field(ge=2)] | None = None
+    """Contributors that a round waits for before keys are shared; those above the threshold may go without ending it.
+    Absent: the larger of threshold and rounds.min_contributors, so that none may go."""
+
+    stage_seconds: Annotated[float, Field(gt=0)] = 300
+    """How long the sharing of keys and the unmasking wait for those who are slow; training has the round's deadline."""
+
+    step_norm: Annotated[float, Field(gt=0)] | None = None
+    """L2 norm of the step that one contributor's votes stand for: a vote moves a weight by step_norm / sqrt(weights)
+    over the contributors. Required, but with ``privacy``, where it is privacy.clipping_norm."""
+
+
+class SecureTask(StrictModel):
+    """What a contributor must know of a secure round before it trains."""
+
+    threshold: Annotated[int, Field(ge=2)]
+    """Shares that give a secret back; more than half of those who begin, or the contributor refuses."""

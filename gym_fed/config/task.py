@@ -19,7 +19,7 @@ from gym_fed.config.algorithms.preference import (
 )
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.privacy import LocalPrivacy
+from gym_fed.config.privacy import LocalPrivacy, SecureTask
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 
@@ -138,6 +138,8 @@ class TaskSpec(StrictModel):
     max_update_bytes: int = Field(ge=1)
     deadline_seconds: float = Field(gt=0)
     """Unix time after which the round no longer waits."""
+    secure_aggregation: SecureTask | None = None
+    """Send masked votes, whose sum alone the hub learns; absent: the update itself."""
 
     @model_validator(mode="after")
     def _distills_full_deltas_only(self) -> TaskSpec:

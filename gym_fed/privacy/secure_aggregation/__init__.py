@@ -1,0 +1,5 @@
+"""Secure aggregation: contributors mask whole-number votes so that the hub learns their sum and nothing else.
+
+Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (figure 4), with signed
+keys. The parts are pure; ``gym_client.secure`` and ``gym_server.secure`` speak the protocol with them.
+"""

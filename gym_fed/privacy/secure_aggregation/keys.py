@@ -1,0 +1,74 @@
+"""Keys that two contributors share without the hub: X25519, HKDF, and AES-GCM for what passes through the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_json
+
+SECRET_BYTES = 32
+_NONCE_BYTES = 12
+
+
+def new_secret() -> bytes:
+    """32 bytes from the operating system: an X25519 private key, or a seed of masks."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def public_of(private: bytes) -> bytes:
+    """The X25519 public key of a private one, 32 bytes each."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def commitment(seed: bytes) -> str:
+    """Hex sha256 that binds a contributor to its seed and, the seed being random, says nothing about it."""
+    return hashlib.sha256(b"gym-secagg-1 seed\0" + seed).hexdigest()
+
+
+def shared_key(private: bytes, public: bytes, purpose: str, server: str, server_round: int) -> bytes:
+    """32 bytes that only the holders of two private keys can compute, of their own for every purpose and round.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID`` for a public key of low order, with which there is no secret to share.
+    """
+    try:
+        agreed = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
+    except ValueError as error:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID, f"{public.hex()[:16]} is no public key for masks: {error}"
+        ) from error
+    info = canonical_json(["gym-secagg-1", purpose, server, server_round])
+    return HKDF(algorithm=SHA256(), length=SECRET_BYTES, salt=None, info=info).derive(agreed)
+
+
+def seal(key: bytes, plain: bytes, sender: str, receiver: str) -> bytes:
+    """Encrypt for one receiver; who sends it to whom is authenticated too."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, plain, canonical_json([sender, receiver]))
+
+
+def unseal(key: bytes, sealed: bytes, sender: str, receiver: str) -> bytes:
+    """The reverse of ``seal``.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` when it is not what the sender sealed for this receiver.
+    """
+    try:
+        nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+        return AESGCM(key).decrypt(nonce, data, canonical_json([sender, receiver]))
+    except (InvalidTag, ValueError) as error:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"the share that the hub passed on from {sender} is not what {sender} sealed",
+            "sit this round out; tell the coordinator if it happens again",
+        ) from error

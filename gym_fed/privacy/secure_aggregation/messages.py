@@ -1,0 +1,149 @@
+"""What contributors and hub tell each other in a secure round, as strict JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from gym_fed.config.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey, contributor_id, verify_signature
+
+ADVERTISE, SHARE, TRAIN, UNMASK = "advertise", "share", "train", "unmask"
+STAGES = (ADVERTISE, SHARE, TRAIN, UNMASK)
+RECORD = "secure"
+"""Name of the config record, with one key ``json``, that carries these messages."""
+ACTIONS = {ADVERTISE: "advertise_keys", SHARE: "share_keys", UNMASK: "unmask"}
+"""Flower's query action of each stage but training, which is Flower's own ``train``."""
+
+MAX_CONTRIBUTORS = 500
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Id = Annotated[str, Field(pattern=r"^c[0-9a-f]{16}$")]
+T = TypeVar("T", bound=StrictModel)
+Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=1024)]
+
+
+class Advert(StrictModel):
+    """One contributor's public keys for one round."""
+
+    format: Literal["gym-secagg-1"] = "gym-secagg-1"
+    server: str = Field(max_length=64)
+    server_round: int = Field(ge=1)
+    threshold: int = Field(ge=2)
+    public_key: Key
+    """The key that signs; its hash is the contributor's name within the round, so that no list of names is needed."""
+    mask_key: Key
+    cipher_key: Key
+    seed_commitment: Key
+
+    @property
+    def contributor(self) -> str:
+        return contributor_id(bytes.fromhex(self.public_key))
+
+
+class SignedAdvert(StrictModel):
+    """An advert under its owner's Ed25519 key."""
+
+    advert: Advert
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+    @classmethod
+    def sign(cls, advert: Advert, key: SigningKey) -> SignedAdvert:
+        return cls(advert=advert, signature=key.sign(advert.model_dump(mode="json")).hex())
+
+    def verify(self, server: str, server_round: int, threshold: int) -> None:
+        """Raises ``SIGNATURE_INVALID`` unless it is its owner's, for this hub, round and threshold."""
+        advert = self.advert
+        told = (advert.server, advert.server_round, advert.threshold)
+        if told != (server, server_round, threshold):
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"keys of {advert.contributor} are for hub, round and threshold {told}, "
+                f"not {(server, server_round, threshold)}",
+                "the hub passes on keys of another round; tell its coordinator",
+            )
+        verify_signature(
+            bytes.fromhex(advert.public_key), advert.model_dump(mode="json"), bytes.fromhex(self.signature)
+        )
+
+
+class Roster(StrictModel):
+    """Hub to contributor, stage share: who has begun."""
+
+    adverts: list[SignedAdvert] = Field(max_length=MAX_CONTRIBUTORS)
+
+
+class Shares(StrictModel):
+    """Contributor to hub, stage share: a sealed pair of shares for each other contributor, by its id."""
+
+    sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
+
+
+class Masking(StrictModel):
+    """Hub to contributor, stage train: the sealed shares for it, by sender. Senders and it itself mask."""
+
+    sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
+
+
+class Survivors(StrictModel):
+    """Hub to contributor, stage unmask: whose masked votes the hub has."""
+
+    survivors: list[Id] = Field(max_length=MAX_CONTRIBUTORS)
+
+
+class Revealed(StrictModel):
+    """Contributor to hub, stage unmask: shares of survivors' seeds, and of the mask keys of all others."""
+
+    seeds: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
+    mask_keys: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
+
+
+def parse(kind: type[T], text: object) -> T:
+    """Read a message strictly.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` naming the first field that is off.
+    """
+    try:
+        return kind.model_validate_json(text if isinstance(text, str) else "null")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(key) for key in first["loc"]) or "message"
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED, f"secure aggregation: {kind.__name__}: {where}: {first['msg']}"
+        ) from error
+
+
+def check_majority(threshold: int, began: int) -> None:
+    """Raises ``UPDATE_REFUSED`` for a round in which two halves could be told different stories.
+
+    A hub that tells some that a contributor stayed, and the others that it went, needs ``threshold`` of each to learn
+    its votes. No two such groups exist as long as the threshold is more than half.
+    """
+    if began < threshold:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED, f"{began} contributors began a round whose threshold is {threshold}"
+        )
+    if 2 * threshold <= began:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"threshold {threshold} is not more than half of the {began} who began: a hub could tell one half of them "
+            "that a contributor stayed and the other that it went, and learn its votes",
+            "the coordinator must raise secure_aggregation.threshold",
+        )
+
+
+def check_roster(roster: Sequence[SignedAdvert], server: str, server_round: int, threshold: int) -> None:
+    """Everybody once, in order of id, each with keys under its own signature.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``.
+    """
+    ids = [signed.advert.contributor for signed in roster]
+    if ids != sorted(set(ids)):
+        raise GymError(ErrorCode.UPDATE_REFUSED, "the hub's list names a contributor twice or out of order")
+    check_majority(threshold, len(ids))
+    for signed in roster:
+        signed.verify(server, server_round, threshold)

@@ -1,0 +1,160 @@
+"""Votes on signs as a file of masked whole numbers, and their sum modulo 2^k.
+
+A vote is the sign of a coordinate of what an update decodes to: 1, -1, or 0 (a tensor that the update leaves out, a
+dense zero), which abstains. Bits of ``bitdelta`` are votes as they are. With n voters a sum lies in [-n, n], so that k
+is the number of bits of 2n and no honest sum wraps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import atomic_file
+from gym_fed.privacy.secure_aggregation.masks import MAX_BITS, Mask, MaskSum, Words, word_type
+
+if TYPE_CHECKING:
+    from gym_fed.delta import BaseSpec, DeltaFile
+
+MAGIC = b"gymvotes"
+HEADER_BYTES = 24
+PIECE = 1 << 20
+"""Coordinates that are in memory at once; a multiple of eight."""
+
+
+def bits_for(voters: int) -> int:
+    """k, the bits of a masked coordinate.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for more voters than 16 bits hold.
+    """
+    bits = (2 * voters).bit_length()
+    if bits > MAX_BITS:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{voters} contributors in one secure round; at most {(1 << MAX_BITS - 1) - 1} fit",
+        )
+    return bits
+
+
+def masked_bytes(spec: BaseSpec, bits: int) -> int:
+    """Size of a file of masked votes: every tensor is rounded up to eight coordinates."""
+    return HEADER_BYTES + sum(_groups(math.prod(shape)) * bits for shape in spec.shapes.values())
+
+
+def write_masked(delta: DeltaFile, spec: BaseSpec, masks: Sequence[Mask], bits: int, path: Path) -> None:
+    """Write the votes of an update under its masks, ``path`` whole or not at all."""
+    stream = MaskSum(masks, bits)
+    with atomic_file(path, mode=0o600) as file:
+        file.write(_header(bits, spec))
+        for name in sorted(spec.shapes):
+            votes = signs(delta, name, spec)
+            for start in range(0, len(votes), PIECE):
+                piece = votes[start : start + PIECE]
+                words = stream.take(8 * _groups(len(piece)))
+                words[: len(piece)] += piece.astype(words.dtype)
+                file.write(_pack(words, bits))
+
+
+def signs(delta: DeltaFile, name: str, spec: BaseSpec) -> NDArray[np.int8]:
+    """``[size]`` int8: the votes of one tensor, flat."""
+    if name not in delta:
+        return np.zeros(math.prod(spec.shapes[name]), np.int8)
+    decoded = delta.decode(name).sign().reshape(-1)
+    delta.release(name)
+    found: NDArray[np.int8] = decoded.numpy().astype(np.int8)
+    return found
+
+
+def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
+    """Whether a file is masked votes of this base and width; what is under the masks nobody can check.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED``.
+    """
+    size, wanted = path.stat().st_size, masked_bytes(spec, bits)
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+    if head != _header(bits, spec) or size != wanted:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"object of {size} bytes is no file of masked votes: {wanted} bytes with {bits} bits a coordinate are due",
+            "this hub aggregates securely and takes masked votes only",
+        )
+
+
+def sum_masked(
+    paths: Sequence[Path], spec: BaseSpec, masks: Sequence[Mask], bits: int, voters: int
+) -> Iterator[tuple[str, NDArray[np.int16]]]:
+    """The sum of the files with ``masks`` added, tensor by tensor in order of name.
+
+    Args:
+        paths: Files of masked votes.
+        spec: The base.
+        masks: What takes off the masks that do not cancel: inverses of them.
+        bits: k.
+        voters: How many files; a sum beyond is what a liar or a wrong mask makes of it.
+
+    Yields:
+        Name and ``[size]`` int16 sums.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` for sums that no votes have, and for a file that is no masked votes.
+    """
+    stream = MaskSum(masks, bits)
+    for path in paths:
+        check_masked(path, spec, bits)
+    with ExitStack() as stack:
+        files = [stack.enter_context(path.open("rb")) for path in paths]
+        for file in files:
+            file.seek(HEADER_BYTES)
+        for name, shape in sorted(spec.shapes.items()):
+            total = np.zeros(math.prod(shape), np.int16)
+            for start in range(0, len(total), PIECE):
+                piece = total[start : start + PIECE]
+                words = stream.take(8 * _groups(len(piece)))
+                for file in files:
+                    words += _unpack(file, len(words), bits)
+                piece[:] = _centred(words[: len(piece)], bits)
+            if len(total) and int(np.abs(total).max()) > voters:
+                raise GymError(
+                    ErrorCode.UPDATE_REFUSED,
+                    f"tensor {name!r}: the sum of {voters} votes is {int(np.abs(total).max())} at some coordinate",
+                    "a contributor sent what are no votes; secure aggregation cannot say who",
+                )
+            yield name, total
+
+
+def _groups(count: int) -> int:
+    return -(-count // 8)
+
+
+def _header(bits: int, spec: BaseSpec) -> bytes:
+    return MAGIC + bits.to_bytes(8, "little") + spec.num_parameters.to_bytes(8, "little")
+
+
+def _pack(words: Words, bits: int) -> bytes:
+    """k bits a word, the lowest first; eight words are k bytes."""
+    shifts = np.arange(bits, dtype=words.dtype)
+    return np.packbits(((words[:, None] >> shifts) & 1).astype(np.uint8), bitorder="little").tobytes()
+
+
+def _unpack(file: BinaryIO, count: int, bits: int) -> Words:
+    dtype = word_type(bits)
+    data = np.frombuffer(file.read(count * bits // 8), np.uint8)
+    ones = np.unpackbits(data, bitorder="little").reshape(count, bits).astype(dtype)
+    words: Words = (ones << np.arange(bits, dtype=dtype)).sum(axis=1, dtype=dtype)
+    return words
+
+
+def _centred(words: Words, bits: int) -> NDArray[np.int16]:
+    """Numbers modulo 2^k as the whole numbers nearest to zero."""
+    low = (words & ((1 << bits) - 1)).astype(np.int32)
+    return np.where(low >= 1 << (bits - 1), low - (1 << bits), low).astype(np.int16)
