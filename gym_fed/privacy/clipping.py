@@ -54,8 +54,9 @@ def whole_norm(norms: Sequence[float] | Floats) -> float:
 
 def on_lattice(values: NDArray[np.floating], factors: Floats) -> Integers:
     """Rows times their factors, cut off towards zero: ``[n, k]`` floats, ``[n]`` to ``[n, k]`` int64."""
-    scaled = values.astype(np.float64)
-    scaled *= factors[:, None]
+    with np.errstate(invalid="ignore"):
+        scaled = values.astype(np.float64) * factors[:, None]
+    scaled[factors == 0.0] = 0.0  # what overflowed counts as zero
     np.trunc(scaled, out=scaled)
     if not bool((np.abs(scaled) <= UNITS).all()):  # not a number fails too
         raise _beyond()
@@ -70,33 +71,29 @@ class Ruler:
     """
 
     def __init__(self, updates: int) -> None:
+        self._squares: dict[str, Integers] = {}
         self._total = np.zeros(updates, dtype=np.int64)
-        self._tensor = np.zeros(updates, dtype=np.int64)
-        self._seen: set[str] = set()
 
     def begin(self, name: str) -> None:
-        """The next integers are those of this tensor, from its first one on."""
-        self._tensor[:] = 0
+        """What follows is this tensor from its first value on; measured before, it counts afresh."""
+        self._total -= self._squares.pop(name, 0)
+        self._squares[name] = np.zeros_like(self._total)
 
-    def add(self, integers: Integers) -> None:
-        """Measure a block ``[n, k]`` of the tensor.
+    def add(self, name: str, integers: Integers) -> None:
+        """Measure a block ``[n, k]`` of a tensor, values of at most ``UNITS``.
 
         Raises:
             GymError: ``INTERNAL`` as soon as an update is over the bound.
         """
-        self._tensor += np.square(integers).sum(axis=1)
-        if bool((self._total + self._tensor > UNITS * UNITS).any()):
+        squares = np.square(integers).sum(axis=1)
+        self._squares[name] += squares
+        self._total += squares
+        if bool((self._total > UNITS * UNITS).any()):
             raise _beyond()
-
-    def end(self, name: str) -> None:
-        """The tensor is over; seen a second time it counts once."""
-        if name not in self._seen:
-            self._seen.add(name)
-            self._total += self._tensor
 
     @property
     def squares(self) -> Integers:
-        """``[n]`` squared norms so far."""
+        """``[n]`` squared norms of what was measured."""
         return self._total.copy()
 
 

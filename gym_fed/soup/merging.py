@@ -24,9 +24,11 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaFile, EncodeReport, ErrorFeedback, encode_source
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.adapters import write_adapters
+from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
+from gym_fed.soup.private import PrivateReport, PrivateRound, private_stacks
 from gym_fed.soup.registry import build_optimizer
 from gym_fed.soup.stacks import Stack, stacks_of
 
@@ -48,6 +50,7 @@ class SoupReport:
             decide coordinate by coordinate.
         encoding: Codec and reason for each tensor of the soup.
         lost: LoRA factors cut to a rank: for every tensor the part of its norm that the rank leaves out.
+        private: What a merge with differential privacy tells; ``update_norms`` and ``clip_factors`` are empty then.
     """
 
     sha256: str
@@ -58,6 +61,7 @@ class SoupReport:
     coefficients: tuple[float, ...] | None
     encoding: EncodeReport = field(repr=False)
     lost: Mapping[str, float] = field(default_factory=dict, repr=False)
+    private: PrivateReport | None = None
 
 
 def merge(
@@ -72,6 +76,7 @@ def merge(
     optimizer_state: OptimizerState | None = None,
     residual_path: Path | None = None,
     on_tensor: Callable[[str], None] = lambda _: None,
+    private: PrivateRound | None = None,
 ) -> SoupReport:
     """Clip, pre-aggregate, aggregate, step and encode; codecs may be mixed.
 
@@ -90,6 +95,7 @@ def merge(
         optimizer_state: State of ``recipe.server_optimizer``, needed exactly when there is one; the caller stages it.
         residual_path: LoRA factors merged into factors: where what their rank lacks goes, as a delta of its own.
         on_tensor: Called with the name of every tensor that is merged.
+        private: Merge with differential privacy (``gym_fed.soup.private``), by a recipe that it accounts for.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for an update of another base, ``CONFIG_INVALID`` when the round is too
@@ -108,32 +114,74 @@ def merge(
             f"the soup's codec has error_feedback: {recipe.codec.error_feedback}, but "
             f"{'no' if residual is None else 'a'} residual was given",
         )
-    norms = tuple(update.norm() for update in updates)
-    clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
-    stacks = stacks_of(updates, spec)
-    plan = _plan(stacks, updates, norms, clips, weight, pipeline, spec, root)
-    folder = Path(out_path).parent
+    told: PrivateReport | None = None
+    norms: tuple[float, ...] = ()
+    clips: tuple[float, ...] = ()
+    coefficients: tuple[float, ...] | None = None
+    if private is not None:
+        _refuse_unaccounted(private, recipe)
+        stacks, told = private_stacks(updates, spec, pipeline.aggregator, private)
+        plan = Mixture.identity(weight)
+    else:
+        norms = tuple(update.norm() for update in updates)
+        clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
+        stacks = stacks_of(updates, spec)
+        plan = _plan(stacks, updates, norms, clips, weight, pipeline, spec, root)
+        coefficients = tuple(plan.matrix[0].tolist()) if len(plan.matrix) == 1 else None
+    report, lost = write_soup(
+        stacks,
+        plan,
+        pipeline.aggregator,
+        recipe,
+        Path(out_path),
+        spec,
+        residual,
+        extra,
+        optimizer_state,
+        residual_path,
+        on_tensor,
+    )
+    return SoupReport(
+        report.sha256, report.size_bytes, report.norm, norms, clips, coefficients, report, lost, told
+    )
+
+
+def write_soup(
+    stacks: Sequence[Stack],
+    plan: Mixture,
+    aggregator: Aggregator,
+    recipe: SoupRecipe,
+    out_path: Path,
+    spec: BaseSpec,
+    residual: ErrorFeedback | None = None,
+    extra: Mapping[str, str] | None = None,
+    optimizer_state: OptimizerState | None = None,
+    residual_path: Path | None = None,
+    on_tensor: Callable[[str], None] = lambda _: None,
+) -> tuple[EncodeReport, Mapping[str, float]]:
+    """Merge every stack, take the server's step, and encode; arguments as in ``merge``.
+
+    Returns:
+        What was written, and for LoRA factors cut to a rank what that left out.
+    """
+    optimizer = build_optimizer(recipe)
+    folder = out_path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    coefficients = tuple(plan.matrix[0].tolist()) if len(plan.matrix) == 1 else None
-    written = None
     if optimizer is None:
         written = write_adapters(
             stacks,
             plan,
-            pipeline.aggregator,
+            aggregator,
             recipe.server_learning_rate,
             recipe.codec,
-            Path(out_path),
+            out_path,
             spec,
             extra,
             residual_path,
             on_tensor,
         )
-    if written is not None:
-        report, lost = written
-        return SoupReport(
-            report.sha256, report.size_bytes, report.norm, norms, clips, coefficients, report, lost
-        )
+        if written is not None:
+            return written
     if residual_path is not None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -149,7 +197,7 @@ def merge(
             shape = as_matrix(spec.shapes[name])
             target = torch.from_numpy(np.memmap(scratch, np.float32, "w+", scratch.seek(0, 2), shape))
             if name in by_name:
-                by_name[name].merge(plan, pipeline.aggregator, target)
+                by_name[name].merge(plan, aggregator, target)
             if optimizer is not None and optimizer_state is not None:
                 target.copy_(optimizer.step(name, target, optimizer_state))
             if recipe.server_learning_rate != 1.0:
@@ -164,8 +212,7 @@ def merge(
         def source(name: str) -> Tensor:
             return merged[name] if name in merged else torch.zeros(spec.shapes[name])
 
-        report = encode_source(source, recipe.codec, out_path, spec, residual, extra)
-    return SoupReport(report.sha256, report.size_bytes, report.norm, norms, clips, coefficients, report)
+        return encode_source(source, recipe.codec, out_path, spec, residual, extra), {}
 
 
 def inner_products(stacks: Sequence[Stack], norms: Sequence[float]) -> Tensor:
@@ -206,6 +253,13 @@ def _plan(
     clipping = Mixture.scaled(torch.tensor(list(clips), dtype=torch.float64), weights)
     geometry = Geometry(products, weights, own).mixed(clipping)
     return pipeline.plan(geometry).after(clipping)
+
+
+def _refuse_unaccounted(private: PrivateRound, recipe: SoupRecipe) -> None:
+    try:
+        private.privacy.refuse_unaccounted(recipe)
+    except ValueError as error:
+        raise GymError(ErrorCode.CONFIG_INVALID, str(error)) from error
 
 
 def _power_of_two(norm: float) -> float:

@@ -1,0 +1,316 @@
+"""A round's updates merged with differential privacy: clipped, put on a lattice, added, noised, and only then seen.
+
+Adjacency is zero-out (Kairouz et al. 2021, arXiv:2103.00039, definition 1.1): a neighbour of a round is the same round
+with every value of one update zero. How many updates there are, n, is public. The query on n integer vectors x_i is,
+coordinate by coordinate, the sum of the middle n - 2t values:
+
+* ``mean``: t = 0, the sum; without contributor i it changes by x_i.
+* ``trimmed_mean``: t values off either end. Moving one of n numbers from x_ij to 0 moves every order statistic in one
+  and the same direction, all of them together by |x_ij|; so the sum of any of them changes by at most |x_ij|.
+* ``median``: the one or two values in the middle, t = (n - 1) // 2; the same argument.
+
+In every case the change of coordinate j is at most |x_ij|, so that of the vector has at most the L2 norm of x_i: the
+clip. What the query is divided by (n - 2t, public) comes after the noise. ``discrete_gaussian`` adds up votes in
+{-1, 0, 1} of d coordinates, whose norm is at most sqrt(d); scales have no say.
+
+All tensors that an update may hold are noised, whether or not anybody sent them. Whatever follows is post-processing:
+the server optimiser, the learning rate, the soup's codec, its error feedback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from gym_quant.codec import sum_of_squares
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gym_fed.config.privacy import AdaptiveClipping, ReleasePrivacy
+from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.adaptive import next_norm, noise_left
+from gym_fed.privacy.clipping import UNITS, Floats, Integers, Ruler, on_lattice, scale_factors, whole_norm
+from gym_fed.privacy.noise import NoiseSource
+from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.aggregators.trimmed_mean import TrimmedMean
+from gym_fed.soup.geometry import Mixture
+from gym_fed.soup.low_rank import LowRank
+from gym_fed.soup.stacks import DecodedStack, FactorStack, Stack
+from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS
+
+FrozenA = Callable[[str, int], Tensor]
+"""Name of a weight and its columns to the A ``[r, cols]`` that all contributors of a round share, as they store it."""
+
+Draw = Callable[[int], Integers]
+"""The next integers of one tensor's noise."""
+
+
+@dataclass(frozen=True)
+class PrivateRound:
+    """What makes a merge private.
+
+    Attributes:
+        privacy: Mechanism, noise and clip; ``clipping_norm`` is this round's.
+        seed: Of the noise: 32 bytes that nobody can guess, never used for two different lists of updates.
+        tensors: Names of the tensors that an update may hold, by the task and not by what was sent.
+        frozen_a: LoRA with a frozen A: the query is on B; None for full deltas.
+        adaptive: Also find the clipping norm of the next round.
+    """
+
+    privacy: ReleasePrivacy
+    seed: bytes
+    tensors: Sequence[str]
+    frozen_a: FrozenA | None = None
+    adaptive: AdaptiveClipping | None = None
+
+
+@dataclass(frozen=True)
+class PrivateReport:
+    """What a private merge tells beside the soup; nothing in it depends on an update other than through the noise.
+
+    Attributes:
+        coordinates: How many numbers were noised, d.
+        next_clipping_norm: The clip of the next round.
+    """
+
+    coordinates: int
+    next_clipping_norm: float
+
+
+class Query:
+    """One kind of whole-number query: a block of all updates to integers, and noised integers to the soup's values."""
+
+    def __init__(self, private: PrivateRound) -> None:
+        self._seed = private.seed
+
+    def begin(self, name: str) -> Draw:
+        """The noise of a tensor from its first coordinate on; the same again for the same tensor."""
+        raise NotImplementedError
+
+    def exact(self, name: str, block: NDArray[np.floating]) -> Integers:
+        """``[n, k]`` values of the updates to ``[k]`` int64. It must not leave this module without noise."""
+        raise NotImplementedError
+
+    def value(self, noised: Integers) -> Floats:
+        """``[k]`` noised integers to the aggregate's values, float64."""
+        raise NotImplementedError
+
+    def release(self, name: str, block: NDArray[np.floating], draw: Draw) -> Floats:
+        """``[n, k]`` values to ``[k]`` noised ones, float64."""
+        exact = self.exact(name, block)
+        return self.value(exact + draw(len(exact)))
+
+
+class ClippedMiddle(Query):
+    """The sum of the middle values of every coordinate, behind rounded Gaussian noise.
+
+    An integer plus a rounded Gaussian is the integer plus the Gaussian, rounded: post-processing of the Gaussian
+    mechanism.
+    """
+
+    def __init__(
+        self, private: PrivateRound, factors: Mapping[str, Floats], updates: int, aggregator: Aggregator
+    ) -> None:
+        super().__init__(private)
+        self._factors = factors
+        dropped = _dropped(aggregator, updates)
+        self._middle = slice(dropped, updates - dropped)
+        self._divisor = updates - 2 * dropped
+        self._std = UNITS * noise_left(private.privacy.noise_multiplier, private.adaptive)
+        self._step = private.privacy.clipping_norm / UNITS
+        self.ruler = Ruler(updates)
+
+    def begin(self, name: str) -> Draw:
+        self.ruler.begin(name)
+        source = NoiseSource(self._seed)
+        return lambda count: source.rounded_gaussian(self._std, count, f"tensor/{name}")
+
+    def exact(self, name: str, block: NDArray[np.floating]) -> Integers:
+        integers = on_lattice(block, self._factors[name])
+        self.ruler.add(name, integers)
+        if self._middle != slice(0, len(integers)):
+            integers = np.sort(integers, axis=0)[self._middle]
+        total: Integers = integers.sum(axis=0)
+        return total
+
+    def value(self, noised: Integers) -> Floats:
+        return noised.astype(np.float64) * (self._step / self._divisor)
+
+
+class SignVotes(Query):
+    """How many more updates say plus than minus, behind discrete Gaussian noise.
+
+    Every vote vector has norm ``sqrt(d)`` at most, which stands for the clipping norm.
+    """
+
+    def __init__(self, private: PrivateRound, updates: int, coordinates: int, aggregator: Aggregator) -> None:
+        super().__init__(private)
+        self._variance = math.ceil(private.privacy.noise_multiplier**2 * coordinates)
+        self._vote = private.privacy.clipping_norm / math.sqrt(coordinates)
+        self._updates = updates
+        self._majority = aggregator.name == "majority_vote"
+
+    def begin(self, name: str) -> Draw:
+        source = NoiseSource(self._seed)
+        return lambda count: source.discrete_gaussian(self._variance, count, f"tensor/{name}")
+
+    def exact(self, name: str, block: NDArray[np.floating]) -> Integers:
+        total: Integers = np.sign(block).sum(axis=0, dtype=np.float64).astype(np.int64)
+        return total
+
+    def value(self, noised: Integers) -> Floats:
+        """For ``mean`` the votes' mean; for ``majority_vote`` the sign, a tie counts as plus."""
+        if self._majority:
+            return np.where(noised < 0, -self._vote, self._vote)
+        return noised.astype(np.float64) * (self._vote / self._updates)
+
+
+class NoisedStack(DecodedStack):
+    """A tensor of full deltas, in any codecs; an update that leaves it out counts as zero."""
+
+    query: Query
+    """What is asked of it; known once the norms are."""
+
+    def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
+        """Plan and rule are the query's own affair."""
+        draw = self.query.begin(self.name)
+        for start, stop, block in self._blocks():
+            values = self.query.release(self.name, block.numpy(), draw)
+            target[start:stop] = torch.from_numpy(values).to(torch.float32).reshape(stop - start, self.cols)
+
+    def update_norm(self, update: DeltaFile) -> float:
+        """L2 norm of what an update decodes to; of factors the product's own numbers, not their Gram matrices'."""
+        if self.name not in update:
+            return 0.0
+        if update.record(self.name).codec != "lora":
+            return update.tensor_norm(self.name)
+        step = max(1, BLOCK_ELEMENTS // self.cols)
+        starts = range(0, self.rows, step)
+        squares = [
+            sum_of_squares(update.decode_rows(self.name, start, min(self.rows, start + step)))
+            for start in starts
+        ]
+        return math.sqrt(math.fsum(squares))
+
+
+class NoisedFactors(FactorStack):
+    """The B of a LoRA tensor whose A the round's task names (FFA-LoRA, Sun et al. 2024, arXiv:2403.12313).
+
+    Noise on both factors would be multiplied with itself and with them; A is public here, and the product with it is
+    post-processing.
+    """
+
+    query: Query
+    """What is asked of it; known once the norms are."""
+
+    def __init__(
+        self, name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...], frozen_a: FrozenA
+    ) -> None:
+        super().__init__(name, updates, shape)
+        self._frozen_a = frozen_a
+
+    @cached_property
+    def shared(self) -> Tensor:
+        """The public A, ``[r, cols]`` float64."""
+        return self._frozen_a(self.name, self.cols).to(torch.float64)
+
+    def b_of(self, update: DeltaFile) -> Tensor | None:
+        """The update's B ``[rows, r]`` float64, its scaling folded in; None where it leaves the tensor out.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` for another A than the task's.
+        """
+        if self.name not in update:
+            return None
+        record = update.record(self.name)
+        found = (
+            LowRank.of(update.payload(self.name), self.shape, record.params)
+            if record.codec == "lora"
+            else None
+        )
+        if found is None or not torch.equal(found.a, self.shared):
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"tensor {self.name!r} of an update has another A than the round's",
+                "train with recipe.lora.freeze_a, as the task says",
+            )
+        return found.b
+
+    def update_norm(self, update: DeltaFile) -> float:
+        """L2 norm of an update's B."""
+        b = self.b_of(update)
+        return 0.0 if b is None else math.sqrt(sum_of_squares(b))
+
+    def merged(self, plan: Mixture, rule: Aggregator) -> LowRank:
+        draw = self.query.begin(self.name)
+        rank, count = len(self.shared), len(self.updates)
+        found = torch.empty(self.rows, rank, dtype=torch.float64)
+        factors = [self.b_of(update) for update in self.updates]
+        step = max(1, BLOCK_ELEMENTS // (rank * count))
+        for start in range(0, self.rows, step):
+            stop = min(self.rows, start + step)
+            block = np.zeros((count, (stop - start) * rank))
+            for row, b in zip(block, factors, strict=True):
+                if b is not None:
+                    row[:] = b[start:stop].reshape(-1).numpy()
+            values = self.query.release(self.name, block, draw)
+            found[start:stop] = torch.from_numpy(values).reshape(stop - start, rank)
+        return LowRank(self.shared, found)
+
+
+def private_stacks(
+    updates: Sequence[DeltaFile], spec: BaseSpec, aggregator: Aggregator, private: PrivateRound
+) -> tuple[list[Stack], PrivateReport]:
+    """Every tensor that an update may hold, ready to be merged under noise; the clip's own count is taken here.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` for an update with a tensor that the task does not train.
+    """
+    _refuse_foreign(updates, private.tensors)
+    made: list[NoisedStack | NoisedFactors] = []
+    for name in sorted(private.tensors):
+        shape = tuple(spec.shapes[name])
+        if private.frozen_a is None:
+            made.append(NoisedStack(name, updates, shape))
+        else:
+            made.append(NoisedFactors(name, updates, shape, private.frozen_a))
+    coordinates = sum(
+        stack.rows * (len(stack.shared) if isinstance(stack, NoisedFactors) else stack.cols) for stack in made
+    )
+    clipping_norm = private.privacy.clipping_norm
+    query: Query
+    if private.privacy.mechanism == "discrete_gaussian":
+        query = SignVotes(private, len(updates), coordinates, aggregator)
+    else:
+        norms = [[stack.update_norm(update) for stack in made] for update in updates]
+        factors = scale_factors(norms, clipping_norm, private.privacy.clipping == "per_layer")
+        by_name = {stack.name: factors[:, at] for at, stack in enumerate(made)}
+        query = ClippedMiddle(private, by_name, len(updates), aggregator)
+        if private.adaptive is not None:
+            within = sum(whole_norm(row) <= clipping_norm for row in norms)
+            source = NoiseSource(private.seed)
+            clipping_norm = next_norm(clipping_norm, within, len(updates), private.adaptive, source)
+    for stack in made:
+        stack.query = query
+    return list(made), PrivateReport(coordinates, clipping_norm)
+
+
+def _dropped(aggregator: Aggregator, updates: int) -> int:
+    if isinstance(aggregator, TrimmedMean):
+        return aggregator.trim
+    return (updates - 1) // 2 if aggregator.name == "median" else 0
+
+
+def _refuse_foreign(updates: Sequence[DeltaFile], tensors: Sequence[str]) -> None:
+    known = set(tensors)
+    for update in updates:
+        for name in update.names:
+            if name not in known:
+                raise GymError(
+                    ErrorCode.UPDATE_REFUSED, f"tensor {name!r} of an update is not one that the task trains"
+                )
