@@ -72,6 +72,8 @@ def _figures(report: StepReport) -> str:
     parts = [f"loss {report.loss:.4f}"]
     if report.reward is not None:
         parts.append(f"reward {report.reward:.3f}")
+    if report.epsilon is not None:
+        parts.append(f"epsilon {report.epsilon:.2f}")
     if report.tokens_per_second is not None:
         parts.append(f"{report.tokens_per_second:.0f} tokens/s")
     if report.seconds_left is not None and report.step < report.total:

@@ -195,7 +195,7 @@ def summary(folder: Path) -> dict[str, Any]:
     result = _read_json(folder / "result.json")
     if result is not None:
         steps = result.get("steps", steps)
-        figures.update({key: result[key] for key in ("final_loss", "best_step") if key in result})
+        figures.update({key: result[key] for key in ("final_loss", "best_step", "epsilon") if key in result})
     files = [folder / "metrics.jsonl", folder / "result.json", folder / "config.yaml"]
     changed = max(file.stat().st_mtime for file in files if file.exists())
     saved = [f.name.rpartition("-")[2] for f in folder.glob("checkpoints/checkpoint-*")]

@@ -16,6 +16,7 @@ from gym_fed.config.data_source import DataConfig, DataSections
 from gym_fed.config.distributed import DistributedSections
 from gym_fed.config.model_init import ModelInit
 from gym_fed.config.optimization import OptimizationSections
+from gym_fed.config.private_training import PrivacySections
 from gym_fed.config.rewards import RewardSections
 from gym_fed.config.run import RunSections
 from gym_fed.config.tracking import TrackingSections
@@ -35,6 +36,7 @@ class TrainingConfig(
     RewardSections,
     ComputeSections,
     DistributedSections,
+    PrivacySections,
     RunSections,
     TrackingSections,
 ):

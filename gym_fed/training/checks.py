@@ -28,6 +28,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     from gym_fed.training.batch_size import check_batch_size
     from gym_fed.training.features import active_features
     from gym_fed.training.optimizers import get_optimizer
+    from gym_fed.training.private.checks import check_privacy
     from gym_fed.training.processes import world_size
     from gym_fed.training.quantization import check_quantization
     from gym_fed.training.sharding import check_distributed
@@ -35,7 +36,9 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     from gym_fed.training.tuning import get_tuning
 
     pick_device(config.device)
-    check_distributed(config, world_size() if num_processes is None else num_processes)
+    processes = world_size() if num_processes is None else num_processes
+    check_distributed(config, processes)
+    check_privacy(config, processes)
     get_algorithm(config.algorithm).check(config)
     get_tuning(config.finetuning).check(config)
     check_quantization(config)

@@ -21,7 +21,7 @@ OnStep = Callable[[int, int, float], None]
 ShouldStop = Callable[[], bool]
 Track = Callable[[int], Experiment]
 
-_LAST_VALUE = ("learning_rate", "grad_norm", "epoch")
+_LAST_VALUE = ("learning_rate", "grad_norm", "epoch", "epsilon")
 _OWN = {"step", "loss", "num_tokens", "tokens_so_far", *_LAST_VALUE}
 _TIMED = re.compile(r"(^|[_/])(runtime|step_time|time|(tokens|samples|steps)_per_second)(/|$)")
 
@@ -40,6 +40,7 @@ class StepReport:
         seconds_left: By the pace since then.
         memory_bytes: The most that the process has held so far: on the GPU where there is one, else in RAM.
         evaluation: Figures on ``eval_data`` (``eval_loss``, ...) when this report is one of an evaluation.
+        epsilon: With ``privacy``: spent so far, at most.
     """
 
     step: int
@@ -51,6 +52,7 @@ class StepReport:
     seconds_left: float | None
     memory_bytes: int
     evaluation: dict[str, float] | None = None
+    epsilon: float | None = None
 
 
 OnReport = Callable[[StepReport], None]
@@ -190,6 +192,7 @@ class RunHooks(TrainerCallback):
             tokens_per_second=tokens / seconds if tokens and seconds else None,
             seconds_left=seconds / steps * (state.max_steps - state.global_step) if steps else None,
             memory_bytes=peak_memory_bytes(),
+            epsilon=logs.get("epsilon"),
         )
         self._on_report(self._last_report)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gym_fed.training.private.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class TrainResult:
         model: The trained model, in evaluation mode: the one handed in, or a PEFT model around it.
         tokenizer: Its tokenizer.
         best_step: Where its weights are from, under ``early_stopping.restore_best``; None for the last step.
+        epsilon: What the run cost each example under ``privacy``, at its ``target_delta``; None without.
+        privacy: The plan that was carried out.
     """
 
     steps: int
@@ -36,9 +41,12 @@ class TrainResult:
     model: Any = field(repr=False, compare=False)
     tokenizer: Any = field(repr=False, compare=False)
     best_step: int | None = None
+    epsilon: float | None = None
+    privacy: Plan | None = field(default=None, repr=False)
 
     def summary(self) -> dict[str, Any]:
         """The figures, without losses and objects, ready for JSON."""
         keep = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
         best = {} if self.best_step is None else {"best_step": self.best_step}
-        return {key: getattr(self, key) for key in keep} | best | {"output_dir": str(self.output_dir)}
+        cost = {} if self.privacy is None else {"epsilon": self.epsilon, "privacy": vars(self.privacy)}
+        return {key: getattr(self, key) for key in keep} | best | cost | {"output_dir": str(self.output_dir)}

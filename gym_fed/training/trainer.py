@@ -257,6 +257,7 @@ class Trainer:
         model.zero_grad(set_to_none=True)
         model.eval()
         steps = int(trainer.state.global_step)
+        plan = getattr(trainer, "plan", None)  # of a private run
         if hooks.stopped:
             raise GymError(
                 ErrorCode.INTERRUPTED,
@@ -276,6 +277,8 @@ class Trainer:
             model=model,
             tokenizer=tokenizer,
             best_step=best_step,
+            epsilon=plan.epsilon(steps) if plan is not None else None,
+            privacy=plan,
         )
         if config.save_final:
             with quiet_loading():

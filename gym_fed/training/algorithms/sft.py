@@ -10,6 +10,7 @@ from typing import Any
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
 from gym_fed.training.packing import pack_best_fit
@@ -31,6 +32,12 @@ class Sft(Algorithm):
         default = self.packing_default and not assistant_only
         packing = default if config.packing is None else config.packing
         if is_processor(tokenizer):
+            if config.privacy is not None:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    "privacy: models that read images are not tried with gradients of single examples",
+                    "use a model of text alone",
+                )
             return encode_image_rows(
                 config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
             )
@@ -62,7 +69,14 @@ class Sft(Algorithm):
             padding_free=job.config.packing == "bfd",
             dataset_kwargs={"skip_prepare_dataset": True},
         )
-        return local(SFTTrainer)(
+        if job.config.privacy is not None:
+            from gym_fed.training.private.loop import prepared, private
+
+            return prepared(self._made(local(private(SFTTrainer)), job, arguments), job)
+        return self._made(local(SFTTrainer), job, arguments)
+
+    def _made(self, trainer: Any, job: Job, arguments: Any) -> Any:
+        return trainer(
             model=job.model,
             args=arguments,
             processing_class=job.tokenizer,

@@ -1,0 +1,9 @@
+"""DP-SGD (Abadi et al. 2016) for ``sft`` and ``pretrain``: Opacus' gradients of single examples in a loop of our own.
+
+``plan`` says what a run costs, ``checks`` what is refused, ``gradients`` clips, ``noise`` hides, ``sampling`` draws the
+batches, ``loop`` puts them together.
+"""
+
+from gym_fed.training.private.plan import Plan, make_plan
+
+__all__ = ["Plan", "make_plan"]

@@ -1,0 +1,109 @@
+"""What a private run refuses, and why: everything that would make epsilon a wrong figure."""
+
+from __future__ import annotations
+
+from gym_fed.config.private_training import PRIVATE_ALGORITHMS
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.requirements import require_package
+
+_FEATURES = {"attention", "rope_scaling"}
+_TUNING = ("full", "freeze", "lora")
+_OPTIMIZERS = ("adamw", "sgd", "adagrad", "rmsprop", "adafactor")
+
+
+def check_privacy(config: TrainingConfig, num_processes: int) -> None:
+    """Refuse what is not accounted for, before anything is loaded. Without ``privacy`` everything passes.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` with the reason and the remedy; ``MISSING_DEPENDENCY``.
+    """
+    if config.privacy is None:
+        return
+    require_package("opacus", "privacy", "privacy")
+    require_package("dp_accounting", "privacy", "privacy")
+    for refused, why, remedy in _reasons(config, num_processes):
+        if refused:
+            raise GymError(ErrorCode.CONFIG_INVALID, f"{why}, and privacy is asked for", remedy)
+
+
+def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str, str]]:
+    """Whether it is so, why it is refused, and what to do."""
+    from gym_fed.training.features.registry import feature_names
+
+    features = [
+        name
+        for name in feature_names()
+        if name not in _FEATURES and getattr(config, name) not in (None, False, "no", "auto")
+    ]
+    joins = config.packing or (config.packing is None and config.algorithm == "pretrain")
+    default = TrainingConfig.model_fields["max_grad_norm"].default
+    return [
+        (
+            config.algorithm not in PRIVATE_ALGORITHMS,
+            f"algorithm: {config.algorithm} is not accounted for (its losses may look at several rows at once)",
+            f"use {' or '.join(PRIVATE_ALGORITHMS)}",
+        ),
+        (
+            config.finetuning not in _TUNING,
+            f"finetuning: gradients of single examples are tried with {', '.join(_TUNING)} alone, not with "
+            f"{config.finetuning}",
+            "use one of them",
+        ),
+        (
+            config.optimizer not in _OPTIMIZERS,
+            f"optimizer: {config.optimizer} may need more than noised gradients",
+            f"use one of {', '.join(_OPTIMIZERS)}",
+        ),
+        (
+            bool(joins),
+            "packing: joins rows, so that clipping would no longer bound what one of them does",
+            "set packing: false",
+        ),
+        (
+            any(source.weight != 1 for source in config.data),
+            "data.weight: a row that is repeated is several examples, and a drawn share depends on all the rows",
+            "give every source weight 1",
+        ),
+        (
+            bool(config.eval_split),
+            "eval_split: which rows are held out depends on all of them",
+            "hold rows out in a file of their own, eval_data",
+        ),
+        (config.group_by_length, "group_by_length: batches would depend on the rows", "remove it"),
+        (
+            config.max_grad_norm != default,
+            "max_grad_norm: of the top level clips whole batches, which says nothing of one example",
+            "set privacy.max_grad_norm",
+        ),
+        (
+            config.loss_spikes is not None,
+            "loss_spikes: looks at the training loss, which is not noised",
+            "remove it; early_stopping on eval_data is allowed",
+        ),
+        (
+            config.auto_batch_size is not None,
+            "auto_batch_size: tries rows out",
+            "give per_device_train_batch_size",
+        ),
+        (
+            bool(features),
+            f"{', '.join(features)}: not tried with gradients of single examples",
+            "remove it",
+        ),
+        (
+            config.quantization is not None,
+            "quantization: not tried with gradients of single examples",
+            "remove it",
+        ),
+        (
+            config.dtype != "float32",
+            f"dtype: {config.dtype} rounds gradients, so that clipping is not exact",
+            "set dtype: float32",
+        ),
+        (
+            num_processes > 1,
+            f"{num_processes} processes: each would noise its own part",
+            "train in one process; --nproc 1",
+        ),
+    ]

@@ -1,0 +1,195 @@
+"""Clipped gradients of single examples, by Opacus, and a proof on made-up rows that they are what they are taken for.
+
+An example's loss is the mean over its own labelled tokens: a mean over the tokens of a batch would let the length of
+one example decide on the weight of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gym_fed.data.encoding import IGNORED
+from gym_fed.errors import ErrorCode, GymError
+
+_ROWS, _LENGTH = 3, 6
+_TOLERANCE = 1e-3
+
+Batch = dict[str, torch.Tensor]
+
+
+def example_losses(model: Any, batch: Batch) -> torch.Tensor:
+    """Next-token loss of every example, the mean over its labelled tokens, ``[n]`` float32.
+
+    Args:
+        model: A causal language model, or a PEFT model around one.
+        batch: ``input_ids``, ``labels`` and ``attention_mask``, each ``[n, length]`` int64.
+    """
+    logits = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+    ).logits
+    labels = batch["labels"][:, 1:]
+    losses = F.cross_entropy(
+        logits[:, :-1].float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+    )
+    return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
+
+
+class ClippedGradients:
+    """Adds up gradients of examples, each clipped to ``max_grad_norm`` over all trained weights together.
+
+    Attaches Opacus' hooks to ``model``; ``close`` takes them off again.
+    """
+
+    def __init__(self, model: Any, mode: str, max_grad_norm: float) -> None:
+        from opacus.grad_sample import GradSampleHooks
+        from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+            GradSampleHooksFastGradientClipping,
+        )
+
+        self.model, self.mode = model, mode
+        # Not strict: buffers are refused there, even those of position embeddings. `require_exact` is stricter.
+        if mode == "ghost":
+            self.hooks = GradSampleHooksFastGradientClipping(
+                model, loss_reduction="sum", strict=False, max_grad_norm=max_grad_norm
+            )
+        else:
+            self.hooks = GradSampleHooks(
+                model, loss_reduction="sum", strict=False, force_functorch=mode == "functorch"
+            )
+
+    def add(self, batch: Batch, optimizer: Any) -> torch.Tensor:
+        """Add a physical batch to ``summed_grad`` of the trained weights; its losses, ``[n]`` float32 without a graph.
+
+        Args:
+            batch: See ``example_losses``; at least one example.
+            optimizer: A ``NoisyOptimizer``, or with ``ghost`` a ``NoisyGhostOptimizer``.
+        """
+        losses = example_losses(self.model, batch)
+        if self.mode == "ghost":
+            torch.autograd.backward(losses.sum(), retain_graph=True)
+            shares = self.hooks.get_clipping_coef()
+            _forget_gradients(optimizer.params)
+            self.hooks.disable_hooks()
+            torch.autograd.backward((shares.detach() * losses).sum())
+            self.hooks.enable_hooks()
+            optimizer.accumulate()
+        else:
+            torch.autograd.backward(losses.sum())
+            optimizer.clip_and_accumulate()
+        _forget_gradients(optimizer.params)
+        return losses.detach()
+
+    def close(self) -> None:
+        """Leave nothing on the model."""
+        self.hooks.cleanup()
+        for module in self.model.modules():
+            for name in ("activations", "max_batch_len"):
+                if hasattr(module, name):
+                    delattr(module, name)
+        for weight in self.model.parameters():
+            for name in ("summed_grad", "_norm_sample"):
+                if hasattr(weight, name):
+                    delattr(weight, name)
+
+
+def require_exact(gradients: ClippedGradients) -> None:
+    """Hold the gradients of single examples against those that autograd gives for each alone, on made-up tokens.
+
+    What couples examples (batch norm, routers of experts), what Opacus does not know (weights outside of modules), and
+    what it counts twice (tied weights under ``ghost``) is found here, whatever it is called.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming a weight and the remedy.
+    """
+    model, ghost = gradients.model, gradients.mode == "ghost"
+    weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
+    batch = _made_up(model)
+    with _without_chance(model):
+        try:
+            torch.autograd.backward(example_losses(model, batch).sum())
+            if ghost:
+                found = {"": gradients.hooks.get_norm_sample().clone()}
+            else:
+                found = {name: _grad_sample(weight) for name, weight in weights.items()}
+        except Exception as error:  # whatever a hook of Opacus trips over, the model cannot be trained so
+            raise _refused(gradients.mode, f"{type(error).__name__}: {error}") from error
+        finally:
+            _forget_gradients(weights.values())
+        gradients.hooks.disable_hooks()
+        for row in range(_ROWS):
+            one = {key: value[row : row + 1] for key, value in batch.items()}
+            wanted = dict(
+                zip(
+                    weights,
+                    torch.autograd.grad(
+                        example_losses(model, one).sum(), list(weights.values()), allow_unused=True
+                    ),
+                    strict=True,
+                )
+            )
+            flat = [g.double().norm() for g in wanted.values() if g is not None]
+            norm = torch.stack(flat).norm() if flat else torch.zeros(())
+            if ghost:
+                if abs(found[""][row].double() - norm) > _TOLERANCE * norm + 1e-8:
+                    raise _refused(gradients.mode, "norms of gradients of single examples are not exact")
+                continue
+            for name, gradient in wanted.items():
+                exact = torch.zeros_like(weights[name]) if gradient is None else gradient
+                if (found[name][row] - exact).double().norm() > _TOLERANCE * norm + 1e-8:
+                    raise _refused(gradients.mode, f"{name}: gradients of single examples are not exact")
+        gradients.hooks.enable_hooks()
+
+
+def _grad_sample(weight: Any) -> torch.Tensor:
+    if not isinstance(weight.grad_sample, torch.Tensor) or len(weight.grad_sample) != _ROWS:
+        raise ValueError("no gradient for each example")
+    return weight.grad_sample.clone()
+
+
+def _refused(mode: str, why: str) -> GymError:
+    remedy = "set privacy.grad_sample_mode: hooks" if mode == "ghost" else "use finetuning: lora"
+    return GymError(
+        ErrorCode.CONFIG_INVALID,
+        f"privacy.grad_sample_mode {mode!r}: this model's examples cannot be told apart: {why}",
+        f"{remedy}; models with batch norm, experts, or weights outside of modules cannot be trained privately",
+    )
+
+
+def _made_up(model: Any) -> Batch:
+    """Rows of different lengths, from no data."""
+    device = next(model.parameters()).device
+    vocabulary = int(model.get_input_embeddings().num_embeddings)
+    chance = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, vocabulary, (_ROWS, _LENGTH), generator=chance)
+    mask = torch.ones_like(ids)
+    mask[-1, -2:] = 0
+    labels = torch.where(mask.bool(), ids, IGNORED)
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+    return {key: value.to(device) for key, value in batch.items()}
+
+
+@contextmanager
+def _without_chance(model: Any) -> Iterator[None]:
+    """No dropout, but hooks that listen: modules with trained weights of their own count as in training."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    for module in model.modules():
+        if any(w.requires_grad for w in module.parameters(recurse=False)):
+            module.training = True
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def _forget_gradients(weights: Any) -> None:
+    """Gradients as autograd leaves them, of no example clipped, are never used."""
+    for weight in weights:
+        weight.grad = None
+        weight.grad_sample = None

@@ -1,0 +1,127 @@
+"""The training loop of DP-SGD in the place of transformers' own; its checkpoints, logs and evaluations are kept.
+
+A step draws a Poisson batch, adds up clipped gradients in physical batches of ``per_device_train_batch_size``, noises
+the sum and divides it by the expected size of a batch. A batch may be empty: then the step is noise, as it has to be.
+Batches and noise come from the operating system's randomness, so that no two runs are alike and nothing is skipped on
+a resume: steps since the last checkpoint are drawn anew, and what was drawn before them is in no weight that is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+
+from gym_fed.training.job import Job
+from gym_fed.training.private.gradients import ClippedGradients, require_exact
+from gym_fed.training.private.noise import noisy_optimizer
+from gym_fed.training.private.plan import Plan, make_plan
+from gym_fed.training.private.sampling import poisson_sample
+
+_COLUMNS = ("input_ids", "labels")
+
+
+class DpSgd:
+    """Mixed into a TRL trainer for supervised rows."""
+
+    plan: Plan
+    grad_sample_mode: str
+    rows: list[dict[str, Any]]
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
+        trainer: Any = self
+        plan = self.plan
+        a_pass = math.ceil(plan.num_examples / plan.expected_batch_size)
+        trainer._init_training_state(
+            plan.steps, a_pass, math.ceil(plan.steps / a_pass), resume_from_checkpoint, trial
+        )
+        model, _ = trainer._prepare_for_training(plan.steps, None, resume_from_checkpoint)
+        started = time.time()
+        trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
+        trainer._initial_global_step = trainer._globalstep_last_logged = trainer.state.global_step
+        trainer._tr_loss, trainer._total_loss_scalar = torch.tensor(0.0), 0.0
+        model.zero_grad()
+        trainer.control = trainer.callback_handler.on_train_begin(args, trainer.state, trainer.control)
+        gradients = ClippedGradients(model, self.grad_sample_mode, plan.max_grad_norm)
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # the trainer restores the filters
+        try:
+            require_exact(gradients)
+            optimizer = noisy_optimizer(
+                trainer.optimizer,
+                self.grad_sample_mode,
+                noise_multiplier=plan.noise_multiplier,
+                max_grad_norm=plan.max_grad_norm,
+                expected_batch_size=plan.expected_batch_size,
+            )
+            loss = 0.0
+            while trainer.state.global_step < plan.steps and not trainer.control.should_training_stop:
+                loss = self._step(model, gradients, optimizer, loss)
+                self._after_step(loss, a_pass, trial, ignore_keys_for_eval, started)
+        finally:
+            gradients.close()
+        return trainer._finalize_training(trial, plan.steps * plan.expected_batch_size, started)
+
+    def _step(self, model: Any, gradients: ClippedGradients, optimizer: Any, loss: float) -> float:
+        """One step; the mean loss of its examples, or the last one's where there are none."""
+        trainer: Any = self
+        control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
+        trainer.control = control
+        model.train()
+        chosen = poisson_sample(self.plan.num_examples, self.plan.expected_batch_size)
+        for weight in optimizer.params:
+            weight.summed_grad = torch.zeros_like(weight)
+        losses = []
+        physical = trainer.args.per_device_train_batch_size
+        for start in range(0, len(chosen), physical):
+            rows = [self.rows[index] for index in chosen[start : start + physical]]
+            batch = trainer.data_collator([{key: row[key] for key in _COLUMNS} for row in rows])
+            trainer._total_train_tokens += sum(len(row["input_ids"]) for row in rows)
+            on_device = {key: value.to(trainer.args.device) for key, value in batch.items()}
+            losses.append(gradients.add(on_device, optimizer))
+        optimizer.add_noise()
+        optimizer.scale_grad()
+        optimizer.original_optimizer.step()
+        trainer.lr_scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(torch.cat(losses).mean()) if losses else loss
+
+    def _after_step(self, loss: float, a_pass: int, trial: Any, ignored: Any, started: float) -> None:
+        """Count the step; log, evaluate and save as the trainer's callbacks say."""
+        trainer: Any = self
+        state, handler = trainer.state, trainer.callback_handler
+        state.global_step += 1
+        state.epoch = state.global_step / a_pass
+        trainer._metrics["train"]["num_tokens"] = [trainer._total_train_tokens]
+        trainer._metrics["train"]["epsilon"] = [self.plan.epsilon_at_most(state.global_step)]
+        trainer.control = handler.on_step_end(trainer.args, state, trainer.control)
+        told = torch.tensor(loss)
+        trainer._maybe_log_save_evaluate(told, None, trainer.model, trial, state.epoch, ignored, started)
+        if state.global_step % a_pass == 0 or trainer.control.should_training_stop:
+            trainer.control = handler.on_epoch_end(trainer.args, state, trainer.control)
+            trainer._maybe_log_save_evaluate(told, None, trainer.model, trial, state.epoch, ignored, started)
+
+
+@cache
+def private(trainer: type) -> type:
+    """A TRL trainer class that trains by ``DpSgd``; hand what it makes to ``prepared``."""
+    return type(f"Private{trainer.__name__}", (DpSgd, trainer), {"__doc__": f"{trainer.__name__} by DP-SGD."})
+
+
+def prepared(trainer: Any, job: Job) -> Any:
+    """The trainer, told its plan and its rows."""
+    assert job.config.privacy is not None
+    trainer.plan = make_plan(job.config, len(job.encoded))
+    trainer.grad_sample_mode = job.config.privacy.grad_sample_mode
+    trainer.rows = job.encoded
+    return trainer

@@ -1,0 +1,101 @@
+"""Opacus' optimisers with noise of a cryptographic source, on a lattice.
+
+Its own ``secure_mode`` needs torchcsprng, a package that has no builds for current versions of torch.
+
+The sum of the clipped gradients is rounded to multiples of a step, and whole-number noise of ``gym_fed.privacy.noise``
+is added: what comes out is a multiple of the step whatever the examples were, so its low bits tell nothing (Mironov
+2012). Rounding moves a sum of d numbers by at most sqrt(d) / 2 steps, and neighbouring sums by at most sqrt(d) steps
+from each other: the noise is raised by as much, and the noise multiplier is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import torch
+from opacus.optimizers import DPOptimizer
+from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
+from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.noise import SEED_BYTES, NoiseSource
+
+_STEPS_PER_STD = 2.0**20
+
+
+class LatticeNoise:
+    """Gaussian noise on sums of clipped gradients.
+
+    Args:
+        noise_multiplier: Standard deviation over the sensitivity.
+        max_grad_norm: L2 norm of the most that one example adds to the sum.
+        num_values: How many numbers a sum has, all tensors together.
+
+    Attributes:
+        std: Standard deviation: a little above ``noise_multiplier * max_grad_norm``, for the rounding.
+    """
+
+    def __init__(self, noise_multiplier: float, max_grad_norm: float, num_values: int) -> None:
+        # std = z (C + sqrt(d) std / 2^20), solved for std.
+        share = noise_multiplier * math.sqrt(num_values) / _STEPS_PER_STD
+        if share >= 0.5:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"privacy: {num_values} trained weights with noise_multiplier {noise_multiplier:g} are too many for a "
+                "lattice of 2^20 steps a standard deviation",
+                "train fewer weights, as with finetuning: lora, or lower noise_multiplier",
+            )
+        self.std = noise_multiplier * max_grad_norm / (1.0 - share)
+        self._step = self.std / _STEPS_PER_STD
+        # Of this process alone and nowhere else: who knew it could take the noise off again.
+        self._source = NoiseSource(os.urandom(SEED_BYTES))
+
+    def add(self, total: torch.Tensor) -> torch.Tensor:
+        """``total`` (float32, any shape) on the lattice and noised; a new tensor of the same type."""
+        drawn = self._source.rounded_gaussian(_STEPS_PER_STD, total.numel(), "gradient")
+        noise = torch.from_numpy(drawn).to(total.device).view_as(total)
+        whole = torch.round(total.detach().double() / self._step) + noise
+        return (whole * self._step).to(total.dtype)
+
+
+class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
+    """Clips by Opacus, divides by the expected size of the batch, and noises by ``LatticeNoise``."""
+
+    lattice: LatticeNoise
+
+    @property
+    def accumulated_iterations(self) -> int:
+        """Physical batches are parts of one logical batch, whose expected size divides the sum once."""
+        return 1
+
+    def add_noise(self) -> None:
+        """Put the noised sum into ``grad`` of every trained weight."""
+        for weight in self.params:
+            _check_processed_flag(weight.summed_grad)
+            weight.grad = self.lattice.add(weight.summed_grad).view_as(weight)
+            _mark_as_processed(weight.summed_grad)
+
+
+class NoisyGhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc]
+    """The same for ``ghost``, whose sums are clipped in the backward pass."""
+
+    lattice: LatticeNoise
+    add_noise = NoisyOptimizer.add_noise
+
+
+def noisy_optimizer(
+    optimizer: Any, mode: str, *, noise_multiplier: float, max_grad_norm: float, expected_batch_size: int
+) -> Any:
+    """``optimizer`` with gradients that are clipped (but for ``ghost``) and noised before every step."""
+    kind = NoisyGhostOptimizer if mode == "ghost" else NoisyOptimizer
+    noisy = kind(
+        optimizer,
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        expected_batch_size=expected_batch_size,
+    )
+    values = sum(weight.numel() for weight in noisy.params)
+    noisy.lattice = LatticeNoise(noise_multiplier, max_grad_norm, values)
+    return noisy
