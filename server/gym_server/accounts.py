@@ -1,6 +1,7 @@
 """Enrolment, invites, sessions and nodes: who may speak to the hub, and as whom.
 
-A session token is ``contributor.node.expiry.hmac``; the key of the HMAC is on disk, so sessions outlive restarts.
+A session token is ``contributor.node.expiry.hmac``; the key of the HMAC is on disk, so sessions outlive restarts. The
+HMAC covers the account's public key too, so that a session ends when the key is replaced or revoked.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hmac
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, select, update
 
@@ -15,6 +17,7 @@ from gym_fed.config.server import EnrolmentConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import new_token, token_hash
 from gym_fed.identity.keys import contributor_id, verify_signature
+from gym_server.keys import Keys, RevokedKey, check_signer, key_row
 from gym_server.ledger import Ledger
 from gym_server.store.database import Database
 from gym_server.store.tables import accounts, invites, nodes
@@ -29,16 +32,24 @@ class Session:
 
     contributor: str
     node_id: int
+    public_key: bytes
 
 
 class Accounts:
     """The hub's register of contributors."""
 
     def __init__(
-        self, database: Database, ledger: Ledger, policy: EnrolmentConfig, server: str, session_key: bytes
+        self,
+        database: Database,
+        ledger: Ledger,
+        keys: Keys,
+        policy: EnrolmentConfig,
+        server: str,
+        session_key: bytes,
     ) -> None:
         self._database = database
         self._ledger = ledger
+        self.keys = keys
         self._policy = policy
         self._server = server
         self._session_key = session_key
@@ -75,12 +86,18 @@ class Accounts:
         return self._register(public_key, contributor_id(public_key), "")
 
     def _register(self, public_key: bytes, name: str, invite: str) -> str:
-        contributor = contributor_id(public_key)
         with self._database.transaction() as tx:
+            key = key_row(tx, public_key)
+            contributor = key.contributor if key is not None else contributor_id(public_key)
             account = accounts.c.contributor == contributor
             status = tx.scalar(select(accounts.c.status).where(account))
-            if status == "revoked":
-                raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {contributor} was revoked here")
+            if key is not None and key.status != "active":
+                what = "revoked" if key.status == "revoked" else "replaced by another one"
+                raise GymError(
+                    ErrorCode.KEY_REVOKED,
+                    f"this key of {contributor} was {what} here",
+                    "enrol with the account's current key, or with a new one as somebody new",
+                )
             if status == "left":
                 tx.execute(update(accounts).where(account).values(status="active"))
             if status is None:
@@ -94,6 +111,7 @@ class Accounts:
                         enrolled_at=time.time(),
                     )
                 )
+                self.keys.first(tx, contributor, public_key)
             if status != "active":
                 body = {"contributor": contributor, "name": name, "public_key": public_key.hex()}
                 self._ledger.append(tx, "enrolled", body)
@@ -105,7 +123,8 @@ class Accounts:
         """Exchange a signature for a session: token, expiry, node id.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for an unknown contributor or a clock that is off, ``SIGNATURE_INVALID``.
+            GymError: ``UNAUTHENTICATED`` for an unknown contributor or a clock that is off; ``SIGNATURE_INVALID``;
+                ``KEY_REVOKED`` for a key that was the account's and is no longer.
         """
         now = time.time()
         if abs(now - issued_at) > _CLOCK_SKEW_SECONDS:
@@ -116,7 +135,6 @@ class Accounts:
             )
         if not 8 <= len(instance) <= 64 or not instance.isalnum():
             raise GymError(ErrorCode.USAGE, f"instance {instance[:64]!r} is not 8 to 64 letters and digits")
-        public_key = self.public_key(contributor)
         signed = {
             "authenticate": contributor,
             "instance": instance,
@@ -124,39 +142,52 @@ class Accounts:
             "nonce": nonce,
             "server": self._server,
         }
-        verify_signature(public_key, signed, signature)
+        with self._database.reading() as tx:
+            row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
+            if row is not None:
+                check_signer(tx, row, signed, signature)
+        public_key = _active(row, contributor)
         node_id = self._node(contributor, instance)
         expires = int(now + SESSION_SECONDS)
-        return self._token(contributor, node_id, expires), expires, node_id
+        return self._token(contributor, node_id, expires, public_key), expires, node_id
 
     def session(self, token: str) -> Session:
         """Who a token speaks for.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` when it is not ours, expired, or its account is no longer active.
+            GymError: ``UNAUTHENTICATED`` when it is not ours, expired, of a key that was replaced since, or its account
+                is no longer active; ``KEY_REVOKED``.
         """
         parts = token.split(".")
-        if len(parts) == 4 and parts[1].isdecimal() and parts[2].isdecimal():
+        row = self._row(parts[0])
+        if row is not None and len(parts) == 4 and parts[1].isdecimal() and parts[2].isdecimal():
             contributor, node_id, expires = parts[0], int(parts[1]), int(parts[2])
-            if hmac.compare_digest(token, self._token(contributor, node_id, expires)):
+            if hmac.compare_digest(token, self._token(contributor, node_id, expires, row.public_key)):
                 if expires < time.time():
                     raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")
-                self.public_key(contributor)
-                return Session(contributor, node_id)
+                return Session(contributor, node_id, _active(row, contributor))
         raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
+
+    def check(self, session: Session) -> None:
+        """Whether a session that was good still is; called while a call lasts.
+
+        Raises:
+            GymError: ``KEY_REVOKED``; ``UNAUTHENTICATED`` when the key was replaced, or the account left.
+        """
+        if _active(self._row(session.contributor), session.contributor) != session.public_key:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                f"the key of {session.contributor} was replaced meanwhile",
+                "authenticate with the new one",
+            )
 
     def public_key(self, contributor: str) -> bytes:
         """The active key of a contributor.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` when there is none.
+            GymError: ``UNAUTHENTICATED`` when there is none, ``KEY_REVOKED``.
         """
-        with self._database.reading() as tx:
-            row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
-        if row is None or row.status != "active":
-            what = "is not enrolled" if row is None else f"has {row.status}"
-            raise GymError(ErrorCode.UNAUTHENTICATED, f"contributor {contributor!r} {what}", "enrol again")
-        return bytes(row.public_key)
+        return _active(self._row(contributor), contributor)
 
     def leave(self, contributor: str) -> None:
         """Withdraw an account; its record stays."""
@@ -191,6 +222,10 @@ class Accounts:
             raise GymError(ErrorCode.INVITE_INVALID, f"the invite {why}", "ask the coordinator for a new one")
         tx.execute(update(invites).where(invites.c.token_hash == row.token_hash).values(used_by=contributor))
 
+    def _row(self, contributor: str) -> Any:
+        with self._database.reading() as tx:
+            return tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
+
     def _node(self, contributor: str, instance: str) -> int:
         with self._database.transaction() as tx:
             where = (nodes.c.contributor == contributor) & (nodes.c.instance == instance)
@@ -200,6 +235,17 @@ class Accounts:
             result = tx.execute(nodes.insert().values(contributor=contributor, instance=instance))
             return int(result.inserted_primary_key[0])  # type: ignore[index]
 
-    def _token(self, contributor: str, node_id: int, expires: int) -> str:
+    def _token(self, contributor: str, node_id: int, expires: int, public_key: bytes) -> str:
         claim = f"{contributor}.{node_id}.{expires}"
-        return f"{claim}.{hmac.digest(self._session_key, claim.encode(), 'sha256').hex()}"
+        bound = f"{claim}.{public_key.hex()}".encode()
+        return f"{claim}.{hmac.digest(self._session_key, bound, 'sha256').hex()}"
+
+
+def _active(row: Any, contributor: str) -> bytes:
+    """The key of an account's row."""
+    if row is not None and row.status == "revoked":
+        raise RevokedKey(contributor)
+    if row is None or row.status != "active":
+        what = "is not enrolled" if row is None else f"has {row.status}"
+        raise GymError(ErrorCode.UNAUTHENTICATED, f"contributor {contributor!r} {what}", "enrol again")
+    return bytes(row.public_key)

@@ -25,7 +25,9 @@ from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.tls import fingerprint
 from gym_server.accounts import Accounts
 from gym_server.admission import Admission
+from gym_server.keys import Keys
 from gym_server.ledger import Ledger
+from gym_server.payouts import Payouts
 from gym_server.queue import MessageQueue
 from gym_server.rounds import Journal
 from gym_server.store.database import Database
@@ -52,9 +54,14 @@ class Federation:
         self.ledger = Ledger(database, self.key)
         self.queue = MessageQueue(database, config.rounds.lease_seconds)
         self.journal = Journal(database, self.ledger, base.digest)
+        hold = config.rewards.hold_seconds
+        self.payouts = Payouts(database, self.ledger, self.server, hold)
+        self.journal.at_commit.append(self.payouts.settle)
+        self.keys = Keys(database, self.ledger, self.server, self.payouts, hold)
         self.accounts = Accounts(
             database,
             self.ledger,
+            self.keys,
             config.enrolment,
             self.server,
             (folder / "keys" / "session.key").read_bytes(),

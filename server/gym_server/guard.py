@@ -18,10 +18,11 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.errors import to_status
 from gym_fed.wire.limits import SESSION_KEY
 from gym_server.accounts import Accounts, Session
+from gym_server.keys import RevokedKey
 
 log = logging.getLogger("gym_server")
 
-OPEN_METHODS = {"Status", "Enrol", "Authenticate"}
+OPEN_METHODS = {"Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof", "RotateKey", "RevokeKey"}
 _session: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
@@ -70,12 +71,18 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if not is_open:
             _session.set(await asyncio.to_thread(self._accounts.session, token))
 
+    async def _note(self, method: str, error: Exception) -> None:
+        """The ledger tells that a revoked key was refused."""
+        if isinstance(error, RevokedKey):
+            await asyncio.to_thread(self._accounts.keys.refused, error.contributor, method)
+
     def _unary(self, behaviour: Any, method: str, token: str, is_open: bool) -> Any:
         async def call(request: Any, context: Any) -> Any:
             try:
                 await self._authenticate(token, is_open)
                 return await behaviour(request, context)
             except Exception as error:  # noqa: BLE001 (every failure must become a status)
+                await self._note(method, error)
                 await _abort(context, method, error)
 
         return call
@@ -87,6 +94,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 async for item in behaviour(request, context):
                     yield item
             except Exception as error:  # noqa: BLE001
+                await self._note(method, error)
                 await _abort(context, method, error)
 
         return call

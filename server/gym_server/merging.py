@@ -49,7 +49,8 @@ class _Update:
 
 def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
     """Screen, merge, gate, and commit or abort. ``current`` is in state merging."""
-    judged = _screen_norms(fed, _screen_frozen_a(current, model, _load(fed, current)))
+    loaded = _screen_revoked(fed, _load(fed, current))
+    judged = _screen_norms(fed, _screen_frozen_a(current, model, loaded))
     judged = _screen_heldout(fed, model, judged)
     kept = [u for u in judged if u.kept]
     rejected = [u.judgement for u in judged if not u.kept]
@@ -111,6 +112,12 @@ def _load(fed: Federation, current: Round) -> list[_Update]:
         )
         for row in rows
     ]
+
+
+def _screen_revoked(fed: Federation, judged: list[_Update]) -> list[_Update]:
+    revoked = fed.keys.signed_by_revoked([update.row for update in judged])
+    reason = "the key was revoked before the merge"
+    return [u.rejected(reason) if u.row.update_id in revoked else u for u in judged]
 
 
 def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) -> list[_Update]:

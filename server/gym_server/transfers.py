@@ -9,7 +9,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -77,8 +77,12 @@ class Transfers:
         part.touch(mode=0o600)
         return pb.UploadState(offset=min(part.stat().st_size, size_bytes), complete=False)
 
-    async def receive(self, contributor: str, chunks: AsyncIterator[pb.UploadChunk]) -> pb.UploadState:
+    async def receive(
+        self, contributor: str, chunks: AsyncIterator[pb.UploadChunk], check: Callable[[], None]
+    ) -> pb.UploadState:
         """Append the chunks of one call; returns when they are on disk.
+
+        ``check`` is called before every chunk but the first, and raises when the caller may not go on.
 
         Raises:
             GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for a byte more than declared,
@@ -101,7 +105,7 @@ class Transfers:
             with open(part, "rb+") as file:
                 offset = file.seek(0, os.SEEK_END)
                 try:
-                    offset = await self._append(file, offset, declared, first, chunks)
+                    offset = await self._append(file, offset, declared, first, chunks, check)
                 finally:
                     await asyncio.to_thread(_sync, file)
             if offset < declared:
@@ -142,6 +146,7 @@ class Transfers:
         declared: int,
         first: pb.UploadChunk,
         chunks: AsyncIterator[pb.UploadChunk],
+        check: Callable[[], None],
     ) -> int:
         unsynced = 0
         chunk: pb.UploadChunk | None = first
@@ -162,6 +167,7 @@ class Transfers:
                 unsynced = 0
             failpoint("upload-chunk")
             chunk = await _next(chunks)
+            await asyncio.to_thread(check)
         return offset
 
     def _finish(self, contributor: str, sha256: str, part: Path) -> None:

@@ -19,7 +19,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.identity.keys import contributor_id
 from gym_server.admission import Candidate
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
@@ -208,10 +207,15 @@ class DeltaSoup(Strategy):
                 self._payloads.incoming(sha256, array)
         except (KeyError, TypeError, AttributeError) as error:
             raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply holds no update: {error}") from error
-        contributor = contributor_id(key) if self._payloads.by_reference else self._fed.accounts.meet(key)
+        accounts = self._fed.accounts
+        if self._payloads.by_reference:  # judged at submission, by the key that the account had then
+            contributor, signer = accounts.keys.owner(key), key
+        else:
+            contributor = accounts.meet(key)
+            signer = accounts.public_key(contributor)
         candidate = Candidate(
             contributor,
-            self._fed.accounts.public_key(contributor),
+            signer,
             message_id,
             server_round,
             manifest,

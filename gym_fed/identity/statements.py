@@ -1,0 +1,113 @@
+"""What an owner signs about an account: its key is replaced, its key is lost, its credits go to somebody.
+
+A statement names the hub that it is for, when it was made, and a nonce, so that it counts once and in one place. Its
+canonical JSON is signed, sent, and kept in the ledger.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from gym_fed.config.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_digest, canonical_json
+from gym_fed.identity.keys import SigningKey, verify_signature
+
+MAX_STATEMENT_BYTES = 4096
+CLOCK_SKEW_SECONDS = 300
+
+ContributorId = Annotated[str, Field(pattern=r"^c[0-9a-f]{16}$")]
+PublicKeyHex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Statement(StrictModel):
+    """Base of all statements."""
+
+    model_config = ConfigDict(populate_by_name=True, strict=True)
+
+    server: str = Field(max_length=128)
+    issued_at: int
+    """Unix seconds."""
+    nonce: str = Field(default_factory=lambda: secrets.token_hex(16), pattern=r"^[0-9a-f]{32}$")
+
+    def signed(self) -> dict[str, Any]:
+        """The plain data that is signed."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def to_json(self) -> str:
+        return canonical_json(self.signed()).decode()
+
+    @property
+    def digest(self) -> str:
+        return canonical_digest(self.signed())
+
+    def sign(self, key: SigningKey) -> bytes:
+        return key.sign(self.signed())
+
+    def verify(self, public_key: bytes, signature: bytes) -> None:
+        """Raises ``SIGNATURE_INVALID``."""
+        verify_signature(public_key, self.signed(), signature)
+
+    def check_fresh(self, server: str, now: float) -> None:
+        """Whether it is for this hub and was made about now.
+
+        Raises:
+            GymError: ``STALE``.
+        """
+        if self.server != server:
+            raise GymError(ErrorCode.STALE, f"the statement is for hub {self.server[:64]}, this is {server}")
+        if abs(now - self.issued_at) > CLOCK_SKEW_SECONDS:
+            raise GymError(
+                ErrorCode.STALE,
+                f"the statement was signed {now - self.issued_at:+.0f} s from the hub's clock",
+                "set this machine's clock (`gym doctor` shows it)",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From JSON.
+
+        Raises:
+            GymError: ``USAGE`` naming the first field that is off.
+        """
+        if len(text) > MAX_STATEMENT_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"a statement of more than {MAX_STATEMENT_BYTES} characters")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(k) for k in first["loc"])
+            raise GymError(ErrorCode.USAGE, f"statement: {where}: {first['msg']}") from error
+
+
+class Rotation(Statement):
+    """``rotate`` has ``new_key`` from now on. Signed by the key that it has and by the new one."""
+
+    rotate: ContributorId
+    new_key: PublicKeyHex
+
+
+class Revocation(Statement):
+    """``key`` of the account ``revoke`` is lost or stolen. Signed by that key, or by one that it replaced lately."""
+
+    revoke: ContributorId
+    key: PublicKeyHex
+    """The key that signs."""
+
+
+class TransferOrder(Statement):
+    """``amount`` credits go from one account to another."""
+
+    transfer: Literal["credits"] = "credits"
+    sender: ContributorId = Field(alias="from")
+    to: str = Field(max_length=64)
+    amount: int
+
+
+def now() -> int:
+    """The time that goes into a statement."""
+    return int(time.time())
