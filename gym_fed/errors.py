@@ -54,6 +54,7 @@ class ErrorCode(Enum):
     MISSING_DEPENDENCY = "missing-dependency"
     STATE_CORRUPT = "state-corrupt"
     STATE_LOCKED = "state-locked"
+    LEDGER_FORKED = "ledger-forked"
     INTERRUPTED = "interrupted"
 
     @property
@@ -125,6 +126,9 @@ _MEANINGS: dict[ErrorCode, _Meaning] = {
     ),
     ErrorCode.STATE_CORRUPT: _Meaning(90, "DATA_LOSS", 500, "State on disk fails verification."),
     ErrorCode.STATE_LOCKED: _Meaning(91, "FAILED_PRECONDITION", 409, "Another process uses the same folder."),
+    ErrorCode.LEDGER_FORKED: _Meaning(
+        92, "DATA_LOSS", 409, "A hub's signed ledger contradicts what it signed before."
+    ),
     ErrorCode.INTERRUPTED: _Meaning(130, "CANCELLED", 499, "Stopped by the user; can be resumed."),
 }
 

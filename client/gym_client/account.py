@@ -7,11 +7,12 @@ from typing import Any
 
 from gym_client.display import Display
 from gym_client.home import Home
+from gym_client.receipts import Receipts
 from gym_client.residuals import Residuals
+from gym_client.secure import forget
 from gym_client.tasks import TaskFolder
 from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import verify_signature
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 
@@ -27,6 +28,7 @@ class Account:
         self._home = home
         self._client = client
         self._display = display
+        self._receipts = Receipts(home, client)
         self.receipts: list[dict[str, Any]] = []
         self.balance: int | None = None
 
@@ -57,11 +59,13 @@ class Account:
         """
         verdicts: list[dict[str, Any]] = [json.loads(text) for text in account.verdicts_json]
         settled = Residuals(self._home, self._client.pin.server).settle(verdicts)
+        forget(self._home, self._client.pin.server, verdicts)
         for told in reversed(verdicts):
             if told.get("update") in settled:
                 why = f": {told['reason']}" if told.get("reason") else ""
                 text = f"verdict: {told['verdict']} update {str(told['update'])[:12]}{why}"
                 self._display.tell("verdict", text, **told)
+        self._receipts.fetch(verdicts)
         if account.balance != self.balance:
             self.balance = account.balance
             self._display.tell("balance", f"balance: {account.balance} credits", balance=account.balance)
@@ -73,11 +77,5 @@ class Account:
             raise GymError(
                 ErrorCode.INTERNAL, f"{self._client.address} gave a receipt that is no JSON object"
             )
-        if "update" in receipt:
-            try:
-                signature = bytes.fromhex(str(receipt.get("ledger_signature", "")))
-            except ValueError as error:
-                raise GymError(ErrorCode.SIGNATURE_INVALID, "the receipt's signature is not hex") from error
-            key = bytes.fromhex(self._client.pin.ledger_key)
-            verify_signature(key, {"ledger": receipt.get("ledger_hash", "")}, signature)
+        self._receipts.check(receipt)
         return receipt

@@ -26,6 +26,7 @@ from gym_client.heartbeats import Lease, heartbeats
 from gym_client.home import Home
 from gym_client.hooks import Hooks, hooks_set
 from gym_client.policy import Policy
+from gym_client.secure import ends_round
 from gym_client.stream import WorkStream
 from gym_client.tasks import TaskFolder, drop_old
 from gym_client.transport import HubClient
@@ -51,6 +52,7 @@ _FATAL = (
     ErrorCode.SERVER_KEY_CHANGED,
     ErrorCode.SIGNATURE_INVALID,
     ErrorCode.STATE_CORRUPT,
+    ErrorCode.LEDGER_FORKED,
 )
 """No further task will go better."""
 _TASKS_OWN = (
@@ -123,6 +125,7 @@ class Agent:
         self._contexts: dict[int, Context] = {}
         self._account = Account(home, client, self.display)
         self._failures = 0
+        self._stages = 0  # answers after which the round goes on
 
     def stop(self) -> None:
         """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
@@ -142,7 +145,7 @@ class Agent:
         self._recover(self._settle())
         finished = False
         with WorkStream(self.client) as stream:
-            while max_rounds is None or len(self._account.receipts) < max_rounds:
+            while max_rounds is None or len(self._account.receipts) - self._stages < max_rounds:
                 event = self._next(stream)
                 if event.HasField("task"):
                     self._do(event.task)
@@ -191,6 +194,7 @@ class Agent:
                 self._failed(task, lease, error)
                 return
         self._failures = 0
+        self._stages += not ends_round(task)
         for path in sent:
             path.unlink(missing_ok=True)
 

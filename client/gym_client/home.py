@@ -77,6 +77,11 @@ class Home:
         return self._made("servers")
 
     @property
+    def proofs(self) -> Path:
+        """What hubs signed that contradicts what they signed before."""
+        return self._made("proofs")
+
+    @property
     def tasks(self) -> Path:
         """Work in progress, a folder each."""
         return self._made("tasks")

@@ -27,7 +27,7 @@ _MIN_SECONDS_LEFT = 60
 _SLOWEST_BYTES_PER_SECOND = 32 << 10
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 """What a call ends with, and no word of ours, when the hub dies under it."""
-_OPEN_CALLS = ("Status", "Enrol", "Authenticate")
+_OPEN_CALLS = ("Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof")
 
 
 class HubClient:
@@ -65,6 +65,8 @@ class HubClient:
                 "it is another hub at the same address; ask its coordinator",
             )
         self._repin(server=found, name=reply.name, ledger_key=reply.ledger_public_key.hex())
+        if reply.ledger_head_json:
+            self._see(reply)
         return reply
 
     def enrol(self, name: str, invite: str = "") -> str:
@@ -219,6 +221,16 @@ class HubClient:
             if self._session == session:
                 self.renew_session()
         return True
+
+    def _see(self, reply: pb.StatusReply) -> None:
+        from gym_client.heads import Heads, read_proof
+        from gym_fed.ledger import EntryProof, SignedHead
+
+        def prove(sequence: int, size: int) -> EntryProof:
+            return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
+
+        head = SignedHead.from_json(reply.ledger_head_json)
+        Heads(self.home, reply.ledger_public_key).see(head, prove, is_newest=True)
 
     def _server(self) -> str:
         if not self.pin.server:

@@ -22,7 +22,7 @@ from gym_server.ledger import Entry, Ledger
 from gym_server.rounds import COLLECTING
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
-from gym_server.store.tables import ledger, rounds, updates
+from gym_server.store.tables import rounds, updates
 
 _MAX_CLOCK_AHEAD_SECONDS = 300
 
@@ -49,7 +49,8 @@ class Receipt:
     reason: str
     ledger_sequence: int
     ledger_hash: str
-    ledger_signature: str
+    proof: dict[str, Any]
+    """The ledger's entry under a signed head, which anyone can check: ``gym_fed.ledger.EntryProof``."""
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__, sort_keys=True)
@@ -122,10 +123,11 @@ class Admission:
         return flaw
 
     def _receipt(self, tx: Connection, row: Any) -> Receipt:
-        entry = tx.execute(select(ledger).where(ledger.c.sequence == row.ledger_sequence)).one()
+        proof = self._ledger.receipt(tx, row.ledger_sequence)
         verdict = "refused" if row.verdict == "refused" else "admitted"
+        entry = proof.entry
         return Receipt(
-            row.update_id, verdict, row.code, row.reason, entry.sequence, entry.hash, entry.signature.hex()
+            row.update_id, verdict, row.code, row.reason, entry.sequence, entry.hash, proof.to_dict()
         )
 
     def _check_signed(self, tx: Connection, candidate: Candidate) -> UpdateManifest:

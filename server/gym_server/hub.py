@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -23,6 +24,7 @@ from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server.admission import Candidate, Receipt
 from gym_server.federation import RUN_ID, Federation
 from gym_server.guard import current_session
+from gym_server.ledger.wire import entry_message
 from gym_server.queue import QueuedMessage, check_held, record_reply
 from gym_server.store.tables import accounts, credits, messages, nodes, updates
 from gym_server.transfers import Transfers
@@ -86,6 +88,7 @@ class Hub(hub_pb2_grpc.HubServicer):
 
     def _status(self) -> pb.StatusReply:
         fed, current, head = self._fed, self._fed.journal.current(), self._fed.journal.head()
+        ledger_head = fed.ledger.newest_head()
         recipe = {
             "recipe": fed.config.recipe_at(head.height).model_dump(mode="json"),
             "codec": fed.config.codec.model_dump(mode="json"),
@@ -107,6 +110,7 @@ class Hub(hub_pb2_grpc.HubServicer):
             finished=self.finished.is_set(),
             recipe_json=json.dumps(recipe),
             max_update_bytes=fed.config.admission.max_update_bytes,
+            ledger_head_json=ledger_head.to_json() if ledger_head else "",
         )
 
     async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:
@@ -130,7 +134,8 @@ class Hub(hub_pb2_grpc.HubServicer):
 
     async def Work(self, request: pb.WorkRequest, context: Any) -> AsyncIterator[pb.WorkEvent]:
         """Tasks as they come; a node that reconnects is first given what it still holds."""
-        node_id = current_session().node_id
+        session = current_session()
+        node_id = session.node_id
         event = self._wakeups.subscribe()
         try:
             await self._touch(node_id)
@@ -141,6 +146,7 @@ class Hub(hub_pb2_grpc.HubServicer):
             touched = quiet_since = time.monotonic()
             while True:
                 event.clear()
+                await asyncio.to_thread(self._fed.accounts.check, session)
                 task = await asyncio.to_thread(self._fed.queue.lease, node_id)
                 if task is not None:
                     yield self._task(task)
@@ -194,7 +200,9 @@ class Hub(hub_pb2_grpc.HubServicer):
         return await asyncio.to_thread(self._transfers.begin, contributor, request.sha256, request.size_bytes)
 
     async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:
-        return await self._transfers.receive(current_session().contributor, chunks)
+        session = current_session()
+        check = partial(self._fed.accounts.check, session)
+        return await self._transfers.receive(session.contributor, chunks, check)
 
     async def Download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadChunk]:
         path = await asyncio.to_thread(
@@ -283,6 +291,7 @@ class Hub(hub_pb2_grpc.HubServicer):
         return await asyncio.to_thread(self._account, current_session().contributor)
 
     def _account(self, contributor: str) -> pb.AccountReply:
+        purse = self._fed.payouts.standing(contributor)
         with self._fed.database.reading() as tx:
             account = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).one()
             earned = {
@@ -295,24 +304,62 @@ class Hub(hub_pb2_grpc.HubServicer):
                 .order_by(updates.c.received_at.desc())
                 .limit(100)
             ).all()
+        told = self._fed.ledger.rounds_of(contributor)
         return pb.AccountReply(
             contributor=contributor,
             name=account.name,
             status=account.status,
-            balance=sum(earned.values()),
-            verdicts_json=[json.dumps(_verdict(row, earned)) for row in rows],
+            balance=purse["balance"],
+            rewards_json=json.dumps(purse),
+            verdicts_json=[
+                json.dumps({**_verdict(row, earned), "entries": told.get(row.server_round, [])}) for row in rows
+            ],
         )
 
     async def Ledger(self, request: pb.LedgerRequest, context: Any) -> AsyncIterator[pb.LedgerEntry]:
         entries = self._fed.ledger.entries(max(1, request.from_sequence))
         while (entry := await asyncio.to_thread(next, entries, None)) is not None:
-            yield pb.LedgerEntry(
-                sequence=entry.sequence,
-                kind=entry.kind,
-                body_json=json.dumps(entry.body),
-                previous_hash=entry.previous_hash,
-                hash=entry.hash,
-            )
+            yield entry_message(entry)
+
+    async def LedgerHeads(self, request: pb.LedgerHeadsRequest, context: Any) -> AsyncIterator[pb.LedgerHead]:
+        heads = self._fed.ledger.heads(max(1, request.from_size))
+        while (head := await asyncio.to_thread(next, heads, None)) is not None:
+            yield pb.LedgerHead(head_json=head.to_json())
+
+    async def LedgerProof(self, request: pb.LedgerProofRequest, context: Any) -> pb.LedgerProofReply:
+        proof = await asyncio.to_thread(self._fed.ledger.proof, request.sequence, request.size)
+        entry, head = entry_message(proof.entry), proof.head.to_json()
+        return pb.LedgerProofReply(entry=entry, head_json=head, path=proof.path)
+
+    # ---- keys and transfers ----
+
+    async def RotateKey(self, request: pb.RotateKeyRequest, context: Any) -> pb.KeyReply:
+        receipt = await asyncio.to_thread(
+            self._fed.keys.rotate,
+            request.statement_json,
+            request.signature,
+            request.new_public_key,
+            request.new_signature,
+        )
+        self._wakeups.notify()
+        return pb.KeyReply(receipt_json=json.dumps(receipt))
+
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.KeyReply:
+        receipt = await asyncio.to_thread(
+            self._fed.keys.revoke,
+            request.contributor,
+            request.signing_key,
+            request.statement_json,
+            request.signature,
+        )
+        self._wakeups.notify()
+        return pb.KeyReply(receipt_json=json.dumps(receipt))
+
+    async def Transfer(self, request: pb.TransferRequest, context: Any) -> pb.TransferReply:
+        receipt = await asyncio.to_thread(
+            self._fed.payouts.ask, current_session().contributor, request.statement_json, request.signature
+        )
+        return pb.TransferReply(receipt_json=json.dumps(receipt))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         session = current_session()

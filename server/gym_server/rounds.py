@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,8 @@ class Journal:
         self._database = database
         self._ledger = ledger
         self.base_digest = base_digest
+        self.at_commit: list[Callable[[Connection], object]] = []
+        """Called at the end of a commit's transaction."""
 
     # ---- reading ----
 
@@ -251,6 +253,9 @@ class Journal:
             for judgement in soup.judgements:
                 if judgement.credit:
                     self._credit(tx, merged.server_round, judgement)
+            for settle in self.at_commit:
+                settle(tx)
+            self._ledger.sign_head(tx)
         return Version(height, digest, soup.residual, merged.server_round)
 
     def abort(self, server_round: int, reason: str, judgements: Sequence[Judgement] = ()) -> None:
@@ -265,6 +270,7 @@ class Journal:
                 judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
                 self._judge(tx, server_round, judgement)
             self._ledger.append(tx, "aborted", {"server_round": server_round, "reason": reason})
+            self._ledger.sign_head(tx)
 
     # ---- helpers ----
 

@@ -11,6 +11,7 @@ import pytest
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
+from gym_fed.ledger import EntryProof
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, chunks, random_delta, spec_of
@@ -57,7 +58,7 @@ def test_an_honest_update_is_admitted_with_a_signed_receipt(
 ) -> None:
     receipt = contributor.contribute(delta)
     assert receipt["verdict"] == "admitted"
-    assert len(bytes.fromhex(receipt["ledger_signature"])) == 64
+    EntryProof.from_dict(receipt["proof"]).verify(contributor.status.ledger_public_key)
 
 
 def test_the_same_answer_again_gets_the_same_receipt(contributor: RawContributor, delta: bytes) -> None:

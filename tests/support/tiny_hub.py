@@ -16,6 +16,7 @@ import grpc
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, contributor_id, server_id, verify_signature
 from gym_fed.identity.tls import create_certificate
+from gym_fed.ledger import Entry, EntryProof, Head, SignedHead, Tree
 from gym_fed.wire.errors import to_status
 from gym_fed.wire.limits import CHANNEL_OPTIONS, CHUNK_BYTES, SESSION_KEY
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -47,6 +48,8 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self.hook: Callable[[str, Any], None] = lambda method, request: None
         """Called first in every call; may raise a ``GymError``."""
         self.receipt: dict[str, Any] = {"verdict": "received"}
+        self.entries: list[Entry] = []
+        self.heads: list[SignedHead] = []
         self.break_upload_after: int | None = None
         self.break_download_after: int | None = None
         self.serve: Callable[[bytes], bytes] = lambda data: data
@@ -105,7 +108,12 @@ class TinyHub(hub_pb2_grpc.HubServicer):
 
     def Status(self, request: Any, context: Any) -> pb.StatusReply:
         self._enter("Status", request, context, is_open=True)
-        return pb.StatusReply(name="tiny", ledger_public_key=self.key.public_key, enrolment="open")
+        return pb.StatusReply(
+            name="tiny",
+            ledger_public_key=self.key.public_key,
+            enrolment="open",
+            ledger_head_json=self.heads[-1].to_json() if self.heads else "",
+        )
 
     def Enrol(self, request: Any, context: Any) -> pb.EnrolReply:
         self._enter("Enrol", request, context, is_open=True)
@@ -200,6 +208,45 @@ class TinyHub(hub_pb2_grpc.HubServicer):
             balance=3, status="active", verdicts_json=[json.dumps(v) for v in self.verdicts]
         )
 
+    def tell(self, kind: str, body: dict[str, Any]) -> EntryProof:
+        """Append to the ledger and sign the head."""
+        last = (self.entries[-1].sequence, self.entries[-1].hash) if self.entries else None
+        self.entries.append(Entry.following(last, kind, body))
+        entry, tree = self.entries[-1], Tree(entry.hash for entry in self.entries)
+        root = tree.root(tree.size)
+        head = Head("gym-head-1", self.server, tree.size, entry.hash, root, 0, int(time.time()))
+        self.heads.append(SignedHead.sign(self.key, head))
+        return EntryProof(entry, self.heads[-1])
+
+    def LedgerHeads(self, request: Any, context: Any) -> Iterator[pb.LedgerHead]:
+        for head in self.heads[max(0, request.from_size - 1) :]:
+            yield pb.LedgerHead(head_json=head.to_json())
+
+    def LedgerProof(self, request: Any, context: Any) -> pb.LedgerProofReply:
+        size = request.size or len(self.entries)
+        if not 0 < request.sequence <= size <= len(self.entries):
+            self._refuse(context, GymError(ErrorCode.NOT_FOUND, f"no entry {request.sequence}"))
+        entry, tree = self.entries[request.sequence - 1], Tree(entry.hash for entry in self.entries)
+        return pb.LedgerProofReply(
+            entry=_message(entry),
+            head_json=self.heads[size - 1].to_json(),
+            path=tree.inclusion(request.sequence - 1, size) if request.sequence < size else [],
+        )
+
+    def Ledger(self, request: Any, context: Any) -> Iterator[pb.LedgerEntry]:
+        self._enter("Ledger", request, context)
+        yield from map(_message, self.entries[max(0, request.from_sequence - 1) :])
+
     def Leave(self, request: Any, context: Any) -> pb.LeaveReply:
         self._enter("Leave", request, context)
         return pb.LeaveReply()
+
+
+def _message(entry: Entry) -> pb.LedgerEntry:
+    return pb.LedgerEntry(
+        sequence=entry.sequence,
+        kind=entry.kind,
+        body_json=entry.body_json,
+        previous_hash=entry.previous_hash,
+        hash=entry.hash,
+    )

@@ -301,16 +301,16 @@ def test_a_stop_while_the_hub_is_away_ends_the_waiting(scene: Scene) -> None:
     scene.hub.start()
 
 
+def receipt_of(scene: Scene, **changes: str) -> dict[str, Any]:
+    proof = scene.hub.tell("verdict", {"update": "a" * 64, "verdict": "admitted"}).to_dict()
+    proof["head"] |= changes
+    return {"verdict": "admitted", "update": "a" * 64, "proof": proof}
+
+
 @pytest.mark.parametrize("signature", ["00" * 64, "what"])
 def test_a_receipt_with_a_false_signature_is_not_accepted(scene: Scene, signature: str) -> None:
     scene.client.status()
-    forged = {
-        "verdict": "admitted",
-        "update": "a" * 64,
-        "ledger_hash": "b" * 64,
-        "ledger_signature": signature,
-    }
-    scene.hub.receipt = forged
+    scene.hub.receipt = receipt_of(scene, signature=signature)
     scene.hub.give(scene.task("m1"))
     with pytest.raises(GymError) as caught:
         scene.agent(empty).run(max_rounds=1)
@@ -318,16 +318,18 @@ def test_a_receipt_with_a_false_signature_is_not_accepted(scene: Scene, signatur
     assert scene.home.receipts() == []
 
 
+def test_a_receipt_that_says_other_things_than_its_entry_is_not_accepted(scene: Scene) -> None:
+    scene.client.status()
+    scene.hub.receipt = {**receipt_of(scene), "update": "b" * 64}
+    scene.hub.give(scene.task("m1"))
+    with pytest.raises(GymError, match="the receipt of update bbbbbbbbbbbb") as caught:
+        scene.agent(empty).run(max_rounds=1)
+    assert caught.value.code is ErrorCode.SIGNATURE_INVALID
+
+
 def test_a_signed_receipt_is_kept(scene: Scene) -> None:
     scene.client.status()
-    signature = scene.hub.key.sign({"ledger": "b" * 64}).hex()
-    receipt = {
-        "verdict": "admitted",
-        "update": "a" * 64,
-        "ledger_hash": "b" * 64,
-        "ledger_signature": signature,
-    }
-    scene.hub.receipt = receipt
+    scene.hub.receipt = receipt_of(scene)
     scene.hub.give(scene.task("m1"))
     scene.agent(empty).run(max_rounds=1)
     assert scene.home.receipts()[0]["update"] == "a" * 64

@@ -1,5 +1,6 @@
-"""The ledger: append-only, hash-chained, signed. Everything that was decided, in the order it was decided."""
+"""The ledger: append-only, hash-chained, under signed heads. Everything that was decided, in its order."""
 
-from gym_server.ledger.chain import GENESIS_HASH, Entry, Ledger, verify_entry
+from gym_fed.ledger.entries import GENESIS_HASH, Entry
+from gym_server.ledger.chain import Ledger
 
-__all__ = ["GENESIS_HASH", "Entry", "Ledger", "verify_entry"]
+__all__ = ["GENESIS_HASH", "Entry", "Ledger"]

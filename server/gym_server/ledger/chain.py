@@ -1,165 +1,221 @@
-"""The ledger: append-only, hash-chained, signed. Everything that was decided, in the order it was decided.
-
-``hash = sha256(canonical{sequence, kind, body, previous_hash})``, signed by the hub's ledger key over
-``{"ledger": hash}``. An entry is written in the same transaction as what it tells of.
-"""
+"""The ledger: append-only, hash-chained, under signed heads. An entry is written with what it tells of, or not."""
 
 from __future__ import annotations
 
-import json
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_digest, canonical_json
-from gym_fed.identity.keys import SigningKey, verify_signature
+from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.ledger.entries import Entry
+from gym_fed.ledger.heads import FORMAT, EntryProof, Head, SignedHead
+from gym_fed.ledger.merkle import Frontier, Tree
+from gym_fed.ledger.subjects import subjects
 from gym_server.store.database import Database
-from gym_server.store.tables import credits, ledger, updates, versions
+from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds
 
-GENESIS_HASH = "0" * 64
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of the ledger."""
-
-    sequence: int
-    kind: str
-    body: dict[str, Any]
-    previous_hash: str
-    hash: str
-    signature: bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "sequence": self.sequence,
-            "kind": self.kind,
-            "body": self.body,
-            "previous_hash": self.previous_hash,
-            "hash": self.hash,
-            "signature": self.signature.hex(),
-        }
+_BATCH = 2000
 
 
 class Ledger:
-    """Appends inside the caller's transaction; reads and verifies on its own."""
+    """Appends and signs inside the caller's transaction; reads on its own."""
 
     def __init__(self, database: Database, key: SigningKey) -> None:
         self._database = database
         self._key = key
+        self._server = server_id(key.public_key)
+        self._tree = Tree()
+        self._lock = threading.Lock()
+
+    @property
+    def public_key(self) -> bytes:
+        """Of the key that signs, 32 bytes."""
+        return self._key.public_key
+
+    # ---- writing ----
 
     def append(self, tx: Connection, kind: str, body: dict[str, Any]) -> Entry:
         """Add an entry; it becomes part of the ledger when ``tx`` commits."""
         last = tx.execute(
             select(ledger.c.sequence, ledger.c.hash).order_by(ledger.c.sequence.desc()).limit(1)
         ).first()
-        sequence, previous = (last.sequence + 1, last.hash) if last else (1, GENESIS_HASH)
-        body = {**body, "at": int(time.time())}
-        digest = _hash(sequence, kind, body, previous)
-        entry = Entry(sequence, kind, body, previous, digest, self._key.sign({"ledger": digest}))
+        previous = (last.sequence, last.hash) if last else None
+        entry = Entry.following(previous, kind, {**body, "at": int(time.time())})
         tx.execute(
             ledger.insert().values(
-                sequence=sequence,
+                sequence=entry.sequence,
                 kind=kind,
-                body=canonical_json(body).decode(),
-                previous_hash=previous,
-                hash=digest,
-                signature=entry.signature,
+                body=entry.body_json,
+                previous_hash=entry.previous_hash,
+                hash=entry.hash,
             )
         )
+        for contributor in sorted(subjects(entry.body_json)):
+            tx.execute(ledger_subjects.insert().values(sequence=entry.sequence, contributor=contributor))
         return entry
+
+    def sign_head(self, tx: Connection) -> SignedHead | None:
+        """The head of the newest entry: signed once, and from then on the stored one; None while there is no entry."""
+        last = tx.execute(
+            select(ledger_heads.c.size, ledger_heads.c.head, ledger_heads.c.frontier)
+            .order_by(ledger_heads.c.size.desc())
+            .limit(1)
+        ).first()
+        size, at = (last.size, SignedHead.from_json(last.head).head.at) if last else (0, 0)
+        frontier = Frontier.from_text(size, last.frontier) if last else Frontier()
+        new = select(ledger.c.hash).where(ledger.c.sequence > size).order_by(ledger.c.sequence)
+        entry_hash = ""
+        for entry_hash in tx.scalars(new):
+            frontier.append(entry_hash)
+        if not entry_hash:
+            return SignedHead.from_json(last.head) if last else None
+        server_round = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
+        head = Head(
+            FORMAT,
+            self._server,
+            frontier.size,
+            entry_hash,
+            frontier.root(),
+            server_round,
+            max(at, int(time.time())),
+        )
+        signed = SignedHead.sign(self._key, head)
+        tx.execute(
+            ledger_heads.insert().values(
+                size=frontier.size, head=signed.to_json(), frontier=frontier.to_text()
+            )
+        )
+        return signed
+
+    def receipt(self, tx: Connection, sequence: int) -> EntryProof:
+        """What proves an entry to whoever it is given: the head of its own size, signed now if it is the newest."""
+        newest = self.sign_head(tx)
+        entry = entry_of(tx.execute(select(ledger).where(ledger.c.sequence == sequence)).one())
+        own = tx.scalar(select(ledger_heads.c.head).where(ledger_heads.c.size == sequence))
+        if own is not None:
+            return EntryProof(entry, SignedHead.from_json(own))
+        # The entry was followed by others before a head was signed: an earlier release signed none.
+        assert newest is not None
+        until = select(ledger.c.hash).where(ledger.c.sequence <= newest.size).order_by(ledger.c.sequence)
+        path = Tree(tx.scalars(until)).inclusion(sequence - 1, newest.size)
+        return EntryProof(entry, newest, tuple(path))
+
+    # ---- reading ----
 
     def entries(self, from_sequence: int = 1) -> Iterator[Entry]:
         """All entries from a sequence number on, read in batches."""
         while True:
             with self._database.reading() as tx:
-                rows = tx.execute(
-                    select(ledger)
-                    .where(ledger.c.sequence >= from_sequence)
-                    .order_by(ledger.c.sequence)
-                    .limit(500)
-                ).all()
+                rows = tx.execute(entries_from(from_sequence).limit(_BATCH)).all()
             for row in rows:
-                body = json.loads(row.body)
-                yield Entry(row.sequence, row.kind, body, row.previous_hash, row.hash, row.signature)
+                yield entry_of(row)
             if not rows:
                 return
             from_sequence = rows[-1].sequence + 1
 
-    def verify(self) -> dict[str, int]:
-        """Check the chain, every signature, and that versions, verdicts and credits agree with it.
+    def about(self, contributor: str, from_sequence: int = 1) -> Iterator[Entry]:
+        """The entries that name a contributor."""
+        named = select(ledger_subjects.c.sequence).where(ledger_subjects.c.contributor == contributor)
+        with self._database.reading() as tx:
+            rows = tx.execute(entries_from(from_sequence).where(ledger.c.sequence.in_(named))).all()
+        yield from map(entry_of, rows)
 
-        Returns:
-            How many entries, versions, updates and credits were compared.
+    def rounds_of(self, contributor: str, most: int = 500) -> dict[int, list[int]]:
+        """Sequence numbers of the newest entries that name a contributor and a round, by that round."""
+        named = select(ledger_subjects.c.sequence).where(ledger_subjects.c.contributor == contributor)
+        newest = named.order_by(ledger_subjects.c.sequence.desc()).limit(most)
+        with self._database.reading() as tx:
+            rows = tx.execute(entries_from(1).where(ledger.c.sequence.in_(newest))).all()
+        found: dict[int, list[int]] = {}
+        for entry in map(entry_of, rows):
+            server_round = entry.body.get("server_round")
+            if entry.kind != "version" and isinstance(server_round, int):
+                found.setdefault(server_round, []).append(entry.sequence)
+        return found
+
+    def newest_head(self) -> SignedHead | None:
+        """The newest head that was signed."""
+        with self._database.reading() as tx:
+            text = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
+        return SignedHead.from_json(text) if text else None
+
+    def heads(self, from_size: int = 1) -> Iterator[SignedHead]:
+        """All signed heads from a size on, read in batches."""
+        while True:
+            with self._database.reading() as tx:
+                rows = tx.execute(heads_from(from_size).limit(_BATCH)).all()
+            for row in rows:
+                yield SignedHead.from_json(row.head)
+            if not rows:
+                return
+            from_size = rows[-1].size + 1
+
+    def proof(self, sequence: int, size: int = 0) -> EntryProof:
+        """An entry, and the path to a signed head.
+
+        Args:
+            sequence: Of the entry.
+            size: Of a head that was signed; 0 takes the newest, and signs it where the entry is not yet under one.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` naming the first entry or row that does not fit.
+            GymError: ``NOT_FOUND`` when there is no such entry, or no such head that holds it.
         """
-        told_versions: dict[int, dict[str, Any]] = {}
-        told_credits: dict[tuple[int, str], int] = {}
-        told_updates: dict[str, str] = {}
-        previous, count = GENESIS_HASH, 0
-        for entry in self.entries():
-            count += 1
-            verify_entry(entry, count, previous, self._key.public_key)
-            previous = entry.hash
-            if entry.kind == "version":
-                told_versions[entry.body["height"]] = entry.body
-            elif entry.kind == "credit":
-                told_credits[entry.body["server_round"], entry.body["contributor"]] = entry.body["amount"]
-            elif entry.kind == "verdict" and entry.body.get("update"):
-                told_updates[entry.body["update"]] = entry.body["verdict"]
         with self._database.reading() as tx:
-            for row in tx.execute(select(versions)):
-                told = told_versions.pop(row.height, None)
-                if told is None or (told["digest"], told["soup"]) != (row.digest, row.soup_sha256):
-                    raise _corrupt(f"version {row.height} is not what the ledger says")
-            for row in tx.execute(select(credits)):
-                if told_credits.pop((row.server_round, row.contributor), None) != row.amount:
-                    raise _corrupt(
-                        f"credit of {row.contributor} in round {row.server_round} is not in the ledger"
-                    )
-            for row in tx.execute(select(updates.c.update_id, updates.c.verdict)):
-                if told_updates.pop(row.update_id, None) != row.verdict:
-                    raise _corrupt(f"verdict on update {row.update_id[:12]} is not what the ledger says")
-            totals = {
-                "entries": count,
-                "versions": len(tx.execute(select(versions.c.height)).all()),
-                "updates": len(tx.execute(select(updates.c.update_id)).all()),
-                "credits": len(tx.execute(select(credits.c.amount)).all()),
-            }
-        if told_versions or told_credits or told_updates:
-            raise _corrupt("the ledger tells of versions, credits or updates that the database lacks")
-        return totals
+            row = tx.execute(entries_from(sequence).limit(1)).first()
+            where = ledger_heads.c.size == size if size else ledger_heads.c.size >= sequence
+            found = select(ledger_heads.c.head).where(where).order_by(ledger_heads.c.size.desc()).limit(1)
+            text = tx.scalar(found)
+        if row is None or row.sequence != sequence:
+            raise GymError(ErrorCode.NOT_FOUND, f"the ledger has no entry {sequence}")
+        head = SignedHead.from_json(text) if text else None
+        if head is None and not size:
+            with self._database.transaction() as tx:
+                head = self.sign_head(tx)
+        if head is None or head.size < sequence:
+            raise GymError(
+                ErrorCode.NOT_FOUND,
+                f"no head of size {size} was signed that holds entry {sequence}",
+                "ask for size 0, which is the newest head",
+            )
+        if head.size == sequence:
+            return EntryProof(entry_of(row), head)
+        with self._lock:
+            self._grow(head.size)
+            path = self._tree.inclusion(sequence - 1, head.size)
+        return EntryProof(entry_of(row), head, tuple(path))
+
+    def _grow(self, size: int) -> None:
+        if self._tree.size < size:
+            new = select(ledger.c.hash).where(ledger.c.sequence > self._tree.size)
+            with self._database.reading() as tx:
+                for entry_hash in tx.scalars(
+                    new.where(ledger.c.sequence <= size).order_by(ledger.c.sequence)
+                ):
+                    self._tree.append(entry_hash)
+
+    # ---- verification ----
+
+    def verify(self) -> dict[str, int]:
+        """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.verify``."""
+        from gym_server.ledger.verify import verify_database
+
+        return verify_database(self._database, self.public_key)
 
 
-def verify_entry(entry: Entry, sequence: int, previous_hash: str, public_key: bytes) -> None:
-    """Check one entry against its predecessor; usable by anyone who holds the hub's public key.
-
-    Raises:
-        GymError: ``STATE_CORRUPT`` naming the entry.
-    """
-    if entry.sequence != sequence or entry.previous_hash != previous_hash:
-        raise _corrupt(f"entry {entry.sequence} does not follow entry {sequence - 1}")
-    if entry.hash != _hash(entry.sequence, entry.kind, entry.body, entry.previous_hash):
-        raise _corrupt(
-            f"entry {entry.sequence} ({entry.kind}) was altered: its hash does not match its content"
-        )
-    try:
-        verify_signature(public_key, {"ledger": entry.hash}, entry.signature)
-    except GymError as error:
-        raise _corrupt(f"entry {entry.sequence} ({entry.kind}) is not signed by the hub's key") from error
+def entries_from(sequence: int) -> Any:
+    """Rows of entries from a sequence number on."""
+    return select(ledger).where(ledger.c.sequence >= sequence).order_by(ledger.c.sequence)
 
 
-def _hash(sequence: int, kind: str, body: dict[str, Any], previous_hash: str) -> str:
-    return canonical_digest(
-        {"sequence": sequence, "kind": kind, "body": body, "previous_hash": previous_hash}
-    )
+def heads_from(size: int) -> Any:
+    """Rows of heads from a size on."""
+    return select(ledger_heads).where(ledger_heads.c.size >= size).order_by(ledger_heads.c.size)
 
 
-def _corrupt(message: str) -> GymError:
-    return GymError(ErrorCode.STATE_CORRUPT, f"ledger: {message}", "restore the hub's folder from a backup")
+def entry_of(row: Any) -> Entry:
+    """A row as an entry."""
+    return Entry(row.sequence, row.kind, row.body, row.previous_hash, row.hash)

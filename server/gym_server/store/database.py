@@ -11,9 +11,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, select
 from sqlalchemy.exc import DatabaseError
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_server.store.migrations import SCHEMA_VERSION, migrate
 from gym_server.store.tables import metadata, settings
-
-SCHEMA_VERSION = "1"
 
 
 class Database:
@@ -39,6 +38,8 @@ class Database:
         try:
             metadata.create_all(database.engine)
             found = database.setting("schema_version", SCHEMA_VERSION)
+            with database.transaction() as tx:
+                found = migrate(tx, found)
         except DatabaseError as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT, f"cannot open the database {url}: {error.orig}"
@@ -60,6 +61,17 @@ class Database:
         """Reads without taking the write lock."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Reads that all see one state of the database, without taking the write lock."""
+        begin = "BEGIN" if self.engine.dialect.name == "sqlite" else "BEGIN ISOLATION LEVEL REPEATABLE READ"
+        with self.reading() as connection:
+            connection.exec_driver_sql(begin)
+            try:
+                yield connection
+            finally:
+                connection.exec_driver_sql("ROLLBACK")
 
     def setting(self, key: str, default: str) -> str:
         """The stored value of ``key``, stored as ``default`` on first use."""

@@ -187,7 +187,32 @@ ledger = Table(
     Column("body", Text, nullable=False),
     Column("previous_hash", String, nullable=False),
     Column("hash", String, nullable=False, unique=True),
-    Column("signature", LargeBinary, nullable=False),
+)
+
+# One signed head for a size, never two. The frontier (gym_fed.ledger.merkle) is what the next head's root starts from.
+ledger_heads = Table(
+    "ledger_heads",
+    metadata,
+    Column("size", Integer, primary_key=True),
+    Column("head", Text, nullable=False),
+    Column("frontier", Text, nullable=False),
+)
+
+# Who is named in an entry: an index over the ledger, made from it and checked against it.
+ledger_subjects = Table(
+    "ledger_subjects",
+    metadata,
+    Column("sequence", Integer, primary_key=True),
+    Column("contributor", String, primary_key=True, index=True),
+)
+
+# Credits for the use of versions, one row a contributor of a usage report.
+royalties = Table(
+    "royalties",
+    metadata,
+    Column("usage", String, primary_key=True),
+    Column("contributor", String, primary_key=True, index=True),
+    Column("amount", Integer, nullable=False),
 )
 
 # Every key that an account has had. An account's current key is also `accounts.public_key`.
@@ -221,4 +246,24 @@ transfers = Table(
     Column("asked_at", Float, nullable=False),
     Column("closed_at", Float),
     UniqueConstraint("sender", "nonce"),
+)
+
+# Seeds of the noise, for the operator alone: one for each list of updates that a merge began with.
+privacy_seeds = Table(
+    "privacy_seeds",
+    metadata,
+    Column("server_round", Integer, primary_key=True),
+    Column("merging", String, primary_key=True),  # digest of the list and of what it is merged by
+    Column("seed", LargeBinary, nullable=False),
+    Column("seed_sha256", String, nullable=False, unique=True),
+)
+
+# What every round whose noised sum was looked at cost each of its contributors.
+privacy_spending = Table(
+    "privacy_spending",
+    metadata,
+    Column("server_round", Integer, primary_key=True),
+    Column("contributor", String, primary_key=True),
+    Column("mechanism", String, nullable=False),
+    Column("noise_multiplier", Float, nullable=False),
 )

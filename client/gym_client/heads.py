@@ -1,0 +1,184 @@
+"""Every signed head that a hub has shown, and the check that no two of them contradict each other.
+
+They lie in ``servers/<id of the hub>/heads.jsonl``. A hub that rewrote its ledger, or shows another one to others, has
+to contradict a head that it signed; the contradiction is written to ``proofs/``, and nothing goes on with that hub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gym_client.home import Home
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import drop_torn_line, write_atomically
+from gym_fed.identity.keys import server_id
+from gym_fed.ledger import EntryProof, SignedHead, contradiction, fork_document
+from gym_fed.ledger.entries import Entry, parsed
+
+Prove = Callable[[int, int], EntryProof]
+"""Asks the hub for the entry of a sequence number under the head of a size; size 0 is the newest."""
+
+
+class Heads:
+    """The heads of one hub.
+
+    Args:
+        home: The contributor's folder.
+        public_key: The key that signs the hub's ledger.
+    """
+
+    def __init__(self, home: Home, public_key: bytes) -> None:
+        self._home = home
+        self._key = public_key
+        self.server = server_id(public_key)
+
+    @property
+    def path(self) -> Path:
+        """One head a line, in the order in which they were seen."""
+        return self._home.servers / self.server / "heads.jsonl"
+
+    def kept(self) -> dict[int, SignedHead]:
+        """By size.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a line that is no head which the hub signed.
+        """
+        if not self.path.exists():
+            return {}
+        found = [
+            SignedHead.from_json(line) for line in self.path.read_text(encoding="utf-8").splitlines() if line
+        ]
+        return {head.size: head for head in found}
+
+    def newest(self) -> SignedHead | None:
+        """The largest head that was seen."""
+        return max(self.kept().values(), key=lambda head: head.size, default=None)
+
+    def see(self, head: SignedHead, prove: Prove, is_newest: bool = False) -> None:
+        """Hold a head against all that were seen before, and keep it.
+
+        Args:
+            head: What the hub, or somebody else, shows.
+            prove: The hub's own word on how the head and the one kept go together.
+            is_newest: Whether the hub told it as its newest.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; what ``prove`` raises.
+        """
+        self._require_signed(head.verify)
+        kept = self.kept()
+        if (same := kept.get(head.size)) is not None:
+            self._refuse_if(same, head, None)
+            if not is_newest or head.size == max(kept):
+                return
+        if kept:
+            self._compare(kept[max(kept)], head, prove, is_newest)
+        if same is None:
+            self._append(head)
+
+    def check_document(self, found: Any, prove: Prove) -> str:
+        """Hold a head that somebody else has seen against this home's.
+
+        Returns:
+            What it came to, in words.
+
+        Raises:
+            GymError: As ``see``.
+        """
+        head = SignedHead.from_dict(found)
+        self.see(head, prove)
+        return f"size {head.size} is the same ledger as the {len(self.kept())} heads kept here"
+
+    def _compare(self, old: SignedHead, new: SignedHead, prove: Prove, is_newest: bool) -> None:
+        self._refuse_if(old, new, None)
+        if new.size >= old.size:
+            low, size, shown = old, new.size, new
+        elif is_newest:  # somebody may have seen a later one meanwhile, so that the hub is asked again
+            low, size, shown = old, 0, new
+        else:
+            low, size, shown = new, old.size, old
+        if size == low.size:
+            return
+        try:
+            proof = prove(low.size, size)
+        except GymError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            why = f"it cannot show entry {low.size}, which it signed, in the ledger that it has now"
+            raise self._forked(why, (low, shown), None) from error
+        self._require_signed(proof.verify)
+        if proof.entry.sequence != low.size or (size and proof.head.size != size):
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"{self.server} proves entry {proof.entry.sequence} under size {proof.head.size}; "
+                f"entry {low.size} under size {size} was asked for",
+            )
+        if size:
+            self._refuse_if(shown, proof.head, None)
+        self._refuse_if(low, proof.head, proof)
+
+    def _refuse_if(self, one: SignedHead, other: SignedHead, proof: EntryProof | None) -> None:
+        reason = contradiction(one, other, proof)
+        if reason is not None:
+            raise self._forked(f"it signed {reason}", (one, other), proof)
+
+    def _forked(self, why: str, heads: tuple[SignedHead, SignedHead], proof: EntryProof | None) -> GymError:
+        low, high = sorted(heads, key=lambda head: head.size)
+        path = self._home.proofs / f"{self.server}-{low.size}-{high.size}.json"
+        document = fork_document(self._key, heads, proof)
+        write_atomically(path, json.dumps(document, indent=2, sort_keys=True).encode())
+        return GymError(
+            ErrorCode.LEDGER_FORKED,
+            f"the hub {self.server} has two ledgers: {why}. Both signed heads are in {path}",
+            "show the file to the other contributors and to the coordinator; nothing is sent to this hub any more",
+        )
+
+    def _require_signed(self, verify: Callable[[bytes], None]) -> None:
+        try:
+            verify(self._key)
+        except GymError as error:
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID, error.message, "the hub answers what it did not sign"
+            ) from error
+
+    def _append(self, head: SignedHead) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        drop_torn_line(self.path)
+        with self.path.open("ab") as file:
+            file.write(head.to_json().encode("utf-8") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_proof(reply: Any) -> EntryProof:
+    """A ``LedgerProofReply`` as the proof that it carries, not yet verified.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID`` when it is none.
+    """
+    try:
+        return EntryProof(read_entry(reply.entry), SignedHead.from_json(reply.head_json), tuple(reply.path))
+    except GymError as error:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID, error.message, "the hub answers what it did not sign"
+        ) from error
+
+
+def read_entry(message: Any) -> Entry:
+    """A ``LedgerEntry`` as an entry whose hash is its content's.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID``.
+    """
+    entry = Entry(int(message.sequence), message.kind, message.body_json, message.previous_hash, message.hash)
+    try:
+        entry.check_hash()
+    except GymError as error:
+        raise GymError(ErrorCode.SIGNATURE_INVALID, error.message) from error
+    if not isinstance(parsed(entry.body_json), dict):
+        raise GymError(ErrorCode.SIGNATURE_INVALID, f"entry {entry.sequence} is not canonical JSON")
+    return entry

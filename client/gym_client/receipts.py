@@ -1,0 +1,142 @@
+"""Receipts: what proves, without the hub and years later, that an update was admitted, judged and credited.
+
+A receipt holds the ledger's entry under a signed head. The one at submission tells of the verdict at the door; those
+of the verdict after the merge and of the credits are fetched when the hub tells of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gym_client.backoff import is_passing
+from gym_client.heads import Heads, read_proof
+from gym_client.home import Home
+from gym_client.transport import HubClient
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import verify_signature
+from gym_fed.ledger import EntryProof
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+
+def ask_proof(client: HubClient, sequence: int, size: int = 0) -> EntryProof:
+    """The hub's proof of an entry; see ``gym_client.heads.Prove``."""
+    return read_proof(client.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
+
+
+class Receipts:
+    """The receipts of one hub.
+
+    Args:
+        home: The contributor's folder.
+        client: The hub.
+    """
+
+    def __init__(self, home: Home, client: HubClient) -> None:
+        self._home = home
+        self._client = client
+
+    def check(self, receipt: dict[str, Any]) -> None:
+        """Check a receipt of submission, and take up its head.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID`` when the hub did not sign it, ``LEDGER_FORKED``.
+        """
+        if "update" not in receipt:
+            return
+        proof = check_receipt(receipt, self._key())
+        if proof is not None:
+            self._heads().see(proof.head, lambda sequence, size: ask_proof(self._client, sequence, size))
+
+    def fetch(self, verdicts: Sequence[dict[str, Any]]) -> int:
+        """Fetch and keep the proofs of what the hub says of updates that were judged.
+
+        Args:
+            verdicts: As ``AccountReply.verdicts_json`` has them, with the entries of each under ``entries``.
+
+        Returns:
+            How many are new. A hub that is away is asked again the next time.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and the hub's refusal of an entry that it told of.
+        """
+        told = {int(number) for verdict in verdicts for number in verdict.get("entries", ())}
+        missing = sorted(told - self._sequences()) if told else []
+        for done, sequence in enumerate(missing):
+            try:
+                proof = ask_proof(self._client, sequence)
+            except GymError as error:
+                if is_passing(error):
+                    return done
+                raise
+            self._keep(proof, sequence)
+        return len(missing)
+
+    def _keep(self, proof: EntryProof, sequence: int) -> None:
+        key, server = self._key(), self._client.pin.server
+        _signed(proof, key)
+        if proof.entry.sequence != sequence:
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID, f"{server} proves entry {proof.entry.sequence}, not {sequence}"
+            )
+        self._heads().see(proof.head, lambda entry, size: ask_proof(self._client, entry, size))
+        self._home.append_receipt({"server": server, "entry": sequence, "proof": proof.to_dict()})
+
+    def _sequences(self) -> set[int]:
+        server = self._client.pin.server
+        return {
+            found["proof"]["entry"]["sequence"]
+            for found in self._home.receipts()
+            if found.get("server") == server and "proof" in found
+        }
+
+    def _heads(self) -> Heads:
+        return Heads(self._home, self._key())
+
+    def _key(self) -> bytes:
+        return bytes.fromhex(self._client.pin.ledger_key)
+
+
+def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof | None:
+    """Check a kept receipt against the hub's key alone.
+
+    Returns:
+        The proof in it; None for a receipt of an earlier release, which has the signature of one entry's hash.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID``.
+    """
+    if "proof" not in receipt:
+        try:
+            signature = bytes.fromhex(str(receipt.get("ledger_signature", "")))
+        except ValueError as error:
+            raise GymError(ErrorCode.SIGNATURE_INVALID, "the receipt's signature is not hex") from error
+        verify_signature(key, {"ledger": receipt.get("ledger_hash", "")}, signature)
+        return None
+    try:
+        proof = EntryProof.from_dict(receipt["proof"])
+    except GymError as error:
+        raise GymError(ErrorCode.SIGNATURE_INVALID, f"a receipt: {error.message}") from error
+    _signed(proof, key)
+    body = proof.entry.body
+    if "update" in receipt and (
+        proof.entry.kind != "verdict"
+        or body.get("update") != receipt["update"]
+        or body.get("verdict") != receipt.get("verdict")
+    ):
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"the receipt of update {str(receipt['update'])[:12]} says {receipt.get('verdict')!r}, "
+            f"its ledger entry {json.dumps(body, sort_keys=True)[:200]}",
+        )
+    return proof
+
+
+def _signed(proof: EntryProof, key: bytes) -> None:
+    try:
+        proof.verify(key)
+    except GymError as error:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID, error.message, "the hub answers what it did not sign"
+        ) from error

@@ -1,0 +1,69 @@
+"""What of the database must agree with the ledger: a line a table.
+
+To add one: append a ``TableCheck`` to ``CHECKS``. A row that no entry tells of, an entry without its row, and a value
+that differs are all found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from gym_server.store.tables import credits, royalties, updates, versions
+
+Told = Iterable[tuple[Hashable, Any]]
+"""Keys and values; of two with one key the later one holds."""
+
+
+@dataclass(frozen=True)
+class TableCheck:
+    """How a table and the ledger tell of the same things.
+
+    Attributes:
+        name: Plural, for the report.
+        kinds: Of the entries that tell of them.
+        told: An entry's kind and body, to keys and values.
+        rows: The table's rows.
+        row: A row, to its key and value.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    told: Callable[[str, dict[str, Any]], Told]
+    rows: Select[Any]
+    row: Callable[[Any], tuple[Hashable, Any]]
+
+
+CHECKS: list[TableCheck] = [
+    TableCheck(
+        "versions",
+        ("version",),
+        lambda kind, body: [(body["height"], (body["digest"], body["soup"], body["server_round"]))],
+        select(versions),
+        lambda row: (row.height, (row.digest, row.soup_sha256, row.server_round)),
+    ),
+    TableCheck(
+        "updates",
+        ("verdict",),
+        lambda kind, body: [(body["update"], body["verdict"])] if body.get("update") else [],
+        select(updates.c.update_id, updates.c.verdict),
+        lambda row: (row.update_id, row.verdict),
+    ),
+    TableCheck(
+        "credits",
+        ("credit",),
+        lambda kind, body: [((body["server_round"], body["contributor"]), body["amount"])],
+        select(credits),
+        lambda row: ((row.server_round, row.contributor), row.amount),
+    ),
+    TableCheck(
+        "royalties",
+        ("royalty",),
+        lambda kind, body: [((body["usage"], who), amount) for who, amount in body["shares"].items()],
+        select(royalties),
+        lambda row: ((row.usage, row.contributor), row.amount),
+    ),
+]
