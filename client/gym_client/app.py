@@ -8,6 +8,7 @@ and ``by-reference``, which the agent sets to have the delta sent as an object. 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from gym_client.downloads import ObjectCache
 from gym_client.home import Home
 from gym_client.policy import Policy
 from gym_client.residuals import Residuals
+from gym_client.secure import SecureRound
 from gym_client.tasks import FinishedUpdate, TaskFolder
 from gym_client.work import Setup, parse_task, perform
+from gym_fed.config.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.secure_aggregation.messages import ACTIONS, ADVERTISE, RECORD, SHARE, UNMASK
 from gym_fed.wire.limits import DELTA_STYPE
 from gym_fed.wire.records import reference
 
@@ -36,6 +40,15 @@ def train(message: Message, context: Context) -> Message:
     policy.check(spec)
     cache = ObjectCache(home.objects)
     _keep_soups(message.content, cache, policy)
+    by_reference = bool(context.node_config.get("by-reference", False))
+    if spec.secure_aggregation is not None:
+        if not by_reference:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                "secure aggregation needs a gym-fed hub, which keeps a round's stages; this is stock Flower",
+                "run the federation with gym-server run, or without secure_aggregation",
+            )
+        SecureRound(home, spec, home.key).receive(secure_text(message.content))
     setup = Setup(
         data=_text(context, "data"),
         data_format=_text(context, "data-format") or "auto",
@@ -43,7 +56,6 @@ def train(message: Message, context: Context) -> Message:
         device=_text(context, "device") or "auto",
     )
     finished = perform(spec, message.metadata.message_id, home, policy, setup, cache.path)
-    by_reference = bool(context.node_config.get("by-reference", False))
     reply = Message(update_records(finished, by_reference), reply_to=message)
     if not by_reference:  # stock Flower has no verdicts: what is returned counts as accepted
         folder = TaskFolder(home.task_folder(message.metadata.message_id))
@@ -53,6 +65,39 @@ def train(message: Message, context: Context) -> Message:
             residuals.accept(finished.manifest.digest)
         folder.drop()
     return reply
+
+
+@app.query(ACTIONS[ADVERTISE])
+def advertise_keys(message: Message, context: Context) -> Message:
+    """Secure aggregation, first stage: signed public keys of the round."""
+    return _stage(message, context, lambda secure, text: secure.advertise())
+
+
+@app.query(ACTIONS[SHARE])
+def share_keys(message: Message, context: Context) -> Message:
+    """Second stage: this round's secrets, split among all who began."""
+    return _stage(message, context, lambda secure, text: secure.share(text))
+
+
+@app.query(ACTIONS[UNMASK])
+def unmask(message: Message, context: Context) -> Message:
+    """Last stage: shares that take the masks off the sum."""
+    return _stage(message, context, lambda secure, text: secure.unmask(text))
+
+
+def _stage(message: Message, context: Context, act: Callable[[SecureRound, object], StrictModel]) -> Message:
+    spec = parse_task(_spec_text(message.content))
+    home = Home.open(_text(context, "home"))
+    Policy.load(home.policy_path).check(spec)
+    answer = act(SecureRound(home, spec, home.key), secure_text(message.content))
+    content = RecordDict({RECORD: ConfigRecord({"json": answer.model_dump_json()})})
+    return Message(content, reply_to=message)
+
+
+def secure_text(content: RecordDict) -> object:
+    """What the hub says in a stage of secure aggregation, as JSON text; None where it says nothing."""
+    record = content.get(RECORD)
+    return record.get("json") if isinstance(record, ConfigRecord) else None
 
 
 def update_records(finished: FinishedUpdate, by_reference: bool) -> RecordDict:

@@ -16,6 +16,7 @@ from gym_client.home import Home
 from gym_client.hooks import Hooks, current_hooks
 from gym_client.policy import Policy
 from gym_client.residuals import Residuals
+from gym_client.secure import SecureRound
 from gym_client.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
@@ -103,6 +104,9 @@ def perform(
     if spec.recipe.finetuning == "lora":
         result.model.unload()
     model.restore()
+    if spec.secure_aggregation is not None:
+        secure = SecureRound(home, spec, home.key)
+        trained = secure.mask(folder, trained, model.version_spec(spec), "data, model or device")
     limit = min(policy.max_update_bytes, spec.max_update_bytes)
     if trained.size_bytes > limit:
         raise GymError(
