@@ -156,6 +156,22 @@ def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """What the hub promises about privacy, and what of it is spent, in all and on whom."""
+    from gym_server.federation import Federation
+    from gym_server.privacy import report
+    from gym_server.show_privacy import privacy_lines
+
+    with Federation.open(folder) as fed:
+        found = report(fed)
+    if as_json:
+        print_json(found)
+    else:
+        for line in privacy_lines(found):
+            out.print(line)
+
+
+@app.command()
 def model(
     output: Annotated[Path, typer.Argument(help="A new folder for the model.")],
     folder: Folder = DEFAULT_FOLDER,

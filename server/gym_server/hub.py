@@ -21,6 +21,7 @@ from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.wire.limits import CHUNK_BYTES, KEEPALIVE_SECONDS
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
+from gym_server import privacy
 from gym_server.admission import Candidate, Receipt
 from gym_server.federation import RUN_ID, Federation
 from gym_server.guard import current_session
@@ -110,6 +111,7 @@ class Hub(hub_pb2_grpc.HubServicer):
             finished=self.finished.is_set(),
             recipe_json=json.dumps(recipe),
             max_update_bytes=fed.config.admission.max_update_bytes,
+            privacy_json=privacy.status_json(fed),
             ledger_head_json=ledger_head.to_json() if ledger_head else "",
         )
 
@@ -152,7 +154,8 @@ class Hub(hub_pb2_grpc.HubServicer):
                     yield self._task(task)
                     continue
                 if self.finished.is_set() and not await asyncio.to_thread(self._fed.queue.held, node_id):
-                    yield pb.WorkEvent(finished=pb.Finished(message="all rounds are done"))
+                    why = await asyncio.to_thread(privacy.end_of_run, self._fed)
+                    yield pb.WorkEvent(finished=pb.Finished(message=why))
                     return
                 if time.monotonic() - quiet_since >= KEEPALIVE_SECONDS:
                     yield pb.WorkEvent(keep_alive=pb.KeepAlive())
@@ -312,7 +315,8 @@ class Hub(hub_pb2_grpc.HubServicer):
             balance=purse["balance"],
             rewards_json=json.dumps(purse),
             verdicts_json=[
-                json.dumps({**_verdict(row, earned), "entries": told.get(row.server_round, [])}) for row in rows
+                json.dumps({**_verdict(row, earned), "entries": told.get(row.server_round, [])})
+                for row in rows
             ],
         )
 

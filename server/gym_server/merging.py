@@ -17,6 +17,7 @@ from gym_fed.errors import GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup import NormVerdict, screen_norms
+from gym_server import privacy
 from gym_server.federation import Federation
 from gym_server.frozen_a import foreign_a
 from gym_server.global_model import GlobalModel
@@ -50,7 +51,7 @@ class _Update:
 def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
     """Screen, merge, gate, and commit or abort. ``current`` is in state merging."""
     loaded = _screen_revoked(fed, _load(fed, current))
-    judged = _screen_norms(fed, _screen_frozen_a(current, model, loaded))
+    judged = _screen_norms(fed, _screen_untrained(fed, current, _screen_frozen_a(current, model, loaded)))
     judged = _screen_heldout(fed, model, judged)
     kept = [u for u in judged if u.kept]
     rejected = [u.judgement for u in judged if not u.kept]
@@ -62,13 +63,15 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
             current.server_round, f"{len(kept)} updates passed the screens: {error.message}", rejected
         )
         return
+    spending = privacy.spending(fed, current.server_round, [u.row.contributor for u in kept])
     try:
         ingredients = _ingredients(fed, model, current, kept)
         soup = make_soup(fed, ingredients, soup_path(fed, current.server_round))
         state = soup.stage(fed, current.server_round)
     except GymError as error:
         discard(fed, current.server_round)
-        fed.journal.abort(current.server_round, f"the merge failed: {error.message}", rejected)
+        why = error.code.value if fed.config.privacy else error.message  # a message may quote what was sent
+        fed.journal.abort(current.server_round, f"the merge failed: {why}", rejected, spending)
         return
     before = model.loss() if model.has_gate else None
     after = model.loss_with(soup.path) if model.has_gate else None
@@ -76,7 +79,7 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
     if before is not None and after is not None and not after <= before + limit:
         reason = f"rolled back: held-out loss {before:.4f} > {after:.4f}, allowed is +{limit:g}"
         discard(fed, current.server_round)
-        fed.journal.abort(current.server_round, reason, rejected)
+        fed.journal.abort(current.server_round, reason, rejected, spending)
         return
     fed.store.put_file(soup.path)
     soup.path.unlink()
@@ -94,7 +97,9 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
             residual=residual_name(current.server_round) if RESIDUAL in state else None,
             state=state,
             judgements=judgements,
+            privacy=privacy.told_of(ingredients.private, soup.report.private),
         ),
+        spending,
     )
     failpoint("after-commit")
 
@@ -129,6 +134,19 @@ def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) 
         with DeltaFile.open(update.path, model.spec) as delta:
             name = foreign_a(delta, spec)
         reason = f"tensor {name!r}: its A is not the one that the round's seed gives (lora.freeze_a)"
+        screened.append(update if name is None else update.rejected(reason))
+    return screened
+
+
+def _screen_untrained(fed: Federation, current: Round, judged: list[_Update]) -> list[_Update]:
+    if fed.config.privacy is None or current.spec is None:
+        return judged
+    trained = set(privacy.task_tensors(current.spec, fed.base))
+    screened = []
+    for update in judged:
+        with DeltaFile.open(update.path) as delta:
+            name = next((name for name in delta.names if name not in trained), None)
+        reason = f"tensor {name!r} is not one that the task trains"
         screened.append(update if name is None else update.rejected(reason))
     return screened
 
@@ -178,4 +196,5 @@ def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list
         recipe=fed.config.soup.for_round(current.server_round),
         manifests=[UpdateManifest.parse(update.row.manifest) for update in kept],
         root=root_update(fed, model, current.server_round),
+        private=privacy.begin_merge(fed, current.spec, [update.row.update_id for update in kept]),
     )

@@ -16,12 +16,15 @@ from typing import Any
 from sqlalchemy import select
 
 from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.soup.private import PrivateRound
+from gym_server import privacy
 from gym_server.federation import Federation
 from gym_server.soups import Ingredients, make_soup, state_files
 from gym_server.store.objects import file_sha256
-from gym_server.store.tables import updates
+from gym_server.store.tables import rounds, updates
 
 log = logging.getLogger("gym_server")
 
@@ -47,6 +50,7 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
         recipe=SoupRecipe.model_validate(told["recipe"]),
         manifests=[_manifest(fed, update_id) for update_id in merged],
         root=root,
+        private=_private(fed, told),
     )
     for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
         _require_intact(fed.store.local_path(sha256), sha256)
@@ -68,6 +72,16 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
         "soup": told["soup"],
         "replayed": found,
     }
+
+
+def _private(fed: Federation, told: dict[str, Any]) -> PrivateRound | None:
+    """The noise and clip of a round that was merged with differential privacy."""
+    if "privacy" not in told:
+        return None
+    with fed.database.reading() as tx:
+        spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == told["server_round"]))
+    seed = privacy.seed_of(fed, told["privacy"]["seed_sha256"])
+    return privacy.private_round(told["privacy"], TaskSpec.model_validate_json(str(spec)), fed.base, seed)
 
 
 def _version_entry(fed: Federation, key: str, number: int) -> dict[str, Any]:

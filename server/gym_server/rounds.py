@@ -58,6 +58,8 @@ class Judgement:
     reason: str
     credit: int = 0
     heldout_change: float | None = None
+    cheating: bool = False
+    """Rejected for what only a cheat does."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,12 @@ class SoupRecord:
     judgements: Sequence[Judgement] = field(default_factory=list)
     state: Mapping[str, str] = field(default_factory=dict)
     """sha256 of each file of state that the round leaves to the next one, by kind."""
+    weights: Mapping[str, float] | None = None
+    """Weight of each merged update, where reputations make them; None: the recipe says them."""
+    also: Sequence[Callable[[Connection, int], object]] = ()
+    """Called in the commit's transaction, before credits, with the version's height."""
+    privacy: Mapping[str, Any] | None = None
+    """What made the merge private, for the version's entry."""
 
 
 def next_digest(parent: str, soup_sha256: str, server_round: int) -> str:
@@ -208,8 +216,10 @@ class Journal:
             _advance(tx, server_round, COLLECTING, MERGING, {"merging": json.dumps(list(ids))})
         return self._get(server_round)
 
-    def commit(self, merged: Round, soup: SoupRecord) -> Version:
-        """Version, verdicts, ledger, credits and the round's end, in one transaction."""
+    def commit(
+        self, merged: Round, soup: SoupRecord, also: Callable[[Connection], object] = lambda _: None
+    ) -> Version:
+        """Version, verdicts, ledger, credits, whatever ``also`` writes and the round's end, in one transaction."""
         with self._database.transaction() as tx:
             _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": time.time()})
             last = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
@@ -234,6 +244,10 @@ class Journal:
                 "root": soup.root,
                 "state": dict(soup.state),
             }
+            if soup.privacy is not None:
+                told["privacy"] = dict(soup.privacy)
+            if soup.weights is not None:
+                told["weights"] = dict(soup.weights)
             self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
             tx.execute(
                 versions.insert().values(
@@ -250,15 +264,24 @@ class Journal:
                 .prefix_with("OR IGNORE", dialect="sqlite")
                 .values(sha256=soup.sha256, contributor="*")
             )
+            for write in soup.also:
+                write(tx, height)
             for judgement in soup.judgements:
                 if judgement.credit:
                     self._credit(tx, merged.server_round, judgement)
+            also(tx)
             for settle in self.at_commit:
                 settle(tx)
             self._ledger.sign_head(tx)
         return Version(height, digest, soup.residual, merged.server_round)
 
-    def abort(self, server_round: int, reason: str, judgements: Sequence[Judgement] = ()) -> None:
+    def abort(
+        self,
+        server_round: int,
+        reason: str,
+        judgements: Sequence[Judgement] = (),
+        also: Callable[[Connection], object] = lambda _: None,
+    ) -> None:
         """End a round without a version; its updates earn nothing, and the reason is in the ledger."""
         with self._database.transaction() as tx:
             state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
@@ -270,6 +293,7 @@ class Journal:
                 judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
                 self._judge(tx, server_round, judgement)
             self._ledger.append(tx, "aborted", {"server_round": server_round, "reason": reason})
+            also(tx)
             self._ledger.sign_head(tx)
 
     # ---- helpers ----

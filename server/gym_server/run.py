@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.limits import CHANNEL_OPTIONS
 from gym_fed.wire.v1 import hub_pb2_grpc
+from gym_server import privacy
 from gym_server.federation import Federation, FolderLock
 from gym_server.grid import HubGrid
 from gym_server.guard import Guard
@@ -65,6 +66,7 @@ def run_hub(
             )
 
         federation.check_soup()
+        privacy.check_promise(federation)
 
         def delta_soup(grid: Grid, should_stop: Callable[[], bool]) -> None:
             DeltaSoup(federation, should_stop=should_stop, on_round=on_round).start(grid)
@@ -116,7 +118,7 @@ class _Server:
             if exit_when_done:
                 await self._wakeups.farewell(_FAREWELL_SECONDS)
             else:
-                log.info("all rounds are committed; serving until stopped")
+                log.info("%s; serving until stopped", privacy.end_of_run(self._fed))
                 await stop_waiter
         self._stop.set()
         await server.stop(_GRACE_SECONDS)

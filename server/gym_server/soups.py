@@ -15,6 +15,7 @@ from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup import OptimizerState, SoupReport, merge
+from gym_fed.soup.private import PrivateRound
 from gym_fed.soup.registry import build_optimizer
 from gym_server.federation import Federation
 from gym_server.rounds import Version
@@ -35,6 +36,8 @@ class Ingredients:
         recipe: The rules.
         manifests: Signed manifests of the updates that are merged, in the order of their ids.
         root: sha256 of the coordinator's own update, for rules that need one.
+        private: Noise and clip of a merge with differential privacy.
+        weights: Of the updates, where reputations make them; None where the recipe says them.
     """
 
     server_round: int
@@ -42,6 +45,14 @@ class Ingredients:
     recipe: SoupRecipe
     manifests: Sequence[UpdateManifest]
     root: str | None = None
+    private: PrivateRound | None = None
+    weights: Sequence[float] | None = None
+
+    def weight_of(self) -> dict[str, float] | None:
+        """``weights`` by update."""
+        if self.weights is None:
+            return None
+        return {m.digest: weight for m, weight in zip(self.manifests, self.weights, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -104,9 +115,21 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
             return stack.enter_context(DeltaFile.open(fed.store.local_path(sha256), spec))
 
         files = [opened(manifest.delta_sha256) for manifest in ingredients.manifests]
-        weights = recipe.weights([manifest.num_examples for manifest in ingredients.manifests])
+        weights = ingredients.weights
+        if weights is None:
+            weights = recipe.weights([manifest.num_examples for manifest in ingredients.manifests])
         root = opened(ingredients.root) if ingredients.root else None
-        report = merge(files, weights, recipe, out_path, spec, feedback, root=root, optimizer_state=optimizer)
+        report = merge(
+            files,
+            weights,
+            recipe,
+            out_path,
+            spec,
+            feedback,
+            root=root,
+            optimizer_state=optimizer,
+            private=ingredients.private,
+        )
     return Soup(report, out_path, feedback, optimizer)
 
 

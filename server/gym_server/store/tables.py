@@ -179,6 +179,27 @@ credits = Table(
     Column("amount", Integer, nullable=False),
 )
 
+# What an update of a committed round came to, in the eyes of the rewards.
+contributions = Table(
+    "contributions",
+    metadata,
+    Column("update_id", String, primary_key=True),
+    Column("contributor", String, nullable=False, index=True),
+    Column("server_round", Integer, nullable=False, index=True),
+    Column("method", String, nullable=False),
+    Column("score", Float),  # nats of held-out loss
+    Column("similarity", Float),  # to the most similar other update of the round
+    Column("reputation", Float, nullable=False),  # of the contributor, after the round
+)
+
+reputations = Table(
+    "reputations",
+    metadata,
+    Column("contributor", String, primary_key=True),
+    Column("value", Float, nullable=False),  # as it was when version `height` was made
+    Column("height", Integer, nullable=False),
+)
+
 ledger = Table(
     "ledger",
     metadata,

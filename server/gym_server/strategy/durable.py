@@ -19,12 +19,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_server import privacy
 from gym_server.admission import Candidate
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
 from gym_server.grid import LOST
 from gym_server.merging import merge_round
 from gym_server.payload import ByReference, Payloads
+from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 
 log = logging.getLogger("gym_server")
@@ -127,6 +129,11 @@ class DeltaSoup(Strategy):
         aborts = 0
         while self._fed.journal.num_committed() < wanted and not self._should_stop():
             current = self._fed.journal.current()
+            if privacy.is_spent(self._fed):
+                if current is not None and current.state not in (COMMITTED, ABORTED):
+                    self._fed.journal.abort(current.server_round, privacy.SPENT)
+                    self._fed.queue.close_group(str(current.server_round))
+                break
             if current is None or current.state in (COMMITTED, ABORTED):
                 current = self._fed.journal.open_next()
             ended = self._run_round(current, grid)
@@ -160,7 +167,11 @@ class DeltaSoup(Strategy):
                 break
             time.sleep(POLL_SECONDS)
             current = self._require(server_round)
-        return self._finish(self._require(server_round))
+        try:
+            return self._finish(self._require(server_round))
+        except ScoringStopped:
+            log.info("round %d: stopped while scoring; it goes on from the merge", server_round)
+            return None
 
     def _push(self, server_round: int, grid: Grid) -> None:
         for message in self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid):
@@ -236,7 +247,7 @@ class DeltaSoup(Strategy):
                 current = self._fed.journal.start_merging(server_round)
                 failpoint("state-merging")
         if current.state == MERGING:
-            merge_round(self._fed, self._global_model(), current)
+            merge_round(self._fed, self._global_model(), current, self._should_stop)
         self._fed.queue.close_group(str(server_round))
         ended = self._require(server_round)
         log.info("round %d %s %s", server_round, ended.state, ended.reason)
