@@ -161,7 +161,7 @@ class SoupGame:
 
     def _summed(self, coalition: Coalition) -> dict[str, Tensor]:
         if not self._in_sum or not self._in_sum <= coalition:
-            self._sum = {name: self._zeros(name) for name in self._names}
+            self._sum, self._in_sum = {name: self._zeros(name) for name in self._names}, frozenset()
         more = sorted(coalition - self._in_sum)
         self._in_sum = frozenset()  # until the sum is whole again, whatever happens
         for i in more:
