@@ -7,8 +7,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import PrivacyConfig, SecureAggregationConfig
+from gym_fed.config.private import check_private
+from gym_fed.config.secure import check_secure
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import TrainingRecipe, check_distillation, check_frozen_a
 from gym_fed.errors import GymError
@@ -76,18 +79,6 @@ class RootConfig(StrictModel):
     max_examples: int = Field(200, ge=1)
 
 
-class RewardsConfig(StrictModel):
-    """What a committed round is worth."""
-
-    pool: int = Field(1000, ge=0)
-    """Credits of one round, split over the merged updates."""
-    split: Literal["equal", "improvement"] = "equal"
-    """``improvement`` splits by how much each update alone lowers the held-out loss; needs the gate's screening."""
-    hold_seconds: float = Field(7 * 24 * 3600, ge=0)
-    """Credits younger than this cannot be moved, and a transfer settles when it and the sender's key are as old; in this
-    time a stolen key's transfers are undone by revoking it."""
-
-
 class StorageConfig(StrictModel):
     """Where state lives; relative paths are inside the hub's folder."""
 
@@ -127,12 +118,13 @@ class ServerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> ServerConfig:
-        if self.rewards.split == "improvement" and not (self.gate.heldout and self.gate.screen_updates):
-            raise ValueError("rewards.split 'improvement' needs gate.heldout and gate.screen_updates")
+        self.rewards.check_gate(self.gate.heldout is not None, self.gate.screen_updates)
         if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
             raise ValueError(
                 "root.data is the gate's held-out set: what judges must not have been trained on"
             )
+        check_secure(self)
+        check_private(self)
         check_distillation(self.recipe, self.codec)
         check_frozen_a(self.recipe, self.codec)
         if self.soup.codec.distill_steps:

@@ -86,11 +86,15 @@ class SoupRecipe(StrictModel):
     max_norm: Annotated[float, Field(gt=0)] | None = None
     """An update with a larger L2 norm is scaled down to it; absent means no clipping."""
 
-    weighting: Literal["uniform", "num_examples"] = "uniform"
-    """One contributor one vote, or by the number of examples each says it trained on."""
+    weighting: Literal["uniform", "num_examples", "reputation"] = "uniform"
+    """One contributor one vote; or by the number of examples each says it trained on; or, on a hub, by the reputation
+    that each has earned there."""
 
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
     """num_examples: nobody counts for more examples than this, whatever is claimed; required there."""
+
+    reputation_floor: Annotated[float, Field(gt=0, le=1)] | None = None
+    """reputation: nobody counts for less than this, so that newcomers are heard; required there."""
 
     codec: CodecPolicy = CodecPolicy()
     """How the soup is written down; with ``error_feedback`` the server keeps the residual."""
@@ -123,6 +127,8 @@ class SoupRecipe(StrictModel):
             raise ValueError(
                 "num_examples_cap is required for weighting: num_examples and belongs to no other"
             )
+        if (self.weighting == "reputation") != (self.reputation_floor is not None):
+            raise ValueError("reputation_floor is required for weighting: reputation and belongs to no other")
         for key in ("aggregator_options", "server_optimizer_options"):
             if _LIARS in getattr(self, key):
                 raise ValueError(f"{key}.{_LIARS}: set soup.{_LIARS}, which holds for every rule")
@@ -166,7 +172,17 @@ class SoupRecipe(StrictModel):
             )
 
     def weights(self, num_examples: Sequence[int]) -> list[float]:
-        """A weight for each update from the number of examples its contributor claims."""
+        """A weight for each update from the number of examples its contributor claims.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` for ``weighting: reputation``, which only a hub knows.
+        """
+        if self.reputation_floor is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "weighting: reputation needs a hub, which keeps reputations",
+                "use weighting: uniform, or weigh by --weight",
+            )
         if self.num_examples_cap is None:
             return [1.0] * len(num_examples)
         return [float(max(1, min(count, self.num_examples_cap))) for count in num_examples]

@@ -16,6 +16,7 @@ from gym_fed.data.tasks import generate
 from gym_fed.delta import BaseSpec, DeltaFile, apply_delta, model_tensors, tensors_digest
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
+from gym_fed.evaluation.soup_game import SoupGame
 from gym_fed.models import load_model
 from gym_server.store.objects import ObjectStore
 
@@ -93,6 +94,17 @@ class GlobalModel:
         with DeltaFile.open(delta, self.spec) as opened, self._restored(opened.names):
             apply_delta(self._loaded.model, opened, scale)
             return self._measure()
+
+    def game(self, updates: Sequence[DeltaFile], coefficients: Sequence[float]) -> SoupGame:
+        """The updates as players: what every coalition's soup does to the held-out loss."""
+        return SoupGame(
+            self._loaded.model,
+            self._loaded.tokenizer,
+            updates,
+            self._rows,
+            coefficients,
+            max_length=self._gate.max_length,
+        )
 
     @contextmanager
     def borrowed(self) -> Iterator[dict[str, Any]]:

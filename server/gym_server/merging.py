@@ -6,6 +6,7 @@ Everything before the commit can be done again: the same updates and recipe give
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from gym_server import privacy
 from gym_server.federation import Federation
 from gym_server.frozen_a import foreign_a
 from gym_server.global_model import GlobalModel
-from gym_server.rewards import reward
+from gym_server.rewards.appraisal import appraise, reputation_weights
+from gym_server.rewards.free_riders import Finding, free_riders
 from gym_server.root import root_update
 from gym_server.rounds import Judgement, Round, SoupRecord
 from gym_server.soups import RESIDUAL, Ingredients, discard, make_soup, residual_name, soup_path
@@ -44,14 +46,23 @@ class _Update:
     def kept(self) -> bool:
         return self.judgement.verdict == "merged"
 
-    def rejected(self, reason: str) -> _Update:
-        return replace(self, judgement=replace(self.judgement, verdict="rejected", reason=reason))
+    def rejected(self, reason: str, cheating: bool = False) -> _Update:
+        judgement = replace(self.judgement, verdict="rejected", reason=reason, cheating=cheating)
+        return replace(self, judgement=judgement)
 
 
-def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
-    """Screen, merge, gate, and commit or abort. ``current`` is in state merging."""
+def merge_round(
+    fed: Federation, model: GlobalModel, current: Round, should_stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Screen, merge, gate, score, and commit or abort. ``current`` is in state merging.
+
+    Raises:
+        ScoringStopped: When ``should_stop`` said so while updates were scored; nothing is committed then.
+    """
     loaded = _screen_revoked(fed, _load(fed, current))
-    judged = _screen_norms(fed, _screen_untrained(fed, current, _screen_frozen_a(current, model, loaded)))
+    judged = _screen_untrained(fed, current, _screen_frozen_a(current, model, loaded))
+    judged, findings, similarity = _screen_free_riders(fed, current, judged)
+    judged = _screen_norms(fed, judged)
     judged = _screen_heldout(fed, model, judged)
     kept = [u for u in judged if u.kept]
     rejected = [u.judgement for u in judged if not u.kept]
@@ -83,8 +94,18 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
         return
     fed.store.put_file(soup.path)
     soup.path.unlink()
+    appraisal = appraise(
+        fed,
+        model,
+        current.server_round,
+        [(u.row, u.judgement) for u in judged],
+        findings,
+        similarity,
+        soup.report.coefficients,
+        ingredients.weights,
+        should_stop,
+    )
     failpoint("before-commit")
-    judgements = reward(fed.config.rewards, [u.judgement for u in judged])
     fed.journal.commit(
         current,
         SoupRecord(
@@ -96,7 +117,9 @@ def merge_round(fed: Federation, model: GlobalModel, current: Round) -> None:
             heldout_after=after,
             residual=residual_name(current.server_round) if RESIDUAL in state else None,
             state=state,
-            judgements=judgements,
+            judgements=appraisal.judgements,
+            weights=ingredients.weight_of(),
+            also=[appraisal.record],
             privacy=privacy.told_of(ingredients.private, soup.report.private),
         ),
         spending,
@@ -134,8 +157,20 @@ def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) 
         with DeltaFile.open(update.path, model.spec) as delta:
             name = foreign_a(delta, spec)
         reason = f"tensor {name!r}: its A is not the one that the round's seed gives (lora.freeze_a)"
-        screened.append(update if name is None else update.rejected(reason))
+        screened.append(update if name is None else update.rejected(reason, cheating=True))
     return screened
+
+
+def _screen_free_riders(
+    fed: Federation, current: Round, judged: list[_Update]
+) -> tuple[list[_Update], dict[str, Finding], dict[str, float]]:
+    """Zeros, copies and stale updates neither weigh in the soup nor earn; see ``gym_server.rewards.free_riders``."""
+    findings, similarity = free_riders(fed, [u.row for u in judged if u.kept], current.server_round)
+    screened = []
+    for update in judged:
+        finding = findings.get(update.row.update_id)
+        screened.append(update if finding is None else update.rejected(finding.reason, finding.cheating))
+    return screened, findings, similarity
 
 
 def _screen_untrained(fed: Federation, current: Round, judged: list[_Update]) -> list[_Update]:
@@ -196,5 +231,6 @@ def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list
         recipe=fed.config.soup.for_round(current.server_round),
         manifests=[UpdateManifest.parse(update.row.manifest) for update in kept],
         root=root_update(fed, model, current.server_round),
+        weights=reputation_weights(fed, [update.row.contributor for update in kept]),
         private=privacy.begin_merge(fed, current.spec, [update.row.update_id for update in kept]),
     )

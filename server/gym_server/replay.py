@@ -44,6 +44,7 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
     told = _version_entry(fed, "server_round", server_round)
     merged = told["merged"] if "merged" in told else _merged_by_verdicts(fed, server_round)
     root = told.get("root")  # entries of before there was a root name none
+    weights = told.get("weights")  # as reputations were then
     ingredients = Ingredients(
         server_round=server_round,
         parent=fed.journal.version(told["height"] - 1),
@@ -51,6 +52,7 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
         manifests=[_manifest(fed, update_id) for update_id in merged],
         root=root,
         private=_private(fed, told),
+        weights=None if weights is None else [weights[update_id] for update_id in merged],
     )
     for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
         _require_intact(fed.store.local_path(sha256), sha256)

@@ -68,7 +68,9 @@ gate:
 
 rewards:
   pool: 1000                    # credits of one round
-  split: equal                  # equal | improvement (of the held-out loss)
+  score: participation          # or, with gate.heldout: improvement, estimate, shapley, ... (docs/rewards.md)
+  # quality_weight: 0.8         # share of the pool split by score; the rest is for having taken part
+  similarity_threshold: 0.9     # cosine from which two updates are one: the later is rejected
 
 storage:
   database: sqlite:///hub.db

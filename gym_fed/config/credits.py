@@ -1,0 +1,150 @@
+"""What a committed round is worth to its contributors: scores, free-riders, reputation, and the split of the pool."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.soup import Option
+
+ScoreMethod = Literal[
+    "participation", "improvement", "leave_one_out", "shapley", "monte_carlo", "gtg", "estimate"
+]
+
+_DEFAULT_QUALITY = 0.8
+_OFF_WHERE_UPDATES_ARE_HIDDEN = (
+    "similarity_threshold",
+    "stale_threshold",
+    "min_norm_ratio",
+)
+
+Cosine = Annotated[float, Field(gt=0, le=1)]
+Factor = Annotated[float, Field(ge=0, le=1)]
+
+
+class ReputationConfig(StrictModel):
+    """How a contributor's standing in [0, 1] moves, once a committed round; a new account begins at 0."""
+
+    up: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """A round with a positive contribution takes this share of what is missing to 1: r += up (1 - r)."""
+
+    absence: Factor = 0.98
+    """A round without an update of theirs multiplies it by this."""
+
+    rejected: Factor = 0.5
+    """An update that a screen rejects (norm, held-out loss) multiplies it by this."""
+
+    cheating: Factor = 0.0
+    """Proven cheating multiplies it by this: a near copy, a stale update, an A that is not the round's."""
+
+
+class RewardsConfig(StrictModel):
+    """What a committed round is worth, and to whom."""
+
+    pool: int = Field(1000, ge=0)
+    """Credits of one round."""
+
+    score: ScoreMethod = "participation"
+    """How an update's worth is measured. ``participation``: not at all. ``improvement``: how much it alone lowers the
+    held-out loss, at its share of the soup. The others are methods of ``gym_fed.soup.contributions``, which share out
+    what the whole soup improved. All but the first need ``gate.heldout``."""
+
+    score_options: dict[str, Option] = Field(default_factory=dict)
+    """Further keys of the method's own ``Config``; ``budget`` bounds the evaluations of those that sample."""
+
+    quality_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the pool that is split by max(0, score). Absent: 0 for ``participation``, 0.8 for every other score, or
+    what ``participation_weight`` leaves."""
+
+    participation_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the pool that merged updates get for having worked, free-riders excepted. Absent: the rest."""
+
+    participation_ramp: bool = True
+    """Split the participation part by the reputation that contributors had before the round, so that new keys earn
+    little; equally where nobody has any. ``false``: equally, always."""
+
+    min_score_ratio: Factor = 0.05
+    """A measured update whose score is not above this share of the mean positive score earns nothing this round."""
+
+    min_norm_ratio: Factor = 0.01
+    """An update whose norm is below this share of the round's median norm counts as one of zeros, and is rejected."""
+
+    similarity_threshold: Cosine | None = 0.9
+    """From this cosine on (of whole updates, of their tensors one by one, or of their signs) two updates of different
+    contributors are one: the first is merged, the others are rejected. docs/rewards.md has what was measured. Null:
+    only copies of bytes are found."""
+
+    stale_threshold: Cosine | None = 0.99
+    """From this cosine on an update is an earlier one of the contributor's own, or an earlier soup, sent again. (An
+    earlier update of somebody else is told by ``similarity_threshold``.) Null: not looked for."""
+
+    stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3
+    """How many earlier rounds are looked at for ``stale_threshold`` and ``similarity_threshold``."""
+
+    reputation: ReputationConfig = ReputationConfig()
+
+    hold_seconds: float = Field(7 * 24 * 3600, ge=0)
+    """Credits younger than this cannot be moved, and a transfer settles when it and the sender's key are as old; in
+    this time a stolen key's transfers are undone by revoking it."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether scores come from held-out data."""
+        return self.score != "participation"
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Shares of the pool for quality and for participation; they sum to 1."""
+        if self.quality_weight is not None:
+            return self.quality_weight, 1.0 - self.quality_weight
+        if self.participation_weight is not None:
+            return 1.0 - self.participation_weight, self.participation_weight
+        return (_DEFAULT_QUALITY, 1.0 - _DEFAULT_QUALITY) if self.measures else (0.0, 1.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_split(cls, values: object) -> object:
+        if isinstance(values, dict) and "split" in values:
+            instead = {"equal": "participation"}.get(str(values["split"]), str(values["split"]))
+            raise ValueError(f"split is now called score: write `score: {instead}`")
+        return values
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> RewardsConfig:
+        quality, participation = self.quality_weight, self.participation_weight
+        if quality is not None and participation is not None and abs(quality + participation - 1.0) > 1e-9:
+            raise ValueError(
+                f"quality_weight {quality:g} and participation_weight {participation:g} do not sum to 1; leave one out"
+            )
+        if not self.measures and self.weights[0] > 0:
+            raise ValueError(
+                "quality_weight: score participation measures no quality; set it to 0, or choose a score such as "
+                "estimate"
+            )
+        if self.score in ("participation", "improvement") and self.score_options:
+            raise ValueError(f"score_options: score {self.score!r} has none")
+        return self
+
+    def check_gate(self, heldout: bool, screens: bool) -> None:
+        """Raises ``ValueError`` where the gate lacks what the score is measured on."""
+        if self.measures and not heldout:
+            raise ValueError(f"rewards.score {self.score!r} is measured on held-out data; set gate.heldout")
+        if self.score == "improvement" and not screens:
+            raise ValueError("rewards.score 'improvement' needs gate.screen_updates: true")
+
+    def refuse_hidden(self, section: str) -> None:
+        """Raises ``ValueError`` for whatever looks into single updates, which ``section`` promises nobody does."""
+        if self.measures:
+            raise ValueError(
+                f"rewards.score {self.score!r}: scores are functions of single updates, which {section} hides; "
+                "write rewards.score: participation"
+            )
+        for key in _OFF_WHERE_UPDATES_ARE_HIDDEN:
+            if getattr(self, key):
+                off = "0" if key == "min_norm_ratio" else "null"
+                raise ValueError(
+                    f"rewards.{key}: comparing updates gives away what {section} hides, and no noise accounts for "
+                    f"who is rejected; write rewards.{key}: {off}"
+                )

@@ -1,0 +1,116 @@
+"""How alike two updates are, whatever was done to hide it: scaled, re-encoded, a few bits flipped.
+
+The cosine of two whole updates does not see that one was scaled, but scaling every tensor by another factor turns it;
+so the tensors' own cosines are looked at too, averaged by their sizes, and of sign deltas the share of equal signs,
+which no scale changes. Where updates of a round were written by different codecs, values are held against signs: of a
+dense update that is written again as signs every weight keeps its sign, while the cosine falls to 0.8.
+(This project; the inner products are those that robust rules need anyway.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from gym_quant.kernels import sign_products
+from numpy.typing import NDArray
+
+from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.soup.stacks import DecodedStack, SignStack, Stack, stacks_of
+
+Matrix = NDArray[np.float64]
+
+_DIGITS = 6
+"""Similarities are rounded, so that a sum in another order does not change who is like whom."""
+
+
+def similarities(updates: Sequence[DeltaFile], spec: BaseSpec) -> Matrix:
+    """``[n, n]`` float64, symmetric: 1 for updates that differ at most in scales; 0 for one of zeros, with anything.
+
+    Args:
+        updates: Open deltas of models shaped like ``spec``, of any versions. A tensor that one leaves out is zero.
+        spec: The base.
+    """
+    norms = [update.norm() for update in updates]
+    factors = torch.tensor(
+        [0.0 if n == 0.0 else 2.0 ** -math.frexp(n)[1] for n in norms], dtype=torch.float64
+    )
+    whole = np.zeros((len(updates), len(updates)))
+    layered, size = np.zeros_like(whole), 0
+    stacks = stacks_of(updates, spec)
+    for stack in stacks:
+        products = stack.products(factors).numpy()
+        whole += products
+        layered += stack.rows * stack.cols * np.maximum(_cosines(products), _equal_signs(stack, products))
+        size += stack.rows * stack.cols
+        stack.release()
+    found = np.maximum(_cosines(whole), layered / max(1, size))
+    if any(_is_mixed(stack.name, updates) for stack in stacks):
+        found = np.maximum(found, _values_against_signs(stacks, factors))
+    return np.asarray(np.round(found, _DIGITS))
+
+
+def leaders(alike: Matrix, order: Sequence[int], threshold: float) -> list[int]:
+    """Who everybody is counted as: the first whom they are like, in the order in which they came, or themselves.
+
+    Nobody follows a follower, so that a chain of small steps does not make one of two that are unlike.
+
+    Args:
+        alike: ``[n, n]`` similarities.
+        order: All of 0 to n - 1, the first to come first.
+        threshold: The similarity from which on two are one.
+    """
+    found = list(range(len(order)))
+    first: list[int] = []
+    for one in order:
+        leader = next((other for other in first if alike[one, other] >= threshold), None)
+        if leader is None:
+            first.append(one)
+        else:
+            found[one] = leader
+    return found
+
+
+def _cosines(products: Matrix) -> Matrix:
+    norms = np.sqrt(np.maximum(products.diagonal(), 0.0))
+    scale = np.outer(norms, norms)
+    return np.asarray(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0.0))
+
+
+def _equal_signs(stack: Stack, products: Matrix) -> Matrix:
+    """Equal less unequal signs, of all; 0 where the stack's signs are not at hand or a tensor is zero."""
+    if not isinstance(stack, SignStack):
+        return np.zeros_like(products)
+    ones = [torch.ones(1)] * len(stack.updates)
+    held = products.diagonal() > 0.0
+    agreed = sign_products(stack.bits, ones, stack.cols, None).numpy() / (stack.rows * stack.cols)
+    return np.asarray(np.where(np.outer(held, held), agreed, 0.0))
+
+
+def _is_mixed(name: str, updates: Sequence[DeltaFile]) -> bool:
+    return len({update.record(name).codec for update in updates if name in update}) > 1
+
+
+def _values_against_signs(stacks: Sequence[Stack], factors: torch.Tensor) -> Matrix:
+    """``<u_i, sign u_j> / |u_i|_1``, or with i and j the other way round, whichever is more."""
+    n = len(factors)
+    agreed, total = np.zeros((n, n)), np.zeros((n, 1))
+    for stack in stacks:
+        held = _Held(stack.name, stack.updates, stack.shape)
+        held.add_agreement(factors, agreed, total)
+        held.release()
+    share = np.divide(agreed, total, out=np.zeros_like(agreed), where=total > 0.0)
+    return np.asarray(np.maximum(share, share.T))
+
+
+class _Held(DecodedStack):
+    """A tensor of all updates, decoded block by block, whatever the codecs."""
+
+    def add_agreement(self, factors: torch.Tensor, agreed: Matrix, total: Matrix) -> None:
+        """Add ``<u_i, sign u_j>`` to ``agreed`` ``[n, n]`` and ``|u_i|_1`` to ``total`` ``[n, 1]``."""
+        for _, _, block in self._blocks():
+            values = (block.to(torch.float64) * factors[:, None]).numpy()
+            agreed += values @ np.sign(values).T
+            total += np.abs(values).sum(axis=1, keepdims=True)

@@ -1,0 +1,130 @@
+"""A round that is about to be committed: what each update gave, what it earns, and what becomes of standings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gym_fed.soup.reputation import Outcome
+from gym_server.federation import Federation
+from gym_server.global_model import GlobalModel
+from gym_server.rewards.free_riders import Finding
+from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
+from gym_server.rewards.split import split
+from gym_server.rewards.standing import Account, Contribution, record, standings
+from gym_server.rounds import Judgement
+
+
+@dataclass(frozen=True)
+class Appraisal:
+    """What a round comes to.
+
+    Attributes:
+        judgements: The final ones, with credits.
+        record: Writes scores and reputations; for the transaction that commits the round.
+    """
+
+    judgements: list[Judgement]
+    record: Callable[[Connection, int], None]
+
+
+def appraise(
+    fed: Federation,
+    model: GlobalModel,
+    server_round: int,
+    judged: Sequence[tuple[Any, Judgement]],
+    findings: Mapping[str, Finding],
+    similarity: Mapping[str, float],
+    coefficients: Sequence[float] | None,
+    weights: Sequence[float] | None,
+    should_stop: Callable[[], bool],
+) -> Appraisal:
+    """Score what was merged, split the pool, and move the standings.
+
+    Args:
+        fed: The federation.
+        model: The model that the updates were made for.
+        server_round: The round.
+        judged: A row of ``updates`` and its judgement, for every update of the round, by id.
+        findings: Of the free-riders among them.
+        similarity: How like its nearest neighbour each is.
+        coefficients: What each merged update counts for in the aggregate, where the rule weighs whole updates.
+        weights: Of the merged updates, where reputations make them.
+        should_stop: Whether the hub is to stop.
+
+    Raises:
+        ScoringStopped: When it is.
+        GymError: As ``score_updates``.
+    """
+    config = fed.config.rewards
+    merged = [(row, judgement) for row, judgement in judged if judgement.verdict == "merged"]
+    measured = _measured(fed, model, merged, coefficients, weights, should_stop)
+    before = _standings(fed, [row.contributor for row, _ in judged])
+    found = split(
+        config,
+        {row.update_id: before[row.contributor] for row, _ in merged},
+        measured.scores if config.measures else None,
+        measured.luck,
+    )
+    contributions = [
+        Contribution(
+            row.update_id,
+            row.contributor,
+            _outcome(judgement, row.update_id in found.earning),
+            before[row.contributor],
+            measured.scores.get(row.update_id),
+            similarity.get(row.update_id),
+        )
+        for row, judgement in judged
+    ]
+    clusters: dict[str, list[str]] = {}
+    for update, finding in findings.items():
+        if finding.leader:
+            clusters.setdefault(finding.leader, []).append(update)
+
+    def write(tx: Connection, height: int) -> None:
+        account = Account(height, contributions, measured.told, clusters, found.unpaid)
+        record(tx, fed.ledger, server_round, account, config.reputation)
+
+    return Appraisal([replace(j, credit=found.credits.get(j.update_id, 0)) for _, j in judged], write)
+
+
+def reputation_weights(fed: Federation, contributors: Sequence[str]) -> list[float] | None:
+    """Weights of updates by their contributors' reputations; None where the recipe does not ask for them."""
+    floor = fed.config.soup.reputation_floor
+    if floor is None:
+        return None
+    found = _standings(fed, contributors)
+    return [max(floor, found[who]) for who in contributors]
+
+
+def _standings(fed: Federation, contributors: Sequence[str]) -> dict[str, float]:
+    height = fed.journal.head().height + 1
+    with fed.database.reading() as tx:
+        return standings(tx, contributors, height, fed.config.rewards.reputation)
+
+
+def _measured(
+    fed: Federation,
+    model: GlobalModel,
+    merged: Sequence[tuple[Any, Judgement]],
+    coefficients: Sequence[float] | None,
+    weights: Sequence[float] | None,
+    should_stop: Callable[[], bool],
+) -> RoundScores:
+    config = fed.config.rewards
+    if config.score == "participation":
+        return RoundScores({}, told={"method": "participation"})
+    if config.score == "improvement":
+        scores = {row.update_id: round(-(j.heldout_change or 0.0), DIGITS) for row, j in merged}
+        return RoundScores(scores, told={"method": "improvement", "evaluations": len(merged) + 1})
+    return score_updates(fed, model, [row for row, _ in merged], coefficients, weights, should_stop)
+
+
+def _outcome(judgement: Judgement, earning: bool) -> Outcome:
+    if judgement.verdict == "merged":
+        return Outcome.POSITIVE if earning else Outcome.NOTHING
+    return Outcome.CHEATING if judgement.cheating else Outcome.REJECTED

@@ -1,0 +1,196 @@
+"""Updates that nobody worked for: zeros, near copies, and what was sent or merged before.
+
+Only what the updates' geometry shows. Noise has the angles of honest work on unusual data; it is told by its score.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+
+from gym_fed.config.credits import RewardsConfig
+from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.soup.similarity import leaders, similarities
+from gym_server.federation import Federation
+from gym_server.store.tables import updates, versions
+
+log = logging.getLogger("gym_server")
+
+_USED = ("merged", "rejected", "aborted")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why an update free-rides.
+
+    Attributes:
+        reason: In words for the contributor and the ledger.
+        cheating: Whether it is proven, not only worthless.
+        leader: The update of the same round that it is a copy of.
+    """
+
+    reason: str
+    cheating: bool = True
+    leader: str = ""
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """Something of an earlier round that can be sent again."""
+
+    what: str
+    contributor: str  # empty for a soup
+    merged: bool
+    sha256: str
+    base_digest: str
+
+
+def free_riders(
+    fed: Federation, rows: Sequence[Any], server_round: int
+) -> tuple[dict[str, Finding], dict[str, float]]:
+    """Look through a round's updates.
+
+    Args:
+        fed: The federation.
+        rows: Rows of ``updates``, of updates that no screen has rejected so far.
+        server_round: The round.
+
+    Returns:
+        A finding for each update that free-rides; for each update the largest similarity to another of the round.
+    """
+    config, found = fed.config.rewards, dict[str, Finding]()
+    nearest: dict[str, float] = {}
+    with ExitStack() as stack:
+        files = {row.update_id: _opened(stack, fed, row.delta_sha256, _base(row)) for row in rows}
+        found |= _zeros(config, {update: file.norm() for update, file in files.items()})
+        left = [row for row in rows if row.update_id not in found]
+        if config.stale_threshold is not None or config.similarity_threshold is not None:
+            found |= _stale(fed, left, files, server_round)
+        if config.similarity_threshold is not None:
+            left = [row for row in left if row.update_id not in found]
+            copies, nearest = _copies(fed, left, files, config.similarity_threshold)
+            found |= copies
+    return found, nearest
+
+
+def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, Finding]:
+    if not config.min_norm_ratio or not norms:
+        return {}
+    least = config.min_norm_ratio * statistics.median(norms.values())
+    return {
+        update: Finding(
+            f"its norm {norm:.3g} is nothing beside the round's median (rewards.min_norm_ratio)",
+            cheating=False,
+        )
+        for update, norm in norms.items()
+        if norm == 0.0 or norm < least
+    }
+
+
+def _copies(
+    fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile], threshold: float
+) -> tuple[dict[str, Finding], dict[str, float]]:
+    if len(rows) < 2:
+        return {}, {}
+    alike = similarities([files[row.update_id] for row in rows], fed.base)
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].received_at, rows[i].update_id))
+    off = np.where(np.eye(len(rows), dtype=bool), -1.0, alike)
+    nearest = {row.update_id: float(off[i].max()) for i, row in enumerate(rows)}
+    found = {}
+    for i, leader in enumerate(leaders(alike, order, threshold)):
+        if leader != i:
+            first = rows[leader]
+            found[rows[i].update_id] = Finding(
+                f"a near copy (similarity {alike[i, leader]:.3f}) of update {first.update_id[:12]} by "
+                f"{first.contributor}, which came first",
+                leader=first.update_id,
+            )
+    return found, nearest
+
+
+def _stale(
+    fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile], server_round: int
+) -> dict[str, Finding]:
+    found: dict[str, Finding] = {}
+    for earlier in _by_round(_earlier(fed, server_round)):
+        left = [row for row in rows if row.update_id not in found]
+        with _all_opened(fed, earlier) as opened:
+            if not left or not opened:
+                continue
+            alike = similarities([*(files[r.update_id] for r in left), *opened.values()], fed.base)
+            for i, row in enumerate(left):
+                for j, old in enumerate(opened):
+                    threshold, likeness = (
+                        _threshold(fed.config.rewards, row.contributor, old),
+                        alike[i, len(left) + j],
+                    )
+                    if threshold is not None and likeness >= threshold and row.update_id not in found:
+                        found[row.update_id] = Finding(f"stale: {old.what} again (similarity {likeness:.3f})")
+    return found
+
+
+def _threshold(config: RewardsConfig, contributor: str, old: _Earlier) -> float | None:
+    """From which similarity on it is the same; None where the two are not compared.
+
+    One's own update of an aborted round was not used, and may come again.
+    """
+    if old.contributor and old.contributor != contributor:
+        return config.similarity_threshold
+    return config.stale_threshold if old.merged else None
+
+
+def _earlier(fed: Federation, server_round: int) -> dict[int, list[_Earlier]]:
+    """What earlier rounds have left, by round."""
+    first = server_round - fed.config.rewards.stale_rounds
+    found: dict[int, list[_Earlier]] = {}
+    with fed.database.reading() as tx:
+        where = (updates.c.server_round >= first) & (updates.c.server_round < server_round)
+        kept = select(updates).where(where, updates.c.verdict.in_(_USED)).order_by(updates.c.update_id)
+        for row in tx.execute(kept):
+            what = f"update {row.update_id[:12]} by {row.contributor} of round {row.server_round}"
+            old = _Earlier(what, row.contributor, row.verdict == "merged", row.delta_sha256, _base(row))
+            found.setdefault(row.server_round, []).append(old)
+        where = (versions.c.server_round >= first) & (versions.c.server_round < server_round)
+        for row in tx.execute(select(versions).where(where)).all():
+            parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.height - 1))
+            what = f"the soup of round {row.server_round}"
+            soup = _Earlier(what, "", True, row.soup_sha256, parent or fed.journal.base_digest)
+            found.setdefault(row.server_round, []).append(soup)
+    return found
+
+
+def _by_round(earlier: dict[int, list[_Earlier]]) -> Iterator[list[_Earlier]]:
+    for server_round in sorted(earlier, reverse=True):
+        yield earlier[server_round]
+
+
+@contextmanager
+def _all_opened(fed: Federation, earlier: Sequence[_Earlier]) -> Iterator[dict[_Earlier, DeltaFile]]:
+    with ExitStack() as stack:
+        opened = {}
+        for old in earlier:
+            try:
+                opened[old] = _opened(stack, fed, old.sha256, old.base_digest)
+            except GymError as error:
+                if error.code is not ErrorCode.NOT_FOUND:
+                    raise
+                log.warning("%s cannot be compared with: %s", old.what, error)
+        yield opened
+
+
+def _opened(stack: ExitStack, fed: Federation, sha256: str, base_digest: str) -> DeltaFile:
+    spec = BaseSpec(fed.base.model_name, base_digest, fed.base.shapes)
+    return stack.enter_context(DeltaFile.open(fed.store.local_path(sha256), spec))
+
+
+def _base(row: Any) -> str:
+    return UpdateManifest.parse(row.manifest).base_digest

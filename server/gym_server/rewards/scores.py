@@ -1,0 +1,135 @@
+"""What each merged update gave, by the method that the config names."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.delta import DeltaFile
+from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.soup.contribution import CountedGame, Game, Scores
+from gym_fed.soup.contribution_registry import build_contribution_method
+from gym_server.federation import Federation
+from gym_server.global_model import GlobalModel
+
+log = logging.getLogger("gym_server")
+
+DIGITS = 6
+"""Scores are rounded to a millionth of a nat; from there on everything is exact."""
+
+_LUCK = 2.0
+"""Standard deviations of blind chance that a score must be above to be a sign of work."""
+
+_TELL_SECONDS = 10.0
+
+
+class ScoringStopped(Exception):
+    """The hub is to stop; the round is scored when it runs again."""
+
+
+@dataclass(frozen=True)
+class RoundScores:
+    """What the updates of a round gave.
+
+    Attributes:
+        scores: Nats by update; a score that is not finite is not there, and the update earns nothing.
+        luck: What blind chance may give each, where the method knows.
+        told: How it was measured, for the ledger.
+    """
+
+    scores: dict[str, float]
+    luck: dict[str, float] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+def score_updates(
+    fed: Federation,
+    model: GlobalModel,
+    rows: Sequence[Any],
+    coefficients: Sequence[float] | None,
+    weights: Sequence[float] | None,
+    should_stop: Callable[[], bool],
+) -> RoundScores:
+    """Score merged updates by a method of ``gym_fed.soup.contributions``.
+
+    Args:
+        fed: The federation, whose config names the method.
+        model: The model that the updates are for.
+        rows: Rows of ``updates``.
+        coefficients: What each counts for in the aggregate, where the rule weighs whole updates; with 0 it had no part
+            in the soup, and scores 0. None: as in the weighted mean.
+        weights: Of the updates, where reputations make them; None where the recipe says them.
+        should_stop: Asked before every evaluation.
+
+    Raises:
+        ScoringStopped: When it said so.
+        GymError: ``CONFIG_INVALID`` for a round too large for the method, ``UPDATE_REFUSED`` for values that are not
+            finite.
+    """
+    config = fed.config.rewards
+    method = build_contribution_method(config.score, config.score_options)
+    scores = {row.update_id: 0.0 for row in rows}
+    told: dict[str, Any] = {"method": config.score, "options": method.config.model_dump(mode="json")}
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(DeltaFile.open(fed.store.local_path(row.delta_sha256), model.spec))
+            for row in rows
+        ]
+        counts = _coefficients(fed.config.soup, rows, files, coefficients, weights)
+        players = [i for i, count in enumerate(counts) if count != 0.0]
+        if not players:
+            return RoundScores(scores, {}, {**told, "evaluations": 0})
+        game = model.game([files[i] for i in players], [counts[i] for i in players])
+        found = method.score(_watched(game, should_stop))
+    names = [rows[i].update_id for i in players]
+    scores |= {name: round(float(value), DIGITS) for name, value in zip(names, found.values, strict=True)}
+    told |= {"evaluations": found.evaluations, "stopped": found.stopped}
+    return RoundScores(scores, _luck(names, found), told)
+
+
+def _coefficients(
+    recipe: SoupRecipe,
+    rows: Sequence[Any],
+    files: Sequence[DeltaFile],
+    coefficients: Sequence[float] | None,
+    weights: Sequence[float] | None,
+) -> list[float]:
+    """What each update counts for in the step that the soup is."""
+    if coefficients is not None:
+        return [recipe.server_learning_rate * c for c in coefficients]
+    if weights is None:
+        weights = recipe.weights([UpdateManifest.parse(row.manifest).num_examples for row in rows])
+    return round_coefficients(files, weights, recipe.max_norm, recipe.server_learning_rate)
+
+
+def _luck(names: Sequence[str], found: Scores) -> dict[str, float]:
+    luck = dict.fromkeys(names, 0.0)
+    if found.chance is not None:
+        luck = {name: _LUCK * float(value) for name, value in zip(names, found.chance, strict=True)}
+    if found.errors is not None:
+        for name, error in zip(names, found.errors, strict=True):
+            luck[name] = max(luck[name], float(error) if math.isfinite(error) else 0.0)
+    return {name: round(value, DIGITS) for name, value in luck.items()}
+
+
+def _watched(game: SoupGame, should_stop: Callable[[], bool]) -> Game:
+    """The game, which can be stopped and tells how far it is."""
+    began = last = time.monotonic()
+
+    def on_evaluation(count: int) -> None:
+        nonlocal last
+        if should_stop():
+            raise ScoringStopped
+        now = time.monotonic()
+        if now - last >= _TELL_SECONDS:
+            last = now
+            log.info("scoring: %d evaluations in %.0f s", count, now - began)
+
+    return CountedGame(game, on_evaluation)

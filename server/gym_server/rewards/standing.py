@@ -1,0 +1,152 @@
+"""Scores and reputations as they are kept: written in the round's transaction, told to contributors and coordinator.
+
+``rewards_of`` is what ``AccountReply.rewards_json`` holds of this, newest first::
+
+    {"reputation": 0.488, "rounds": [{"server_round": 3, "update": "ab12...", "verdict": "merged", "reason": "",
+      "method": "estimate", "score": 0.0123, "similarity": 0.41, "credit": 250, "reputation": 0.488}]}
+
+``score`` and ``similarity`` are null where they were not measured; ``method`` and ``reputation`` (the one after the
+round) are null too for an update of a round that made no version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from gym_fed.config.credits import ReputationConfig
+from gym_fed.soup.reputation import NEW, Outcome, Reputation, after, before
+from gym_server.ledger import Ledger
+from gym_server.store.tables import contributions, credits, reputations, updates, versions
+
+_ROUNDS_TOLD = 100
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one update of a committed round came to."""
+
+    update_id: str
+    contributor: str
+    outcome: Outcome
+    standing: float
+    """The contributor's reputation before the round."""
+    score: float | None = None
+    similarity: float | None = None
+
+
+@dataclass(frozen=True)
+class Account:
+    """A round's contributions and how they were measured.
+
+    Attributes:
+        height: Of the version that the round made.
+        method: ``method``, ``options``, ``evaluations``, ``stopped``.
+        clusters: Updates that are copies of one, by that one.
+        unpaid: Why a part of the pool was not paid out.
+    """
+
+    height: int
+    contributions: list[Contribution]
+    method: dict[str, Any]
+    clusters: Mapping[str, list[str]] = field(default_factory=dict)
+    unpaid: str = ""
+
+
+def standings(
+    tx: Connection, contributors: Iterable[str], height: int, config: ReputationConfig
+) -> dict[str, float]:
+    """Reputations with which contributors enter the round that makes version ``height``."""
+    wanted = set(contributors)
+    rows = tx.execute(select(reputations).where(reputations.c.contributor.in_(wanted))).all()
+    known = {row.contributor: Reputation(row.value, row.height) for row in rows}
+    return {who: before(known.get(who, NEW), height, config.absence) for who in wanted}
+
+
+def record(
+    tx: Connection, ledger: Ledger, server_round: int, account: Account, config: ReputationConfig
+) -> None:
+    """Write a round's scores and reputations, and one entry of kind ``contribution`` that tells of them."""
+    moved = {
+        c.contributor: after(c.standing, c.outcome, config.up, config.rejected, config.cheating)
+        for c in account.contributions
+    }
+    for one in account.contributions:
+        tx.execute(
+            contributions.insert().values(
+                update_id=one.update_id,
+                contributor=one.contributor,
+                server_round=server_round,
+                method=account.method["method"],
+                score=one.score,
+                similarity=one.similarity,
+                reputation=moved[one.contributor],
+            )
+        )
+    tx.execute(reputations.delete().where(reputations.c.contributor.in_(moved)))
+    for who, value in moved.items():
+        tx.execute(reputations.insert().values(contributor=who, value=value, height=account.height))
+    ledger.append(
+        tx,
+        "contribution",
+        {
+            "server_round": server_round,
+            "height": account.height,
+            **account.method,
+            "scores": {c.update_id: c.score for c in account.contributions if c.score is not None},
+            "similarity": {
+                c.update_id: c.similarity for c in account.contributions if c.similarity is not None
+            },
+            "clusters": dict(account.clusters),
+            "reputations": moved,
+            "unpaid": account.unpaid,
+        },
+    )
+
+
+def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> dict[str, Any]:
+    """A contributor's reputation and updates; the module's docstring has the shape."""
+    next_height = int(tx.scalar(select(func.max(versions.c.height))) or 0) + 1
+    rows = tx.execute(
+        select(
+            updates.c.server_round,
+            updates.c.update_id,
+            updates.c.verdict,
+            updates.c.reason,
+            contributions.c.method,
+            contributions.c.score,
+            contributions.c.similarity,
+            contributions.c.reputation,
+            credits.c.amount,
+        )
+        .outerjoin(contributions, contributions.c.update_id == updates.c.update_id)
+        .outerjoin(
+            credits,
+            (credits.c.server_round == updates.c.server_round)
+            & (credits.c.contributor == updates.c.contributor)
+            & (updates.c.verdict == "merged"),
+        )
+        .where(updates.c.contributor == contributor)
+        .order_by(updates.c.received_at.desc())
+        .limit(_ROUNDS_TOLD)
+    ).all()
+    return {
+        "reputation": standings(tx, [contributor], next_height, config)[contributor],
+        "rounds": [
+            {
+                "server_round": row.server_round,
+                "update": row.update_id,
+                "verdict": row.verdict,
+                "reason": row.reason,
+                "method": row.method,
+                "score": row.score,
+                "similarity": row.similarity,
+                "credit": int(row.amount or 0),
+                "reputation": row.reputation,
+            }
+            for row in rows
+        ],
+    }
