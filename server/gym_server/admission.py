@@ -67,7 +67,11 @@ class Admission:
         config: AdmissionConfig,
         server: str,
         base: BaseSpec,
+        private: bool = False,
     ) -> None:
+        """``private``: the record says nothing that follows from an update's values, not even the digest of its file,
+        by which a guess could be confirmed."""
+        self._private = private
         self._database = database
         self._ledger = ledger
         self._store = store
@@ -229,7 +233,7 @@ class Admission:
         copied = tx.scalar(
             select(updates.c.contributor).where(updates.c.delta_sha256 == manifest.delta_sha256, counted)
         )
-        if copied is not None and copied != manifest.contributor:
+        if copied is not None and copied != manifest.contributor and not self._private:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED, f"the delta is a copy of one that {copied} sent", "train your own"
             )
@@ -272,6 +276,10 @@ class Admission:
             "verdict": "admitted" if refusal is None else "refused",
             "reason": "" if refusal is None else f"{refusal.code.value}: {refusal.message}",
         }
+        if self._private and refusal is not None:
+            body["reason"] = refusal.code.value
         if manifest is not None:
-            body |= {"update": manifest.digest, "delta": manifest.delta_sha256}
+            body["update"] = manifest.digest
+            if not self._private:
+                body["delta"] = manifest.delta_sha256
         return self._ledger.append(tx, "verdict", body)

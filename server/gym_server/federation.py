@@ -66,7 +66,15 @@ class Federation:
             self.server,
             (folder / "keys" / "session.key").read_bytes(),
         )
-        self.admission = Admission(database, self.ledger, self.store, config.admission, self.server, base)
+        self.admission = Admission(
+            database,
+            self.ledger,
+            self.store,
+            config.admission,
+            self.server,
+            base,
+            config.privacy is not None,
+        )
 
     @classmethod
     def open(cls, folder: Path, overrides: tuple[str, ...] = ()) -> Federation:

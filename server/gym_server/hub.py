@@ -79,7 +79,10 @@ class Hub(hub_pb2_grpc.HubServicer):
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
         self._fed = federation
         self._wakeups = wakeups
-        self._transfers = Transfers(federation.database, federation.store, federation.config.admission)
+        config = federation.config
+        self._transfers = Transfers(
+            federation.database, federation.store, config.admission, config.privacy is not None
+        )
         self.finished = asyncio.Event()
 
     # ---- status, enrolment, sessions ----
@@ -240,8 +243,11 @@ class Hub(hub_pb2_grpc.HubServicer):
         if message.state == "replied":
             return self._again(message, request)
         if "update" not in request.content.configs:
-            return self._accept_plain(message, request)
+            return self._accept_plain(contributor, message, request)
         candidate = self._candidate(contributor, message, request)
+        if self._fed.config.privacy is not None:
+            manifest = UpdateManifest.parse(candidate.manifest_json)
+            self._transfers.check_sent(contributor, manifest.delta_sha256)
 
         def answer(tx: Connection, receipt: Receipt) -> None:
             if receipt.verdict == "refused":
@@ -265,9 +271,9 @@ class Hub(hub_pb2_grpc.HubServicer):
         group = int(message.group_id) if message.group_id.isdecimal() else 0
         return Candidate(contributor, key, message.message_id, group, manifest, signature)
 
-    def _accept_plain(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:
+    def _accept_plain(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> str:
         receipt = json.dumps({"verdict": "failed" if request.HasField("error") else "received"})
-        self._transfers.check_present(request.content)
+        self._transfers.check_present(contributor, request.content)
         with self._fed.database.transaction() as tx:
             check_held(tx, message.message_id, message.node_id)
             record_reply(tx, message.message_id, request.SerializeToString(), receipt)

@@ -32,7 +32,12 @@ _MIN_FREE_BYTES = 256 << 20
 class Transfers:
     """Moves objects between contributors and the store."""
 
-    def __init__(self, database: Database, store: ObjectStore, caps: AdmissionConfig) -> None:
+    def __init__(
+        self, database: Database, store: ObjectStore, caps: AdmissionConfig, private: bool = False
+    ) -> None:
+        """``private``: whether the hub holds an object is told only to those who sent it or may read it; to others it
+        would confirm a guess at what somebody sent."""
+        self._private = private
         self._database = database
         self._store = store
         self._caps = caps
@@ -45,7 +50,7 @@ class Transfers:
             GymError: ``TOO_LARGE`` above the cap, for too many open uploads or a full disk; ``USAGE`` for a bad name
                 or another size than declared before.
         """
-        if self._store.has(sha256):  # nothing is granted: knowing a hash is not a right to read
+        if self._may_know(contributor, sha256):  # nothing is granted: knowing a hash is not a right to read
             return pb.UploadState(offset=size_bytes, complete=True)
         cap = self._caps.max_update_bytes
         if not 0 < size_bytes <= cap:
@@ -92,7 +97,7 @@ class Transfers:
         if first is None:
             raise GymError(ErrorCode.USAGE, "an upload without a chunk")
         declared = await asyncio.to_thread(self._declared, contributor, first.sha256)
-        if self._store.has(first.sha256):
+        if self._may_know(contributor, first.sha256):
             return pb.UploadState(offset=declared, complete=True)
         key = (contributor, first.sha256)
         if key in self._busy:
@@ -115,26 +120,34 @@ class Transfers:
         finally:
             self._busy.discard(key)
 
+    def _may_know(self, contributor: str, sha256: str) -> bool:
+        """Whether the object is there, for those whom the hub tells."""
+        return self._store.has(sha256) and (not self._private or self._may_read(contributor, sha256))
+
     def readable(self, contributor: str, sha256: str) -> Path:
         """A local file of an object that the contributor may read.
 
         Raises:
             GymError: ``NOT_FOUND`` also for what it may not read, so that nothing is given away.
         """
-        with self._database.reading() as tx:
-            allowed = tx.scalar(
-                select(readers.c.sha256).where(
-                    readers.c.sha256 == sha256, readers.c.contributor.in_((contributor, "*"))
-                )
-            )
-        if allowed is None:
+        if not self._may_read(contributor, sha256):
             raise GymError(ErrorCode.NOT_FOUND, f"no object {sha256[:64]}")
         return self._store.local_path(sha256)
 
-    def check_present(self, records: pb.Records) -> None:
+    def _may_read(self, contributor: str, sha256: str) -> bool:
+        with self._database.reading() as tx:
+            allowed = readers.c.contributor.in_((contributor, "*"))
+            return tx.scalar(select(readers.c.sha256).where(readers.c.sha256 == sha256, allowed)) is not None
+
+    def check_sent(self, contributor: str, sha256: str) -> None:
+        """Raises ``NOT_FOUND`` for an object of which the contributor may not know, as for one that is not there."""
+        if not self._may_know(contributor, sha256):
+            raise GymError(ErrorCode.NOT_FOUND, f"object {sha256} was not uploaded", "upload it first")
+
+    def check_present(self, contributor: str, records: pb.Records) -> None:
         """Raises ``NOT_FOUND`` unless every object that the records name has been uploaded."""
         for ref in references(records):
-            if not self._store.has(ref.sha256):
+            if not self._may_know(contributor, ref.sha256):
                 raise GymError(
                     ErrorCode.NOT_FOUND, f"array {ref.name!r} names object {ref.sha256}, not uploaded"
                 )
