@@ -26,13 +26,15 @@ from gym_client.heartbeats import Lease, heartbeats
 from gym_client.home import Home
 from gym_client.hooks import Hooks, hooks_set
 from gym_client.policy import Policy
+from gym_client.privacy_terms import require_as_announced
+from gym_client.private_round import Spending, kept_here
 from gym_client.secure import ends_round
 from gym_client.stream import WorkStream
 from gym_client.tasks import TaskFolder, drop_old
 from gym_client.transport import HubClient
 from gym_client.uploads import upload
 from gym_client.work import parse_task
-from gym_fed.config.task import TaskSpec
+from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.wire.limits import DELTA_STYPE
@@ -95,6 +97,7 @@ class Agent:
         client: The hub; enrolled already.
         node_config: What the app finds in ``context.node_config``; ``home`` and ``by-reference`` are added.
         policy: Limits on what is fetched, trained and sent; from the home when absent.
+        announced: The recipe that was shown before joining; a task that protects examples less is refused.
         display: Where news and progress go.
         stop: Set from outside to end the work at the next checkpoint, as ``stop()`` does.
     """
@@ -107,6 +110,7 @@ class Agent:
         *,
         node_config: UserConfig | None = None,
         policy: Policy | None = None,
+        announced: TrainingRecipe | None = None,
         display: Display | None = None,
         stop: threading.Event | None = None,
     ) -> None:
@@ -115,6 +119,9 @@ class Agent:
         self.client = client
         self.policy = policy or Policy.load(home.policy_path)
         self.display = display or Display()
+        self._announced = announced
+        self._private = False
+        self._spent = Spending(home)
         self.node_config: UserConfig = {
             **(node_config or {}),
             "home": str(home.folder),
@@ -194,6 +201,8 @@ class Agent:
                 self._failed(task, lease, error)
                 return
         self._failures = 0
+        if self._private:
+            self._spent.tell(self.display)
         self._stages += not ends_round(task)
         for path in sent:
             path.unlink(missing_ok=True)
@@ -257,7 +266,9 @@ class Agent:
         )
 
     def _check(self, spec: TaskSpec) -> None:
+        self._private = spec.recipe.privacy is not None
         self.policy.check(spec)
+        require_as_announced(self._announced, spec.recipe)
         if spec.server != self.client.pin.server:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
@@ -316,8 +327,9 @@ class Agent:
             raise lost or error
         self.display.tell("failed", f"task failed: {error}", error=error.to_dict())
         self._failures += 1
+        told = kept_here(error) if self._private else error
         try:
-            self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, error)), None)
+            self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, told)), None)
         except GymError as refused:
             if refused.code not in _GONE:
                 raise

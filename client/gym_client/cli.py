@@ -1,4 +1,4 @@
-"""`gym-client`: join, status, leave, id. Heavy imports happen inside the commands."""
+"""`gym-client`: join, status, leave, privacy, id. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_client.key_cli import PassphraseFile, key_app, open_home, transfer
 from gym_fed.console import VersionOption, err, out, print_json, run_app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.errors import GymError
 
 if TYPE_CHECKING:
     from gym_client.transport import HubClient
@@ -22,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(key_app, name="key")
+app.command()(transfer)
 
 Server = Annotated[
     str | None, typer.Option("--server", help="host or host:port of the hub.", show_default=False)
@@ -71,12 +74,12 @@ def join(
     fingerprint: Annotated[
         str | None, typer.Option(help="The server's key, sha256:...", show_default=False)
     ] = None,
+    passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
     """Train for a hub, round after round. The same command again goes on where it was stopped."""
     from gym_client.display import make_display
-    from gym_client.home import Home
     from gym_client.join import JoinOptions
     from gym_client.join import join as run_join
     from gym_client.terminal import TerminalConsent
@@ -84,7 +87,7 @@ def join(
     options = JoinOptions(
         server, invite, data, data_format, model, name, device, rounds, fingerprint, insecure
     )
-    folder = Home.open(home)
+    folder = open_home(home, passphrase_file)
     try:
         with folder.locked():
             result = run_join(folder, options, TerminalConsent(yes, as_json), make_display(err, as_json))
@@ -155,6 +158,20 @@ def leave(
     )
 
 
+@app.command()
+def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
+    """What your data has given away: epsilon of every data set, at every hub and at all together."""
+    from gym_client.home import Home
+    from gym_client.privacy_book import PrivacyBook
+    from gym_client.terminal import privacy_table
+
+    rows = PrivacyBook(Home.open(home)).summary()
+    if as_json:
+        print_json(rows)
+        return
+    out.print(privacy_table(rows) if rows else "no update was trained with privacy here")
+
+
 @app.command("id")
 def show_id(home: HomeFolder = None, as_json: AsJson = False) -> None:
     """Your id, which a coordinator's allow-list needs. Makes the key on first use."""
@@ -169,24 +186,10 @@ def show_id(home: HomeFolder = None, as_json: AsJson = False) -> None:
 
 def _enrolled(server: str | None, home: Path | None, insecure: bool) -> HubClient:
     """A client of a hub that was joined before."""
-    from gym_client.address import Address
     from gym_client.home import Home
-    from gym_client.pins import ServerPin
-    from gym_client.transport import HubClient
-    from gym_client.trust import establish
+    from gym_client.known import enrolled_client
 
-    if server is None:
-        raise GymError(ErrorCode.USAGE, "no server given", "pass --server HOST")
-    folder, address = Home.open(home), Address.parse(server)
-    pin = ServerPin.load(folder, address)
-    if pin is None or not pin.contributor:
-        raise GymError(
-            ErrorCode.UNAUTHENTICATED,
-            f"{folder.folder} is not enrolled at {address}",
-            f"gym-client join --server {address}",
-        )
-    insecure = insecure or not pin.fingerprint
-    return HubClient(folder, address, establish(folder, address, None, lambda _: False, insecure))
+    return enrolled_client(Home.open(home), server, insecure)
 
 
 def main() -> None:

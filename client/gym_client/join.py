@@ -104,6 +104,7 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
     from gym_client.app import app
     from gym_client.global_model import global_model
     from gym_client.offer import announced, make_offer
+    from gym_client.privacy_terms import Promises, check_promises
 
     door = find_door(options)
     setup, name = _remembered(home, options)
@@ -125,8 +126,11 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
 
         known = bool(pin.server)
         status = patiently(client, stop, away, client.status) if known else client.status()
+        recipe = None
         if status.recipe_json:
-            policy.check_recipe(announced(status)[0], status.base_digest)
+            recipe = announced(status)[0]
+            policy.check_recipe(recipe, status.base_digest)
+            check_promises(policy, Promises.parse(status.privacy_json))
             model = global_model(setup.model or status.base_model)
             if not consent.offer(make_offer(client, status, model, data, setup, name)):
                 raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the terms were not accepted")
@@ -136,7 +140,14 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
             "joined", f"joined {status.name} as {client.pin.contributor}", contributor=client.pin.contributor
         )
         agent = Agent(
-            app, home, client, node_config=_node_config(setup), policy=policy, display=display, stop=stop
+            app,
+            home,
+            client,
+            node_config=_node_config(setup),
+            policy=policy,
+            announced=recipe,
+            display=display,
+            stop=stop,
         )
         try:
             return agent.run(options.rounds)

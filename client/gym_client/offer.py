@@ -15,6 +15,8 @@ from gym_client.data import Data
 from gym_client.display import readable_bytes
 from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
+from gym_client.privacy_book import PrivacyBook
+from gym_client.privacy_terms import PrivacyTerms, Promises, make_terms, planned
 from gym_client.transport import HubClient
 from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy
@@ -43,6 +45,7 @@ class Offer:
     device: str
     data: str
     num_examples: int
+    privacy: PrivacyTerms
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -78,7 +81,13 @@ class Offer:
                 f"a delta of at most {readable_bytes(self.update_bytes)} ({written}; {ratio:.1f} x smaller than the "
                 f"model in bf16, {readable_bytes(self.bf16_bytes)})",
             ),
-            ("", "a signed manifest: round, digests, number of examples, loss, tokens, time"),
+            (
+                "",
+                "a signed manifest: round, digests, number of examples, loss, tokens, time"
+                if self.privacy.local is None
+                else "a signed manifest: round, digests, time; no loss, no number of examples or tokens",
+            ),
+            *(("privacy" if not number else "", line) for number, line in enumerate(self.privacy.lines())),
             ("never leaves", "your data, your private key"),
             (
                 "runs here",
@@ -104,11 +113,13 @@ def make_offer(
     model.require_base(status.base_digest, status.base_model)
     recipe, codec = announced(status)
     require_rows(data, recipe)
+    private = recipe.privacy is not None
+    plan = planned(recipe, model.tokenizer, data.rows) if private else None
     return Offer(
         server=status.name,
         address=str(client.address),
         fingerprint=client.pin.fingerprint,
-        contributor=client.home.key.contributor,
+        contributor=client.pin.contributor or client.home.key.contributor,
         name=name,
         base_model=status.base_model,
         base_digest=status.base_digest,
@@ -119,6 +130,14 @@ def make_offer(
         device=describe_device(setup.device),
         data=data.description,
         num_examples=len(data.rows),
+        privacy=make_terms(
+            recipe,
+            Promises.parse(status.privacy_json),
+            plan,
+            PrivacyBook(client.home),
+            data.digest,
+            status.num_rounds,
+        ),
     )
 
 

@@ -44,6 +44,16 @@ class Policy(StrictModel):
     finetuning: list[Literal["full", "lora"]] = Field(default=["full", "lora"])
     """Kinds of fine-tuning that are allowed."""
 
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """Most that updates may tell of one example of the data in use, over all rounds of all hubs; see privacy-local.md.
+    A task without ``recipe.privacy`` is then refused. Absent: no limit."""
+
+    max_hub_epsilon: float | None = Field(default=None, gt=0)
+    """Largest budget of a hub's own (contributor-level) privacy; one that announces none is then refused."""
+
+    require_secure_aggregation: bool = False
+    """Refuse hubs and tasks that let the hub see single updates."""
+
     base_digests: list[str] | None = None
     """Bases that may be trained, by digest; any that is on this machine when absent."""
 
@@ -59,6 +69,12 @@ class Policy(StrictModel):
     def check(self, spec: TaskSpec) -> None:
         """Raise ``POLICY_REFUSED`` naming the first field over its limit, with value and limit."""
         self.check_recipe(spec.recipe, spec.base_digest)
+        if self.require_secure_aggregation and spec.secure_aggregation is None:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                "the task has no secure_aggregation, and this machine's policy has require_secure_aggregation",
+                "remove require_secure_aggregation from policy.yaml to allow it",
+            )
         self.check_download(sum(soup.size_bytes for soup in spec.soups))
 
     def check_recipe(self, recipe: TrainingRecipe, base_digest: str) -> None:
@@ -67,6 +83,13 @@ class Policy(StrictModel):
         _allowed("recipe.finetuning", recipe.finetuning, "finetuning", self.finetuning)
         if self.base_digests is not None:
             _allowed("base_digest", base_digest, "base_digests", self.base_digests)
+        if self.max_epsilon is not None and recipe.privacy is None:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                "the task has no recipe.privacy, so that nothing bounds what an update tells of an example; "
+                f"max_epsilon of this machine is {self.max_epsilon:g}",
+                "remove max_epsilon from policy.yaml to allow it",
+            )
         _at_most("recipe.max_steps", recipe.max_steps, "max_steps", self.max_steps)
         _at_most("recipe.max_length", recipe.max_length, "max_length", self.max_length)
         batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps

@@ -56,17 +56,22 @@ class TerminalConsent(Consent):
         return self._ask("Join on these terms?", "joining needs your consent", "--yes")
 
     def _ask(self, question: str, problem: str, remedy: str) -> bool:
-        if self._yes:
-            return True
-        if not (sys.stdin.isatty() and err.is_terminal):
-            raise GymError(
-                ErrorCode.USAGE, f"{problem}, and there is no terminal to ask on", f"pass {remedy}"
-            )
-        return typer.confirm(question, err=True)
+        return self._yes or confirm(question, problem, remedy)
 
     def _write(self, value: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")
         sys.stdout.flush()
+
+
+def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
+    """Ask for a yes or no.
+
+    Raises:
+        GymError: ``USAGE`` where there is no terminal, with what to pass instead.
+    """
+    if not (sys.stdin.isatty() and err.is_terminal):
+        raise GymError(ErrorCode.USAGE, f"{problem}, and there is no terminal to ask on", f"pass {remedy}")
+    return typer.confirm(question, err=True)
 
 
 def account_table(found: dict[str, Any]) -> Table:
@@ -84,5 +89,18 @@ def account_table(found: dict[str, Any]) -> Table:
             verdict["verdict"],
             str(verdict["credit"]),
             verdict["reason"],
+        )
+    return table
+
+
+def privacy_table(rows: list[dict[str, Any]]) -> Table:
+    """A data set with its hubs, and its total."""
+    table = Table("data", "hub", "updates", "steps", "epsilon", "delta")
+    for row in rows:
+        for server, there in row["hubs"].items():
+            cost = f"{there['epsilon']:.3f}"
+            table.add_row(row["data"][:12], server, str(there["updates"]), str(there["steps"]), cost, "")
+        table.add_row(
+            row["data"][:12], "all together", "", "", f"{row['epsilon']:.3f}", f"{row['target_delta']:g}"
         )
     return table

@@ -13,8 +13,11 @@ from pydantic import ValidationError
 from gym_client.data import Data, load_data
 from gym_client.global_model import GlobalModel, global_model
 from gym_client.home import Home
+from gym_client.hub_keys import key_at
 from gym_client.hooks import Hooks, current_hooks
 from gym_client.policy import Policy
+from gym_client.privacy_book import PrivacyBook
+from gym_client.private_round import PrivateRound
 from gym_client.residuals import Residuals
 from gym_client.secure import SecureRound
 from gym_client.tasks import FinishedUpdate, TaskFolder, Trained
@@ -92,20 +95,25 @@ def perform(
     folder = TaskFolder(home.task_folder(message_id))
     source = setup.model or spec.base_model
     folder.begin(spec, {"data": data.digest, "device": setup.device, "model": source})
-    done = folder.renewed(spec, home.key)
+    done = folder.renewed(spec, key_at(home, spec.server))
     if done is not None:
         return done
     model = global_model(source)
+    private = PrivateRound(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
+    if private is not None:
+        private.require_within_budget(policy, model.tokenizer)
     model.advance(spec, soup_path)
     result = _train(spec, model, data, folder, policy, setup)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)
     trained = _encode(spec, model, result, data, folder, Residuals(home, spec.server))
+    if private is not None:
+        trained = private.charged(trained, result)
     if spec.recipe.finetuning == "lora":
         result.model.unload()
     model.restore()
     if spec.secure_aggregation is not None:
-        secure = SecureRound(home, spec, home.key)
+        secure = SecureRound(home, spec, key_at(home, spec.server))
         trained = secure.mask(folder, trained, model.version_spec(spec), "data, model or device")
     limit = min(policy.max_update_bytes, spec.max_update_bytes)
     if trained.size_bytes > limit:
@@ -116,7 +124,7 @@ def perform(
         )
     current_hooks().progress("encode", 1, 1, None)
     failpoint("client-encoded")
-    return folder.finish(spec, trained, home.key)
+    return folder.finish(spec, trained, key_at(home, spec.server))
 
 
 def _train(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gym_fed.config.private_training import TrainingPrivacy
 from gym_fed.config.task import PREFERENCES, TrainingRecipe
 from gym_fed.config.training import LoraSettings, TrainingConfig
 
@@ -32,6 +33,8 @@ def round_training(
         else schedule,
         seed=recipe.seed + server_round,
         device=device,
+        privacy=None if recipe.privacy is None else TrainingPrivacy.of(recipe.privacy),
+        packing=None if recipe.privacy is None else False,
         output_dir=output_dir,
         save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
         save_final=False,

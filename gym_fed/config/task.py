@@ -20,6 +20,7 @@ from gym_fed.config.algorithms.preference import (
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import LocalPrivacy, SecureTask
+from gym_fed.config.private_training import PRIVATE_ALGORITHMS
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 
@@ -80,6 +81,14 @@ class TrainingRecipe(StrictModel):
         return values
 
     @model_validator(mode="after")
+    def _private_losses_are_of_single_examples(self) -> TrainingRecipe:
+        if self.privacy is not None and self.algorithm not in PRIVATE_ALGORITHMS:
+            raise ValueError(
+                f"privacy: {self.algorithm} is not accounted for; use {' or '.join(PRIVATE_ALGORITHMS)}, or remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_idle_section(self) -> TrainingRecipe:
         if self.kto is not None and self.kto.loss_type == "kto" and self.per_device_train_batch_size == 1:
             raise ValueError(
@@ -99,6 +108,11 @@ class TrainingRecipe(StrictModel):
 
 def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raises ``ValueError`` where the codec's distillation has nothing to work on."""
+    if codec.distill_steps and recipe.privacy is not None:
+        raise ValueError(
+            "codec.distill_steps: distillation looks at the data without noise, and recipe.privacy is asked for; "
+            "set it to 0"
+        )
     if codec.distill_steps and recipe.finetuning == "lora":
         raise ValueError("codec.distill_steps is for full deltas; with recipe.finetuning lora set it to 0")
 

@@ -9,6 +9,7 @@ import torch
 from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
 from gym_client.offer import Offer, announced
+from gym_client.privacy_terms import PrivacyTerms
 from rich.console import Console
 
 from gym_fed.config.delta import CodecPolicy
@@ -98,6 +99,7 @@ def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
         device="cpu",
         data="my.jsonl",
         num_examples=3,
+        privacy=PrivacyTerms(None, None, 0.0, None, None, 1, None, None, False),
     )
     console = Console(record=True, width=60, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(offer.panel())

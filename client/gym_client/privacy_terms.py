@@ -1,0 +1,262 @@
+"""What a hub's rounds cost the examples of this machine, what the hub promises, and what the policy says to it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from gym_client.privacy_book import Charge, PrivacyBook, now
+from gym_fed.config.task import TrainingRecipe
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_client.policy import Policy
+    from gym_fed.training.private import Plan
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What a hub says of privacy before a contributor joins: ``StatusReply.privacy_json``.
+
+    Attributes:
+        central: Its own differential privacy, contributor-level: budget, what is spent, adjacency; None for none.
+        secure_aggregation: Whether it learns sums of updates alone.
+    """
+
+    central: dict[str, Any] | None = None
+    secure_aggregation: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Promises:
+        """From a hub's status; empty text promises nothing.
+
+        Raises:
+            GymError: ``POLICY_REFUSED`` for what is no such promise.
+        """
+        try:
+            told = json.loads(text) if text else {}
+            central = told.get("central") or None
+            if central is not None:
+                float(central["epsilon"])
+            return cls(central, bool(told.get("secure_aggregation")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the server's promise of privacy cannot be read: {error!r}",
+                "update gym-fed, or tell the coordinator",
+            ) from error
+
+    @property
+    def hub_epsilon(self) -> float:
+        """The budget of the hub's own privacy; infinite where it has none."""
+        return math.inf if self.central is None else float(self.central["epsilon"])
+
+
+@dataclass(frozen=True)
+class PrivacyTerms:
+    """What is shown before joining.
+
+    Attributes:
+        epsilon_per_round: Of an example in one round; None where the recipe has no privacy, and it is infinite.
+        epsilon_after_all: After ``num_rounds`` rounds of this hub alone.
+        epsilon_spent: Of this data at all hubs, before.
+        epsilon_with_spent: Of this data at all hubs after all rounds of this one.
+        target_delta: At which epsilon is told.
+        num_rounds: Rounds of the hub.
+        local: The recipe's settings.
+        central: What the hub promises of its own, contributor-level.
+        secure_aggregation: Whether the hub learns sums of updates alone.
+    """
+
+    epsilon_per_round: float | None
+    epsilon_after_all: float | None
+    epsilon_spent: float
+    epsilon_with_spent: float | None
+    target_delta: float | None
+    num_rounds: int
+    local: dict[str, Any] | None
+    central: dict[str, Any] | None
+    secure_aggregation: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people, a line each."""
+        told = []
+        if self.epsilon_per_round is None:
+            told.append("examples: nothing bounds what an update tells of one (epsilon is infinite)")
+        else:
+            told.append(
+                f"examples: epsilon {self.epsilon_per_round:.2f} a round, {self.epsilon_after_all:.2f} after all "
+                f"{self.num_rounds} (delta {self.target_delta:g}), by noise on this machine"
+            )
+        if self.epsilon_with_spent is not None and self.epsilon_spent:
+            told.append(
+                f"this data has spent epsilon {self.epsilon_spent:.2f} before, at all hubs; with all rounds "
+                f"{self.epsilon_with_spent:.2f}"
+            )
+        if self.central is None:
+            told.append("hub: promises no noise of its own")
+        else:
+            told.append(
+                f"hub: promises epsilon {float(self.central['epsilon']):g} for all you send, by noise on what it "
+                "publishes"
+            )
+        sees = (
+            "only the sum of all updates"
+            if self.secure_aggregation
+            else "your update, before any noise of its own"
+        )
+        told.append(f"hub sees: {sees}")
+        return told
+
+
+def planned(recipe: TrainingRecipe, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> Plan:
+    """A private round as the accountant sees it, before it is trained; see ``make_plan`` for what is raised."""
+    from pathlib import Path
+
+    from gym_fed.config.round_training import round_training
+    from gym_fed.data.rows import as_kind
+    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.private import make_plan
+
+    config = round_training(recipe, 1, Path("unused"))
+    algorithm = get_algorithm(recipe.algorithm)
+    encoded = algorithm.encode(config, tokenizer, as_kind(rows, algorithm.row_kind))
+    return make_plan(config, len(encoded))
+
+
+def make_terms(
+    recipe: TrainingRecipe,
+    promises: Promises,
+    plan: Plan | None,
+    book: PrivacyBook,
+    data: str,
+    num_rounds: int,
+) -> PrivacyTerms:
+    """Put the terms together; ``plan`` is None where the recipe has no privacy."""
+    if plan is None:
+        spent, per_round, after_all, together, target = book.epsilon(data), None, None, None, None
+    else:
+        target = plan.target_delta
+        rounds = plan.event(plan.steps * max(1, num_rounds))
+        spent = book.epsilon(data, target_delta=target)
+        per_round, after_all = plan.epsilon(), plan.epsilon(rounds.count)
+        together = book.epsilon(data, rounds, target_delta=target)
+    return PrivacyTerms(
+        epsilon_per_round=per_round,
+        epsilon_after_all=after_all,
+        epsilon_spent=spent,
+        epsilon_with_spent=together,
+        target_delta=target,
+        num_rounds=num_rounds,
+        local=None if recipe.privacy is None else recipe.privacy.model_dump(mode="json"),
+        central=promises.central,
+        secure_aggregation=promises.secure_aggregation,
+    )
+
+
+def check_promises(policy: Policy, promises: Promises) -> None:
+    """Hold a hub's promises against the policy.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` naming the limit.
+    """
+    if policy.max_hub_epsilon is not None and promises.hub_epsilon > policy.max_hub_epsilon:
+        told = (
+            "no central privacy at all" if promises.central is None else f"epsilon {promises.hub_epsilon:g}"
+        )
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the server promises {told}; max_hub_epsilon of this machine is {policy.max_hub_epsilon:g}",
+            "raise or remove max_hub_epsilon in policy.yaml to allow it",
+        )
+    if policy.require_secure_aggregation and not promises.secure_aggregation:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            "the server sees every update by itself, and this machine's policy has require_secure_aggregation",
+            "remove require_secure_aggregation from policy.yaml to allow it",
+        )
+
+
+def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe) -> None:
+    """Refuse a task that protects examples less than what was shown before joining.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` naming the setting.
+    """
+    if announced is None or announced.privacy is None:
+        return
+    hint = "the hub changed its recipe after you joined; look at its terms again with gym-client join"
+    if asked.privacy is None:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            "the task has no recipe.privacy, which was announced before joining",
+            hint,
+        )
+    before, now = announced.privacy, asked.privacy
+    for name, was, value, worse in (
+        (
+            "privacy.noise_multiplier",
+            before.noise_multiplier,
+            now.noise_multiplier,
+            now.noise_multiplier < before.noise_multiplier,
+        ),
+        (
+            "privacy.target_delta",
+            before.target_delta,
+            now.target_delta,
+            now.target_delta > before.target_delta,
+        ),
+        ("max_steps", announced.max_steps, asked.max_steps, asked.max_steps > announced.max_steps),
+        ("batch", _batch(announced), _batch(asked), _batch(asked) > _batch(announced)),
+    ):
+        if worse:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the task's recipe.{name} is {value:g}, and {was:g} was announced: an example would pay more",
+                hint,
+            )
+
+
+def _batch(recipe: TrainingRecipe) -> int:
+    return recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+
+
+def require_within_budget(policy: Policy, book: PrivacyBook, data: str, plan: Plan) -> None:
+    """Refuse a round that would cost the examples of ``data`` more than the policy allows, over all hubs.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` with what is spent and what it would be.
+    """
+    if policy.max_epsilon is None:
+        return
+    after = book.epsilon(data, plan.event(), target_delta=plan.target_delta)
+    if after > policy.max_epsilon:
+        spent = book.epsilon(data, target_delta=plan.target_delta)
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"this data has spent epsilon {spent:.3f} and would have spent {after:.3f} after the round, over this "
+            f"machine's max_epsilon of {policy.max_epsilon:g}",
+            "raise max_epsilon in policy.yaml to allow it, or give other data",
+        )
+
+
+def charge_for(plan: Plan, steps: int, *, data: str, server: str, server_round: int, delta: str) -> Charge:
+    """The line of an update of ``steps`` private steps."""
+    return Charge(
+        data=data,
+        server=server,
+        server_round=server_round,
+        delta=delta,
+        noise_multiplier=plan.noise_multiplier,
+        sampling_probability=plan.sampling_probability,
+        steps=steps,
+        target_delta=plan.target_delta,
+        at_seconds=now(),
+    )
