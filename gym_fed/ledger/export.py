@@ -123,35 +123,42 @@ def verify_file(
         file = path.open("rb")
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no ledger at {path}: {error.strerror}") from error
+    with file:
+        return verify_lines(file, str(path), public_key, visit)
+
+
+def verify_lines(
+    rows: Iterable[bytes], name: str, public_key: bytes | None = None, visit: Visit = lambda entry, body: None
+) -> tuple[bytes, Checked]:
+    """``verify_file`` over lines that are in memory, each with its line feed; ``name`` stands in what is refused."""
     check: LedgerCheck | None = None
     last_is_head, key = False, b""
-    with file:
-        for number, raw in enumerate(file, 1):
-            value = _value(raw, number)
+    for number, raw in enumerate(rows, 1):
+        try:
+            value = _value(raw)
             if check is None:
                 key = _key(value, public_key)
                 check = LedgerCheck(key, visit)
                 continue
             last_is_head = "head" in value
-            try:
-                if last_is_head:
-                    check.head(SignedHead.from_dict(value))
-                else:
-                    check.entry(Entry.from_dict(value))
-            except GymError as error:
-                raise GymError(error.code, f"{path}, line {number}: {error.message}", error.hint) from error
+            if last_is_head:
+                check.head(SignedHead.from_dict(value))
+            else:
+                check.entry(Entry.from_dict(value))
+        except GymError as error:
+            raise GymError(error.code, f"{name}, line {number}: {error.message}", error.hint) from error
     if check is None or not last_is_head:
-        raise corrupt(f"{path} does not end with a signed head: it was cut short")
+        raise corrupt(f"{name} does not end with a signed head: it was cut short")
     return key, check.done()
 
 
-def _value(raw: bytes, number: int) -> dict[str, Any]:
+def _value(raw: bytes) -> dict[str, Any]:
     try:
         value = parsed(raw.removesuffix(b"\n").decode("utf-8")) if raw.endswith(b"\n") else NotImplemented
     except UnicodeDecodeError:
         value = NotImplemented
     if not isinstance(value, dict):
-        raise corrupt(f"line {number} (entry or head after line {number - 1}) is not canonical JSON")
+        raise corrupt("not canonical JSON, which a line of an exported ledger is")
     return value
 
 
@@ -162,13 +169,13 @@ def _key(value: dict[str, Any], expected: bytes | None) -> bytes:
         or not isinstance(text, str)
         or set(value) != {"format", "public_key", "server"}
     ):
-        raise corrupt(f"line 1 is not the first line of an exported ledger of format {FORMAT}")
+        raise corrupt(f"this is not the first line of an exported ledger of format {FORMAT}")
     try:
         key = bytes.fromhex(text)
     except ValueError as error:
-        raise corrupt("line 1: the public key is not hex") from error
+        raise corrupt("the public key is not hex") from error
     if len(key) != 32 or key.hex() != text or server_id(key) != value["server"]:
-        raise corrupt("line 1: the hub's id is not its public key's")
+        raise corrupt("the hub's id is not its public key's")
     if expected is not None and key != expected:
-        raise corrupt(f"line 1: it is the ledger of {server_id(key)}, not of {server_id(expected)}")
+        raise corrupt(f"it is the ledger of {server_id(key)}, not of {server_id(expected)}")
     return key

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.console import VersionOption, err, out, print_json, run_app
+from gym_server.ledger_commands import app as ledger_app
 
 app = typer.Typer(
     name="gym-server",
@@ -18,7 +19,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-ledger_app = typer.Typer(help="The append-only, hash-chained, signed record.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger")
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
@@ -190,62 +190,6 @@ def model(
         out.print(
             f"version {found['height']} of {found['base_model']} is in {output}; try: gym chat {output}"
         )
-
-
-@ledger_app.command("verify")
-def ledger_verify(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Check the chain, the signatures, and that versions, verdicts and credits agree with it."""
-    from gym_server.federation import Federation
-
-    with Federation.open(folder) as fed:
-        found = fed.ledger.verify()
-    if as_json:
-        print_json({"valid": True, **found})
-    else:
-        out.print(
-            f"valid: {found['entries']} entries, {found['versions']} versions, "
-            f"{found['updates']} updates, {found['credits']} credits"
-        )
-
-
-@ledger_app.command("replay")
-def ledger_replay(
-    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A committed round.")],
-    folder: Folder = DEFAULT_FOLDER,
-    as_json: AsJson = False,
-) -> None:
-    """Make a round's soup again from the stored updates, and compare its digest with the ledger's."""
-    from gym_server.federation import Federation
-    from gym_server.replay import replay
-
-    with Federation.open(folder) as fed:
-        found = replay(fed, server_round)
-    if as_json:
-        print_json({"same": True, **found})
-    else:
-        out.print(
-            f"same: {found['updates']} updates by {found['aggregator']} give soup {found['soup']} again, "
-            f"version {found['version']}"
-        )
-
-
-@ledger_app.command("show")
-def ledger_show(
-    folder: Folder = DEFAULT_FOLDER,
-    from_sequence: Annotated[int, typer.Option("--from", min=1, help="First entry.")] = 1,
-    as_json: AsJson = False,
-) -> None:
-    """Print the entries, oldest first."""
-    from gym_server.federation import Federation
-    from gym_server.show import ledger_line
-
-    with Federation.open(folder) as fed:
-        entries: list[dict[str, Any]] = [e.to_dict() for e in fed.ledger.entries(from_sequence)]
-    if as_json:
-        print_json(entries)
-    else:
-        for entry in entries:
-            out.print(ledger_line(entry), markup=False)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from gym_server.replay import replay
 from gym_server.rounds import MERGING, Round
 from gym_server.setup import init_hub
 from gym_server.store.objects import file_sha256
-from gym_server.store.tables import ledger, rounds, updates
+from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds, updates
 from sqlalchemy import update
 
 from gym_fed.config.delta import CodecPolicy
@@ -152,7 +152,8 @@ def rewrite_ledger(hub: Federation, dropped: set[str]) -> None:
     assert entries[0].previous_hash == GENESIS_HASH
     writer = Ledger(hub.database, hub.key)
     with hub.database.transaction() as tx:
-        tx.execute(ledger.delete())
+        for table in (ledger, ledger_heads, ledger_subjects):
+            tx.execute(table.delete())
         for entry in entries:
             keep = {k: v for k, v in entry.body.items() if entry.kind != "version" or k not in dropped}
             writer.append(tx, entry.kind, json.loads(canonical_json(keep)))

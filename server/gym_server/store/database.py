@@ -65,13 +65,9 @@ class Database:
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """Reads that all see one state of the database, without taking the write lock."""
-        begin = "BEGIN" if self.engine.dialect.name == "sqlite" else "BEGIN ISOLATION LEVEL REPEATABLE READ"
-        with self.reading() as connection:
-            connection.exec_driver_sql(begin)
-            try:
-                yield connection
-            finally:
-                connection.exec_driver_sql("ROLLBACK")
+        level = "AUTOCOMMIT" if self.engine.dialect.name == "sqlite" else "REPEATABLE READ"
+        with self.engine.connect().execution_options(isolation_level=level) as connection:
+            yield connection
 
     def setting(self, key: str, default: str) -> str:
         """The stored value of ``key``, stored as ``default`` on first use."""
@@ -100,5 +96,6 @@ def _make_sqlite_durable(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        if connection.get_isolation_level() != "AUTOCOMMIT":
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # What only reads sees one state from its first select on, and takes no lock that a writer waits for.
+        only_reads = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+        connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")

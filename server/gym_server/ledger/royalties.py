@@ -1,0 +1,200 @@
+"""Royalties at the hub: from what was used to whom it is credited, and, where asked for, into the ledger, once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, select
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger.royalties import (
+    Policy,
+    RoundShare,
+    attribute,
+    find_version,
+    paid_versions,
+    split,
+    totals,
+)
+from gym_server.store.tables import accounts, ledger, royalties
+
+if TYPE_CHECKING:
+    from gym_server.federation import Federation
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whoever owns a variant, and what part of the amount is theirs."""
+
+    contributor: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """An amount, split.
+
+    Attributes:
+        amount: What was split.
+        policy: How rounds were weighed.
+        used: What each used version gets of it, by digest.
+        owner: Whoever got a part first, and how much.
+        rounds: What every round gets, for every used version.
+        shares: What each contributor gets in all; adds up to ``amount``.
+    """
+
+    amount: int
+    policy: Policy
+    used: dict[str, int]
+    owner: dict[str, Any] | None
+    rounds: list[RoundShare]
+    shares: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.told(), "rounds": [told.to_dict() for told in self.rounds]}
+
+    def told(self) -> dict[str, Any]:
+        """What the ledger has of it."""
+        return {
+            "amount": self.amount,
+            "policy": self.policy,
+            "versions": self.used,
+            "owner": self.owner,
+            "shares": self.shares,
+        }
+
+
+def attribute_use(
+    fed: Federation, used: dict[str, int], amount: int, policy: Policy, owner: Owner | None = None
+) -> Attribution:
+    """Split an amount over what was used.
+
+    Args:
+        fed: The hub.
+        used: How much each version, by height or digest, was used; only proportions count.
+        amount: Whole credits.
+        policy: How rounds are weighed.
+        owner: Gets its share first.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for an unknown version or owner, or when nobody was credited.
+    """
+    with fed.database.reading() as tx:
+        kinds = ledger.c.kind.in_(("version", "credit"))
+        rows = tx.execute(select(ledger.c.kind, ledger.c.body).where(kinds).order_by(ledger.c.sequence)).all()
+        if owner is not None:
+            _require_account(tx, owner.contributor)
+    versions = paid_versions((row.kind, json.loads(row.body)) for row in rows)
+    digests = {version.height: version.digest for version in versions}
+    weights: dict[int, Fraction] = {}
+    for name, weight in used.items():
+        height = find_version(versions, name, fed.base.digest)
+        weights[height] = weights.get(height, Fraction(0)) + weight
+    owned = int(amount * Fraction(str(owner.share))) if owner else 0
+    by_height = split(amount - owned, dict(sorted(weights.items())))
+    rounds = [
+        told for height, part in by_height.items() for told in attribute(versions, height, part, policy)
+    ]
+    shares = totals(rounds)
+    if owner and owned:
+        shares[owner.contributor] = shares.get(owner.contributor, 0) + owned
+    return Attribution(
+        amount,
+        policy,
+        {digests[height]: part for height, part in by_height.items()},
+        {"contributor": owner.contributor, "amount": owned} if owner else None,
+        rounds,
+        dict(sorted(shares.items())),
+    )
+
+
+def record(fed: Federation, usage: str, found: Attribution) -> bool:
+    """Write an attribution into the ledger and credit it, once for a usage id.
+
+    Returns:
+        False when the very same was recorded before.
+
+    Raises:
+        GymError: ``REPLAYED`` when the id was recorded with something else.
+    """
+    body = {"usage": usage, **found.told()}
+    with fed.database.transaction() as tx:
+        before = select(ledger.c.body).where(ledger.c.kind == "royalty").order_by(ledger.c.sequence)
+        for text in tx.scalars(before):
+            known = json.loads(text)
+            if known["usage"] == usage:
+                del known["at"]
+                if known == body:
+                    return False
+                raise GymError(
+                    ErrorCode.REPLAYED,
+                    f"usage {usage!r} was recorded with {known['amount']} credits for other use",
+                    "every report of usage needs an id of its own: --usage-id",
+                )
+        fed.ledger.append(tx, "royalty", body)
+        for contributor, amount in found.shares.items():
+            tx.execute(royalties.insert().values(usage=usage, contributor=contributor, amount=amount))
+        fed.ledger.sign_head(tx)
+    return True
+
+
+def read_usage(path: Path) -> tuple[dict[str, int], str]:
+    """A report of usage: a line for each request or sum of requests, ``{"version" or "model": ..., "tokens": n}``.
+
+    Returns:
+        Tokens by version (height or digest), and the file's sha256, which is its usage id.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming the line.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no usage report at {path}: {error.strerror}") from error
+    used: dict[str, int] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            told = json.loads(line)
+            name, tokens = str(told["version"] if "version" in told else told["model"]), told["tokens"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise _bad_line(path, number) from error
+        if type(tokens) is not int or tokens < 0:
+            raise _bad_line(path, number)
+        used[name] = used.get(name, 0) + tokens
+    if not sum(used.values()):
+        raise GymError(ErrorCode.DATA_INVALID, f"{path} tells of no tokens", "there is nothing to attribute")
+    return {name: tokens for name, tokens in used.items() if tokens}, hashlib.sha256(data).hexdigest()
+
+
+def base_of_variant(path: Path) -> str:
+    """Digest of the version that a ``.gymdelta`` is a variant of.
+
+    Raises:
+        GymError: As ``DeltaFile.open``.
+    """
+    from gym_fed.delta import DeltaFile
+
+    with DeltaFile.open(path) as delta:
+        return delta.manifest.base_digest
+
+
+def _require_account(tx: Connection, contributor: str) -> None:
+    if tx.scalar(select(accounts.c.contributor).where(accounts.c.contributor == contributor)) is None:
+        raise GymError(
+            ErrorCode.NOT_FOUND, f"no contributor {contributor!r} at this hub", "gym-server status lists them"
+        )
+
+
+def _bad_line(path: Path, number: int) -> GymError:
+    return GymError(
+        ErrorCode.DATA_INVALID,
+        f"{path}, line {number} is no usage",
+        'a line reads {"version": HEIGHT or DIGEST, "tokens": N}; "model" may stand for "version"',
+    )
