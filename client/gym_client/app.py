@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from gym_client.downloads import ObjectCache
 from gym_client.home import Home
+from gym_client.hub_keys import key_at
 from gym_client.policy import Policy
 from gym_client.residuals import Residuals
 from gym_client.secure import SecureRound
@@ -48,7 +49,7 @@ def train(message: Message, context: Context) -> Message:
                 "secure aggregation needs a gym-fed hub, which keeps a round's stages; this is stock Flower",
                 "run the federation with gym-server run, or without secure_aggregation",
             )
-        SecureRound(home, spec, home.key).receive(secure_text(message.content))
+        SecureRound(home, spec, key_at(home, spec.server)).receive(secure_text(message.content))
     setup = Setup(
         data=_text(context, "data"),
         data_format=_text(context, "data-format") or "auto",
@@ -89,7 +90,7 @@ def _stage(message: Message, context: Context, act: Callable[[SecureRound, objec
     spec = parse_task(_spec_text(message.content))
     home = Home.open(_text(context, "home"))
     Policy.load(home.policy_path).check(spec)
-    answer = act(SecureRound(home, spec, home.key), secure_text(message.content))
+    answer = act(SecureRound(home, spec, key_at(home, spec.server)), secure_text(message.content))
     content = RecordDict({RECORD: ConfigRecord({"json": answer.model_dump_json()})})
     return Message(content, reply_to=message)
 

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gym_client.keystore import Keystore
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, write_atomically
-from gym_fed.identity.keys import SigningKey, load_or_create
+from gym_fed.identity.keys import SigningKey
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
@@ -22,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 class Home:
     """Everything a contributor keeps on disk.
 
-    ``key.pem`` (mode 0600), ``instance``, ``settings.json``, ``policy.yaml`` (optional), ``servers/``,
+    ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``settings.json``, ``policy.yaml`` (optional), ``servers/``,
     ``objects/``, ``tasks/``, ``residuals/``, ``receipts.jsonl``. Open one with ``Home.open``.
     """
 
@@ -42,8 +43,8 @@ class Home:
 
     @property
     def key(self) -> SigningKey:
-        """The contributor's Ed25519 key, generated on first use."""
-        return load_or_create(self.folder / "key.pem")
+        """The contributor's newest Ed25519 key, generated on first use. A hub's is ``keystore.key_for``."""
+        return Keystore(self.folder).main()
 
     @property
     def instance(self) -> str:

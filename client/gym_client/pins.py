@@ -28,7 +28,9 @@ class ServerPin(StrictModel):
     """That key, hex: what receipts are checked against."""
     name: str = ""
     contributor: str = ""
-    """Id under which this key is enrolled there; empty before enrolment and after leaving."""
+    """Id of this contributor's account there; empty before enrolment and after leaving."""
+    public_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """The key that the account has there, hex; empty: the home's own."""
 
     @classmethod
     def load(cls, home: Home, address: Address) -> ServerPin | None:
@@ -38,8 +40,11 @@ class ServerPin(StrictModel):
             GymError: ``STATE_CORRUPT`` for a file that cannot be read.
         """
         path = pin_path(home, address)
-        if not path.exists():
-            return None
+        return cls.read(path) if path.exists() else None
+
+    @classmethod
+    def read(cls, path: Path) -> ServerPin:
+        """A pin from its file; raises as ``load``."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:

@@ -139,12 +139,13 @@ class TaskFolder:
         return FinishedUpdate(manifest, signature, public_key, self.delta_path, metrics)
 
     def renewed(self, spec: TaskSpec, key: SigningKey) -> FinishedUpdate | None:
-        """``finished``, signed anew when it answers an earlier message or is about to expire."""
+        """``finished``, signed anew when it answers an earlier message, is about to expire, or is by a former key."""
         finished = self.finished()
         if finished is None:
             return None
         manifest = finished.manifest
-        if manifest.task == self.path.name and manifest.expires_at_seconds > time.time() + _SECONDS_TO_SUBMIT:
+        lasts = manifest.expires_at_seconds > time.time() + _SECONDS_TO_SUBMIT
+        if manifest.task == self.path.name and lasts and finished.public_key == key.public_key:
             return finished
         trained = Trained(
             manifest.delta_sha256, manifest.delta_bytes, manifest.num_examples, dict(manifest.metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
@@ -13,16 +14,18 @@ import grpc
 
 from gym_client.address import Address
 from gym_client.home import Home
+from gym_client.hub_keys import key_for
 from gym_client.pins import ServerPin
 from gym_client.trust import check_fingerprint, fetch_certificate
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import server_id
+from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.tls import TLS_NAME, fingerprint
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, SESSION_KEY
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
 
+_CONTRIBUTOR = re.compile(r"c[0-9a-f]{16}")
 _MIN_SECONDS_LEFT = 60
 _SLOWEST_BYTES_PER_SECOND = 32 << 10
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
@@ -33,19 +36,20 @@ _OPEN_CALLS = ("Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof")
 class HubClient:
     """A hub, as one contributor sees it. Safe to use from several threads."""
 
-    def __init__(self, home: Home, address: Address, pin: ServerPin) -> None:
+    def __init__(self, home: Home, address: Address, pin: ServerPin, key: SigningKey | None = None) -> None:
         """Nothing is sent before the first call.
 
         Args:
             home: Key, instance and pins.
             address: Where the hub is.
             pin: What ``establish`` found; without a fingerprint the channel is plain text.
+            key: Signs what is sent; None: the key that this hub knows.
         """
         self.home = home
         self.address = address
         self.pin = pin
         self.node_id = 0
-        self._key, self._instance = home.key, home.instance
+        self._key, self._instance = key or key_for(home, pin), home.instance
         self._lock = threading.RLock()
         self._session, self._expires_at = "", 0
         self._open_channel()
@@ -84,16 +88,16 @@ class HubClient:
             public_key=self._key.public_key, name=name, invite=invite, signature=signature
         )
         contributor = self.call("Enrol", request).contributor
-        if contributor != self._key.contributor:
-            raise GymError(
-                ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, not {self._key.contributor!r}"
-            )
-        self._repin(contributor=contributor)
+        if not _CONTRIBUTOR.fullmatch(
+            contributor
+        ):  # of a key that came later, it is the account's first key's
+            raise GymError(ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, which is no id")
+        self._repin(contributor=contributor, public_key=self._key.public_key.hex())
         return str(contributor)
 
     def forget_enrolment(self) -> None:
         """After ``Leave``: the next join enrols again."""
-        self._repin(contributor="")
+        self._repin(contributor="", public_key="")
         self._session, self._expires_at = "", 0
 
     def authenticate(self) -> None:
@@ -123,6 +127,10 @@ class HubClient:
             reply = self.call("Authenticate", request)
             self._session, self._expires_at = reply.session, reply.expires_at_seconds
             self.node_id = reply.node_id
+
+    def sign(self, value: object) -> bytes:
+        """A signature by the key that this hub knows."""
+        return self._key.sign(value)
 
     def call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
         """One call with one answer.

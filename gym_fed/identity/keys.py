@@ -38,10 +38,16 @@ def server_id(ledger_public_key: bytes) -> str:
 
 
 class SigningKey:
-    """A private key that signs canonical JSON."""
+    """A private key that signs canonical JSON, in the name of an account.
 
-    def __init__(self, key: Ed25519PrivateKey) -> None:
+    Args:
+        key: The private key.
+        account: Id of the account; empty: the one whose first key this is.
+    """
+
+    def __init__(self, key: Ed25519PrivateKey, account: str = "") -> None:
         self._key = key
+        self._account = account
 
     @classmethod
     def generate(cls) -> SigningKey:
@@ -82,8 +88,12 @@ class SigningKey:
 
     @property
     def contributor(self) -> str:
-        """The id of an account whose first key this is; after a rotation the account keeps the first key's."""
-        return contributor_id(self.public_key)
+        """Id of the account that it signs for: by its own hash, or by that of the account's first key."""
+        return self._account or contributor_id(self.public_key)
+
+    def of_account(self, contributor: str) -> SigningKey:
+        """The same key, signing for an account that had another one first."""
+        return SigningKey(self._key, contributor)
 
     def sign(self, value: object) -> bytes:
         """64-byte signature over ``canonical_json(value)``."""
