@@ -20,6 +20,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_server.ledger import Entry, Ledger
 from gym_server.rounds import COLLECTING
+from gym_server.secure.stages import check_upload
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import rounds, updates
@@ -68,9 +69,11 @@ class Admission:
         server: str,
         base: BaseSpec,
         private: bool = False,
+        secure: bool = False,
     ) -> None:
         """``private``: the record says nothing that follows from an update's values, not even the digest of its file,
-        by which a guess could be confirmed."""
+        by which a guess could be confirmed. ``secure``: files are masked votes, which have no norm."""
+        self._secure = secure
         self._private = private
         self._database = database
         self._ledger = ledger
@@ -160,8 +163,8 @@ class Admission:
             )
         return manifest
 
-    def _inspect(self, manifest: UpdateManifest) -> float:
-        """Validate the uploaded file; returns its L2 norm.
+    def _inspect(self, manifest: UpdateManifest) -> float | None:
+        """Validate the uploaded file; returns its L2 norm, None for masked votes.
 
         Raises:
             GymError: ``NOT_FOUND`` when it was not uploaded, ``DELTA_INVALID``, ``BASE_MISMATCH``, ``UPDATE_REFUSED``.
@@ -176,6 +179,9 @@ class Admission:
                 f"the manifest says {manifest.delta_bytes} bytes, the object has {size}",
             )
         spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
+        if self._secure:
+            check_upload(self._database, manifest, path, spec)
+            return None
         limits = DeltaLimits(max_file_bytes=self._config.max_update_bytes)
         with DeltaFile.open(path, spec, limits) as delta:
             norm = delta.norm()

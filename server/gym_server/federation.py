@@ -74,6 +74,7 @@ class Federation:
             self.server,
             base,
             config.privacy is not None,
+            config.secure_aggregation is not None,
         )
 
     @classmethod

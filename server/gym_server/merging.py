@@ -26,6 +26,7 @@ from gym_server.rewards.appraisal import appraise, reputation_weights
 from gym_server.rewards.free_riders import Finding, free_riders
 from gym_server.root import root_update
 from gym_server.rounds import Judgement, Round, SoupRecord
+from gym_server.secure.unmask import secure_ingredient
 from gym_server.soups import RESIDUAL, Ingredients, discard, make_soup, residual_name, soup_path
 from gym_server.store.tables import updates
 
@@ -121,6 +122,7 @@ def merge_round(
             weights=ingredients.weight_of(),
             also=[appraisal.record],
             privacy=privacy.told_of(ingredients.private, soup.report.private),
+            secure=ingredients.secure.told() if ingredients.secure else None,
         ),
         spending,
     )
@@ -165,6 +167,8 @@ def _screen_free_riders(
     fed: Federation, current: Round, judged: list[_Update]
 ) -> tuple[list[_Update], dict[str, Finding], dict[str, float]]:
     """Zeros, copies and stale updates neither weigh in the soup nor earn; see ``gym_server.rewards.free_riders``."""
+    if fed.config.secure_aggregation is not None:
+        return judged, {}, {}  # masked votes have no geometry, and the config asks for none of it
     findings, similarity = free_riders(fed, [u.row for u in judged if u.kept], current.server_round)
     screened = []
     for update in judged:
@@ -174,7 +178,7 @@ def _screen_free_riders(
 
 
 def _screen_untrained(fed: Federation, current: Round, judged: list[_Update]) -> list[_Update]:
-    if fed.config.privacy is None or current.spec is None:
+    if fed.config.privacy is None or current.spec is None or fed.config.secure_aggregation is not None:
         return judged
     trained = set(privacy.task_tensors(current.spec, fed.base))
     screened = []
@@ -233,4 +237,5 @@ def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list
         root=root_update(fed, model, current.server_round),
         weights=reputation_weights(fed, [update.row.contributor for update in kept]),
         private=privacy.begin_merge(fed, current.spec, [update.row.update_id for update in kept]),
+        secure=secure_ingredient(fed, current, [UpdateManifest.parse(update.row.manifest) for update in kept]),
     )

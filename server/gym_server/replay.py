@@ -22,6 +22,7 @@ from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.private import PrivateRound
 from gym_server import privacy
 from gym_server.federation import Federation
+from gym_server.secure.unmask import SecureSum, secure_sum
 from gym_server.soups import Ingredients, make_soup, state_files
 from gym_server.store.objects import file_sha256
 from gym_server.store.tables import rounds, updates
@@ -52,6 +53,7 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
         manifests=[_manifest(fed, update_id) for update_id in merged],
         root=root,
         private=_private(fed, told),
+        secure=_secure(fed, told, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
     )
     for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
@@ -84,6 +86,15 @@ def _private(fed: Federation, told: dict[str, Any]) -> PrivateRound | None:
         spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == told["server_round"]))
     seed = privacy.seed_of(fed, told["privacy"]["seed_sha256"])
     return privacy.private_round(told["privacy"], TaskSpec.model_validate_json(str(spec)), fed.base, seed)
+
+
+def _secure(fed: Federation, told: dict[str, Any], merged: list[str]) -> SecureSum | None:
+    """The sum of a secure round again, from the stored masked votes and the shares that were revealed."""
+    if "secure_aggregation" not in told:
+        return None
+    own = told["secure_aggregation"]
+    manifests = [_manifest(fed, update_id) for update_id in merged]
+    return secure_sum(fed, told["server_round"], manifests, own["threshold"], own["step_norm"])
 
 
 def _version_entry(fed: Federation, key: str, number: int) -> dict[str, Any]:

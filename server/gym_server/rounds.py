@@ -82,6 +82,8 @@ class SoupRecord:
     """Called in the commit's transaction, before credits, with the version's height."""
     privacy: Mapping[str, Any] | None = None
     """What made the merge private, for the version's entry."""
+    secure: Mapping[str, Any] | None = None
+    """What the sum of masked votes was taken with, for the version's entry."""
 
 
 def next_digest(parent: str, soup_sha256: str, server_round: int) -> str:
@@ -246,6 +248,8 @@ class Journal:
             }
             if soup.privacy is not None:
                 told["privacy"] = dict(soup.privacy)
+            if soup.secure is not None:
+                told["secure_aggregation"] = dict(soup.secure)
             if soup.weights is not None:
                 told["weights"] = dict(soup.weights)
             self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})

@@ -17,8 +17,10 @@ from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup import OptimizerState, SoupReport, merge
 from gym_fed.soup.private import PrivateRound
 from gym_fed.soup.registry import build_optimizer
+from gym_fed.soup.votes_soup import soup_from_votes
 from gym_server.federation import Federation
 from gym_server.rounds import Version
+from gym_server.secure.unmask import SecureSum
 from gym_server.store.objects import file_sha256
 
 NOTHING_YET = "none.safetensors"
@@ -37,6 +39,7 @@ class Ingredients:
         manifests: Signed manifests of the updates that are merged, in the order of their ids.
         root: sha256 of the coordinator's own update, for rules that need one.
         private: Noise and clip of a merge with differential privacy.
+        secure: The sum of the updates' votes, where nothing else is known of them.
         weights: Of the updates, where reputations make them; None where the recipe says them.
     """
 
@@ -46,6 +49,7 @@ class Ingredients:
     manifests: Sequence[UpdateManifest]
     root: str | None = None
     private: PrivateRound | None = None
+    secure: SecureSum | None = None
     weights: Sequence[float] | None = None
 
     def weight_of(self) -> dict[str, float] | None:
@@ -109,6 +113,13 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
     rule = build_optimizer(recipe)
     if rule is not None:
         optimizer = OptimizerState.load(state[OPTIMIZER], lineage, rule.rule)
+    if ingredients.secure is not None:
+        found = ingredients.secure
+        sums, step = found.sums(fed.base), found.step_norm
+        report = soup_from_votes(
+            sums, found.voters, step, recipe, out_path, spec, feedback, optimizer, ingredients.private
+        )
+        return Soup(report, out_path, feedback, optimizer)
     with contextlib.ExitStack() as stack:
 
         def opened(sha256: str) -> DeltaFile:

@@ -200,6 +200,28 @@ reputations = Table(
     Column("height", Integer, nullable=False),
 )
 
+# Secure aggregation: the stages of a round, and what was said in all but training.
+secure_stages = Table(
+    "secure_stages",
+    metadata,
+    Column("server_round", Integer, primary_key=True),
+    Column("stage", String, primary_key=True),  # advertise | share | train | unmask
+    Column("members", Text),  # JSON list of node ids; null for whoever is there
+    Column("started_at", Float, nullable=False),
+)
+
+secure_messages = Table(
+    "secure_messages",
+    metadata,
+    Column("server_round", Integer, primary_key=True),
+    Column("stage", String, primary_key=True),
+    Column("node_id", Integer, primary_key=True),
+    Column("message_id", String, nullable=False),
+    Column("outcome", String, nullable=False, default=""),  # "" while open | replied | failed | lost
+    Column("reply", Text),
+    Column("replied_at", Float),
+)
+
 ledger = Table(
     "ledger",
     metadata,

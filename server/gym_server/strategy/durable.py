@@ -7,6 +7,7 @@ may come late, and one bad reply never ends a round.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import time
@@ -16,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from gym_fed.config.privacy import SecureTask
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
@@ -28,6 +30,7 @@ from gym_server.merging import merge_round
 from gym_server.payload import ByReference, Payloads
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
+from gym_server.secure.round import SecureRound
 
 log = logging.getLogger("gym_server")
 
@@ -54,6 +57,12 @@ class DeltaSoup(Strategy):
     ) -> None:
         self._fed = federation
         self._payloads = payloads or ByReference()
+        if federation.config.secure_aggregation is not None and not self._payloads.by_reference:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "secure_aggregation needs the hub's own stages; a stock Flower deployment has none of them",
+                "run the federation with gym-server run, or remove secure_aggregation",
+            )
         self._should_stop = should_stop
         self._on_round = on_round
         self._model: GlobalModel | None = None
@@ -161,12 +170,20 @@ class DeltaSoup(Strategy):
                     continue
                 self._collecting(server_round)
                 failpoint("state-collecting")
+            if self._fed.config.secure_aggregation is not None:
+                break
             self._push(server_round, grid)
             self._pull(server_round, grid)
             if self._is_complete(server_round):
                 break
             time.sleep(POLL_SECONDS)
             current = self._require(server_round)
+        current = self._require(server_round)
+        if self._fed.config.secure_aggregation is not None:
+            content = functools.partial(self._content, current)
+            secure = SecureRound(self._fed, grid, current, content, self._take, self._should_stop)
+            if not secure.run():
+                return None
         try:
             return self._finish(self._require(server_round))
         except ScoringStopped:
@@ -266,7 +283,7 @@ class DeltaSoup(Strategy):
         return current
 
     def _new_spec(self, current: Round) -> TaskSpec:
-        fed, head = self._fed, self._fed.journal.head()
+        fed, head, secure = self._fed, self._fed.journal.head(), self._fed.config.secure_aggregation
         return TaskSpec(
             server=fed.server,
             server_round=current.server_round,
@@ -278,6 +295,7 @@ class DeltaSoup(Strategy):
             codec=fed.config.codec,
             max_update_bytes=fed.config.admission.max_update_bytes,
             deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
+            secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
         )
 
     def _content(self, current: Round) -> RecordDict:

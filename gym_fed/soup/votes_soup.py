@@ -1,0 +1,84 @@
+"""A soup from a sum of whole-number votes: for rounds of which the hub has the sum and nothing else."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from gym_quant.codec import as_matrix
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.delta import BaseSpec, ErrorFeedback, encode_source
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.merging import SoupReport
+from gym_fed.soup.optimizer import OptimizerState
+from gym_fed.soup.private import PrivateReport, PrivateRound, SignVotes
+from gym_fed.soup.registry import build_aggregator, build_optimizer
+
+
+def soup_from_votes(
+    sums: Iterable[tuple[str, NDArray[np.int16]]],
+    voters: int,
+    step_norm: float,
+    recipe: SoupRecipe,
+    out_path: str | Path,
+    spec: BaseSpec,
+    residual: ErrorFeedback | None = None,
+    optimizer_state: OptimizerState | None = None,
+    private: PrivateRound | None = None,
+) -> SoupReport:
+    """Noise the sum where that is promised, step, and encode.
+
+    A vote moves a weight by ``step_norm / sqrt(d)`` of d coordinates. ``mean`` divides the sum by the voters;
+    ``majority_vote`` takes its sign, and leaves a weight alone where as many say plus as minus. (Behind noise a tie
+    counts as plus, as in ``gym_fed.soup.private``: there it says nothing.)
+
+    Args:
+        sums: Name and ``[size]`` sums of votes in {-1, 0, 1}, for every tensor of the base in order of name.
+        voters: How many contributors voted.
+        step_norm: L2 norm that one contributor's votes stand for.
+        recipe: The rules; ``mean`` or ``majority_vote``.
+        out_path: Where the soup goes.
+        spec: The base.
+        residual: The server's error feedback, needed exactly when ``recipe.codec.error_feedback`` is set.
+        optimizer_state: State of ``recipe.server_optimizer``; the caller stages it.
+        private: Noise that is added to the sum before anything else; ``discrete_gaussian``.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` when the aggregate overflows float32.
+    """
+    coordinates = spec.num_parameters
+    aggregator = build_aggregator(recipe)
+    query = SignVotes(private, voters, coordinates, aggregator) if private is not None else None
+    optimizer = build_optimizer(recipe)
+    vote = step_norm / math.sqrt(coordinates)
+    folder = Path(out_path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as scratch:
+        merged: dict[str, Tensor] = {}
+        for name, total in sums:
+            if query is not None:
+                values: NDArray[np.float64] = query.value(total.astype(np.int64) + query.begin(name)(len(total)))
+            elif aggregator.name == "majority_vote":
+                values = np.sign(total).astype(np.float64) * vote
+            else:
+                values = total.astype(np.float64) * (vote / voters)
+            shape = as_matrix(spec.shapes[name])
+            target = torch.from_numpy(np.memmap(scratch, np.float32, "w+", scratch.seek(0, 2), shape))
+            target.copy_(torch.from_numpy(values).to(torch.float32).reshape(shape))
+            if optimizer is not None and optimizer_state is not None:
+                target.copy_(optimizer.step(name, target, optimizer_state))
+            if recipe.server_learning_rate != 1.0:
+                target.mul_(recipe.server_learning_rate)
+            if not bool(torch.isfinite(target).all()):
+                raise GymError(ErrorCode.UPDATE_REFUSED, f"tensor {name!r}: the aggregate overflows float32")
+            merged[name] = target.reshape(spec.shapes[name])
+        report = encode_source(lambda name: merged[name], recipe.codec, out_path, spec, residual)
+    told = PrivateReport(coordinates, private.privacy.clipping_norm) if private is not None else None
+    return SoupReport(report.sha256, report.size_bytes, report.norm, (), (), None, report, private=told)

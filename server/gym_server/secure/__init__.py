@@ -1,0 +1,1 @@
+"""The hub's side of secure aggregation: the stages of a round, and the sum that they end in."""

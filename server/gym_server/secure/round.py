@@ -1,0 +1,299 @@
+"""A secure round from the first keys to the last share: advertise, share, train, unmask.
+
+The journal's states stay what they are: all but the last stage are ``collecting``; the freeze to ``merging`` fixes who
+survives, and the unmasking comes after it. A stage ends when everybody it still can hear from has spoken and enough
+have, or at its deadline; who comes back in time is asked again, who comes later sits the round out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from sqlalchemy import select
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.secure import beginners, stayers
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.privacy.secure_aggregation.messages import (
+    ACTIONS,
+    ADVERTISE,
+    MAX_CONTRIBUTORS,
+    RECORD,
+    SHARE,
+    TRAIN,
+    UNMASK,
+    Masking,
+    Revealed,
+    Roster,
+    Shares,
+    SignedAdvert,
+    Survivors,
+    parse,
+)
+from gym_server.federation import Federation
+from gym_server.grid import LOST
+from gym_server.rounds import MERGING, Round
+from gym_server.secure.stages import Stage, Stages
+from gym_server.secure.unmask import ids, recover
+from gym_server.store.tables import nodes, updates
+
+log = logging.getLogger("gym_server")
+
+POLL_SECONDS = 0.2
+
+
+class SecureRound:
+    """Takes one round from ``collecting`` to where its sum can be had, or to its abort.
+
+    Args:
+        fed: State and config.
+        grid: Reaches the contributors.
+        current: The round, with its task.
+        content: The task's records; the stages' own messages are added.
+        take: Judges a reply to the training.
+        should_stop: Asked between polls.
+    """
+
+    def __init__(
+        self,
+        fed: Federation,
+        grid: Grid,
+        current: Round,
+        content: Callable[[], RecordDict],
+        take: Callable[[int, Message], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        assert fed.config.secure_aggregation is not None
+        assert current.spec is not None
+        self._fed, self._grid, self._spec = fed, grid, current.spec
+        self._number = current.server_round
+        self._content, self._take, self._should_stop = content, take, should_stop
+        self._config = fed.config.secure_aggregation
+        self._threshold = (current.spec.secure_aggregation or self._config).threshold
+        self._stages = Stages(fed.database)
+
+    def run(self) -> bool:
+        """Go on from whatever stage the round is in; False when told to stop before its end."""
+        while not self._should_stop():
+            stage = self._stages.current(self._number)
+            self._push(stage)
+            self._pull(stage)
+            if self._ended(stage):
+                return True
+            if self._stages.current(self._number) == stage:
+                time.sleep(POLL_SECONDS)
+        return False
+
+    # ---- messages ----
+
+    def _push(self, stage: Stage) -> None:
+        tasks, there = self._tasks(stage), set(self._grid.get_node_ids())
+        for node in sorted(there) if stage.members is None else stage.members:
+            known = tasks.get(node)
+            if known is None or (known[1] == "lost" and node in there):
+                for message_id in self._grid.push_messages([self._message(stage, node)]):
+                    if stage.name == TRAIN:
+                        self._fed.journal.record_task(self._number, node, message_id)
+                    else:
+                        self._stages.record_task(self._number, stage.name, node, message_id)
+
+    def _message(self, stage: Stage, node: int) -> Message:
+        content = self._content()
+        if stage.name != TRAIN:
+            del content["soups"]
+        told = self._told(stage, node)
+        if told is not None:
+            content[RECORD] = ConfigRecord({"json": told.model_dump_json()})
+        kind = MessageType.TRAIN if stage.name == TRAIN else f"{MessageType.QUERY}.{ACTIONS[stage.name]}"
+        return Message(
+            content=content,
+            message_type=kind,
+            dst_node_id=node,
+            group_id=str(self._number),
+            ttl=max(60.0, self._deadline(stage) - time.time()),
+        )
+
+    def _told(self, stage: Stage, node: int) -> StrictModel | None:
+        if stage.name == SHARE:
+            adverts = self._stages.adverts(self._number, SHARE).values()
+            return Roster(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
+        if stage.name == TRAIN:
+            adverts_of = self._stages.adverts(self._number, TRAIN)
+            own = adverts_of[node].advert.contributor
+            shares = self._stages.replies(self._number, SHARE, Shares)
+            return Masking(
+                sealed={
+                    adverts_of[sender].advert.contributor: shares[sender].sealed[own]
+                    for sender in adverts_of
+                    if sender != node
+                }
+            )
+        if stage.name == UNMASK:
+            return Survivors(survivors=list(ids(self._stages, self._number, UNMASK)))
+        return None
+
+    def _pull(self, stage: Stage) -> None:
+        for node, (message_id, outcome) in self._tasks(stage).items():
+            if outcome != "":
+                continue
+            for reply in self._grid.pull_messages([message_id]):
+                if stage.name == TRAIN:
+                    self._take(self._number, reply)
+                else:
+                    self._hear(stage, node, reply)
+
+    def _hear(self, stage: Stage, node: int, reply: Message) -> None:
+        """Judge what one node says in a stage; nothing it holds can raise out of here."""
+        outcome, text = "replied", None
+        if reply.has_error():
+            outcome = "lost" if reply.error.code == LOST else "failed"
+            log.info("round %d: %s: node %d: %s", self._number, stage.name, node, reply.error.reason)
+        else:
+            try:
+                record = reply.content.get(RECORD)
+                said = self._checked(
+                    stage, node, record.get("json") if isinstance(record, ConfigRecord) else None
+                )
+                text = said.model_dump_json()
+            except GymError as error:
+                outcome = "failed"
+                log.info("round %d: %s: node %d refused: %s", self._number, stage.name, node, error)
+        self._stages.record_outcome(self._number, stage.name, node, outcome, text)
+
+    def _checked(self, stage: Stage, node: int, text: object) -> StrictModel:
+        if stage.name == ADVERTISE:
+            signed = parse(SignedAdvert, text)
+            signed.verify(self._spec.server, self._number, self._threshold)
+            self._check_owner(node, signed)
+            return signed
+        own = self._stages.adverts(self._number)[node].advert.contributor
+        if stage.name == SHARE:
+            shares = parse(Shares, text)
+            self._same({*shares.sealed}, {*ids(self._stages, self._number, SHARE)} - {own})
+            return shares
+        revealed = parse(Revealed, text)
+        survivors = {*ids(self._stages, self._number, UNMASK)}
+        self._same({*revealed.seeds}, survivors)
+        self._same({*revealed.mask_keys}, {*ids(self._stages, self._number, TRAIN)} - survivors)
+        return revealed
+
+    def _check_owner(self, node: int, signed: SignedAdvert) -> None:
+        with self._fed.database.reading() as tx:
+            contributor = tx.scalar(select(nodes.c.contributor).where(nodes.c.node_id == node))
+        if self._fed.accounts.public_key(str(contributor)).hex() != signed.advert.public_key:
+            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the keys are not signed by {contributor}")
+        others = self._stages.adverts(self._number)
+        if any(a.advert.public_key == signed.advert.public_key for n, a in others.items() if n != node):
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"{contributor} takes part from another machine already")
+
+    @staticmethod
+    def _same(found: set[str], wanted: set[str]) -> None:
+        if found != wanted:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED, f"shares for {sorted(found)} where {sorted(wanted)} are due"
+            )
+
+    # ---- the end of a stage ----
+
+    def _tasks(self, stage: Stage) -> dict[int, tuple[str, str]]:
+        if stage.name == TRAIN:
+            return self._fed.journal.tasks(self._number)
+        return self._stages.tasks(self._number, stage.name)
+
+    def _deadline(self, stage: Stage) -> float:
+        if stage.name == TRAIN:
+            return self._spec.deadline_seconds
+        return stage.started_at + self._config.stage_seconds
+
+    def _ended(self, stage: Stage) -> bool:
+        """Begin the next stage when this one is over; True when the last one is, or the round was aborted."""
+        if stage.name == UNMASK:
+            return self._unmasked(stage)
+        if stage.name == TRAIN and self._require().state == MERGING:
+            return self._freeze()
+        tasks = self._tasks(stage)
+        replied = [node for node, (_, outcome) in tasks.items() if outcome == "replied"]
+        if stage.name == TRAIN:
+            return self._trained(stage, tasks)
+        if stage.name == ADVERTISE:
+            most = min(2 * self._threshold - 1, MAX_CONTRIBUTORS)
+            if len(replied) > most:
+                log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
+            replied, wanted = replied[:most], beginners(self._fed.config)
+            if time.time() >= self._spec.deadline_seconds and len(replied) < stayers(self._fed.config):
+                return self._abort(f"{len(replied)} contributors began at the deadline")
+            if len(replied) < stayers(self._fed.config):
+                return False  # whoever comes in time begins it
+        else:
+            wanted = stayers(self._fed.config)
+        outstanding = any(outcome == "" for _, outcome in tasks.values())
+        late = time.time() >= self._deadline(stage)
+        if not late and (outstanding or len(replied) < wanted):
+            return False
+        if len(replied) < stayers(self._fed.config):
+            return self._abort(f"{len(replied)} contributors shared their keys")
+        following = {ADVERTISE: SHARE, SHARE: TRAIN}[stage.name]
+        self._stages.begin(self._number, following, replied)
+        failpoint(f"secure-{following}")
+        return False
+
+    def _trained(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
+        admitted = len(self._fed.journal.admitted(self._number))
+        enough, late = admitted >= stayers(self._fed.config), time.time() >= self._deadline(stage)
+        if not late and (not enough or any(outcome == "" for _, outcome in tasks.values())):
+            return False
+        if not enough:
+            return self._abort(f"{admitted} masked updates at the deadline")
+        self._fed.journal.start_merging(self._number)
+        failpoint("state-merging")
+        return self._freeze()
+
+    def _freeze(self) -> bool:
+        """The list of updates is frozen: unmask the sum of those of them whose key still stands."""
+        with self._fed.database.reading() as tx:
+            chosen = updates.c.update_id.in_(self._require().merging)
+            rows = tx.execute(select(updates).where(chosen)).all()
+        revoked = self._fed.keys.signed_by_revoked(rows)
+        messages = {row.message_id for row in rows if row.update_id not in revoked}
+        tasks = self._fed.journal.tasks(self._number)
+        survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
+        if len(survivors) < stayers(self._fed.config):
+            return self._abort(f"{len(survivors)} masked updates of keys that stand")
+        self._stages.begin(self._number, UNMASK, survivors)
+        failpoint(f"secure-{UNMASK}")
+        return False
+
+    def _unmasked(self, stage: Stage) -> bool:
+        tasks = self._tasks(stage)
+        revealed = self._stages.replies(self._number, UNMASK, Revealed)
+        waiting = any(outcome in ("", "lost") for _, outcome in tasks.values()) or len(tasks) < len(
+            stage.members or []
+        )
+        over = not waiting or time.time() >= self._deadline(stage)
+        if len(revealed) < self._threshold:
+            if not over:
+                return False
+            return self._abort(f"{len(revealed)} contributors stayed to unmask")
+        members, survivors = (ids(self._stages, self._number, name) for name in (TRAIN, UNMASK))
+        try:
+            recover(members, survivors, revealed.values(), self._threshold, self._number)
+        except GymError as error:
+            return self._abort(error.message) if over else False
+        failpoint("secure-unmasked")
+        return True
+
+    def _abort(self, why: str) -> bool:
+        needed = stayers(self._fed.config)
+        self._fed.journal.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
+        return True
+
+    def _require(self) -> Round:
+        current = self._fed.journal.current()
+        if current is None or current.server_round != self._number:
+            raise GymError(ErrorCode.INTERNAL, f"round {self._number} is not the current one")
+        return current
