@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from gym_server.store.tables import credits, royalties, updates, versions
+from gym_server.store.tables import credits, privacy_spending, royalties, updates, versions
 
 Told = Iterable[tuple[Hashable, Any]]
 """Keys and values; of two with one key the later one holds."""
@@ -65,5 +65,15 @@ CHECKS: list[TableCheck] = [
         lambda kind, body: [((body["usage"], who), amount) for who, amount in body["shares"].items()],
         select(royalties),
         lambda row: ((row.usage, row.contributor), row.amount),
+    ),
+    TableCheck(
+        "privacy_costs",
+        ("privacy",),
+        lambda kind, body: [
+            ((body["server_round"], who), (body["mechanism"], body["noise_multiplier"]))
+            for who in body["contributors"]
+        ],
+        select(privacy_spending),
+        lambda row: ((row.server_round, row.contributor), (row.mechanism, row.noise_multiplier)),
     ),
 ]
