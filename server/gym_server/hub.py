@@ -25,8 +25,9 @@ from gym_server import privacy
 from gym_server.admission import Candidate, Receipt
 from gym_server.federation import RUN_ID, Federation
 from gym_server.guard import current_session
-from gym_server.ledger.wire import entry_message
+from gym_server.ledger.calls import LedgerCalls
 from gym_server.queue import QueuedMessage, check_held, record_reply
+from gym_server.rewards.standing import rewards_of
 from gym_server.store.tables import accounts, credits, messages, nodes, updates
 from gym_server.transfers import Transfers
 
@@ -73,10 +74,11 @@ class Wakeups:
             event.set()
 
 
-class Hub(hub_pb2_grpc.HubServicer):
+class Hub(LedgerCalls, hub_pb2_grpc.HubServicer):
     """The service. Refusals are raised as ``GymError``; the guard turns them into gRPC status and trailer."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
+        super().__init__(federation.ledger)
         self._fed = federation
         self._wakeups = wakeups
         config = federation.config
@@ -313,33 +315,19 @@ class Hub(hub_pb2_grpc.HubServicer):
                 .order_by(updates.c.received_at.desc())
                 .limit(100)
             ).all()
+            worth = rewards_of(tx, contributor, self._fed.config.rewards.reputation)
         told = self._fed.ledger.rounds_of(contributor)
         return pb.AccountReply(
             contributor=contributor,
             name=account.name,
             status=account.status,
             balance=purse["balance"],
-            rewards_json=json.dumps(purse),
+            rewards_json=json.dumps({**purse, **worth}),
             verdicts_json=[
                 json.dumps({**_verdict(row, earned), "entries": told.get(row.server_round, [])})
                 for row in rows
             ],
         )
-
-    async def Ledger(self, request: pb.LedgerRequest, context: Any) -> AsyncIterator[pb.LedgerEntry]:
-        entries = self._fed.ledger.entries(max(1, request.from_sequence))
-        while (entry := await asyncio.to_thread(next, entries, None)) is not None:
-            yield entry_message(entry)
-
-    async def LedgerHeads(self, request: pb.LedgerHeadsRequest, context: Any) -> AsyncIterator[pb.LedgerHead]:
-        heads = self._fed.ledger.heads(max(1, request.from_size))
-        while (head := await asyncio.to_thread(next, heads, None)) is not None:
-            yield pb.LedgerHead(head_json=head.to_json())
-
-    async def LedgerProof(self, request: pb.LedgerProofRequest, context: Any) -> pb.LedgerProofReply:
-        proof = await asyncio.to_thread(self._fed.ledger.proof, request.sequence, request.size)
-        entry, head = entry_message(proof.entry), proof.head.to_json()
-        return pb.LedgerProofReply(entry=entry, head_json=head, path=proof.path)
 
     # ---- keys and transfers ----
 
