@@ -136,15 +136,17 @@ class RewardsConfig(StrictModel):
 
     def refuse_hidden(self, section: str) -> None:
         """Raises ``ValueError`` for whatever looks into single updates, which ``section`` promises nobody does."""
+        problems = [
+            f"rewards.{key} compares updates with each other, and who is rejected would tell of them; write rewards: "
+            f"{{{key}: {'0' if key == 'min_norm_ratio' else 'null'}}}"
+            for key in _OFF_WHERE_UPDATES_ARE_HIDDEN
+            if getattr(self, key)
+        ]
         if self.measures:
-            raise ValueError(
-                f"rewards.score {self.score!r}: scores are functions of single updates, which {section} hides; "
-                "write rewards.score: participation"
+            problems.insert(
+                0,
+                f"rewards.score {self.score!r} looks into single updates, which {section} hides; write rewards: "
+                "{score: participation}",
             )
-        for key in _OFF_WHERE_UPDATES_ARE_HIDDEN:
-            if getattr(self, key):
-                off = "0" if key == "min_norm_ratio" else "null"
-                raise ValueError(
-                    f"rewards.{key}: comparing updates gives away what {section} hides, and no noise accounts for "
-                    f"who is rejected; write rewards.{key}: {off}"
-                )
+        if problems:
+            raise ValueError("; ".join(problems))

@@ -12,7 +12,15 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from gym_server.store.tables import credits, privacy_spending, royalties, updates, versions
+from gym_server.store.tables import (
+    contributions,
+    credits,
+    privacy_spending,
+    reputations,
+    royalties,
+    updates,
+    versions,
+)
 
 Told = Iterable[tuple[Hashable, Any]]
 """Keys and values; of two with one key the later one holds."""
@@ -75,5 +83,19 @@ CHECKS: list[TableCheck] = [
         ],
         select(privacy_spending),
         lambda row: ((row.server_round, row.contributor), (row.mechanism, row.noise_multiplier)),
+    ),
+    TableCheck(
+        "scores",
+        ("contribution",),
+        lambda kind, body: list(body["scores"].items()),
+        select(contributions.c.update_id, contributions.c.score),
+        lambda row: (row.update_id, row.score),
+    ),
+    TableCheck(
+        "reputations",
+        ("contribution",),
+        lambda kind, body: [(who, (value, body["height"])) for who, value in body["reputations"].items()],
+        select(reputations),
+        lambda row: (row.contributor, (row.value, row.height)),
     ),
 ]

@@ -96,7 +96,7 @@ def record(
             "server_round": server_round,
             "height": account.height,
             **account.method,
-            "scores": {c.update_id: c.score for c in account.contributions if c.score is not None},
+            "scores": {c.update_id: c.score for c in account.contributions},
             "similarity": {
                 c.update_id: c.similarity for c in account.contributions if c.similarity is not None
             },
