@@ -68,8 +68,8 @@ class Scores:
         stopped: ``exact``; ``tolerance`` or ``budget`` for what ended the sampling; ``model`` for scores of a modelled
             game.
         errors: ``[n]`` float64 standard errors of sampled scores; None where nothing was sampled.
-        chance: ``[n]`` float64 what blind luck gives an update of this size (one standard deviation), where the method
-            had a gradient at hand; a score below twice this is no sign of work.
+        chance: ``[n]`` float64 what blind luck gives an update of this size (one standard deviation), where the game
+            knows gradients; a score below twice this is no sign of work.
     """
 
     method: str
@@ -92,6 +92,7 @@ class CountedGame:
         self._game = game
         self._known: dict[Coalition, float] = {frozenset(): 0.0}
         self._on_evaluation = on_evaluation
+        self._sloped = False
         self.evaluations = 0
 
     @property
@@ -101,10 +102,6 @@ class CountedGame:
     @property
     def everyone(self) -> Coalition:
         return frozenset(range(self.n))
-
-    def knows(self, coalition: Coalition) -> bool:
-        """Whether ``value`` of it costs nothing."""
-        return coalition in self._known
 
     def value(self, coalition: Coalition) -> float:
         """As the game's own.
@@ -126,15 +123,31 @@ class CountedGame:
         self._on_evaluation(self.evaluations)
         found = _finite(self._smooth.slopes(shares), "the gradient")
         self.evaluations += GRADIENT_COST
+        self._sloped = True
         return found
 
+    @property
+    def smooth(self) -> bool:
+        """Whether the game at the bottom knows gradients."""
+        return _is_smooth(self._game)
+
     def chance(self) -> Vector:
-        """As the game's own; costs nothing beside ``slopes``."""
-        return self._smooth.chance()
+        """As the game's own; costs a gradient where none was taken yet."""
+        smooth = self._smooth
+        if not self._sloped:
+            self.slopes(np.full(self.n, 0.5))
+        return _finite(smooth.chance(), "the gradient")
+
+    def scores(
+        self, method: ContributionMethod, values: Vector, stopped: Stopped, errors: Vector | None = None
+    ) -> Scores:
+        """What a method found, with what it cost and what luck is worth; for that a smooth game takes one gradient."""
+        chance = self.chance() if self.smooth else None
+        return Scores(method.name, values, self.evaluations, stopped, errors, chance)
 
     @property
     def _smooth(self) -> SmoothGame:
-        if not isinstance(self._game, SmoothGame):
+        if not self.smooth or not isinstance(self._game, SmoothGame):
             raise GymError(
                 ErrorCode.USAGE,
                 f"{type(self._game).__name__} knows only whole updates, and the method wants gradients",
@@ -160,6 +173,11 @@ class GroupedGame:
     def n(self) -> int:
         return len(self._groups)
 
+    @property
+    def smooth(self) -> bool:
+        """Whether the game at the bottom knows gradients."""
+        return _is_smooth(self._game)
+
     def value(self, coalition: Coalition) -> float:
         return self._game.value(frozenset(i for group in coalition for i in self._groups[group]))
 
@@ -177,7 +195,7 @@ class GroupedGame:
 
     @property
     def _smooth(self) -> SmoothGame:
-        if not isinstance(self._game, SmoothGame):
+        if not self.smooth or not isinstance(self._game, SmoothGame):
             raise GymError(ErrorCode.USAGE, f"{type(self._game).__name__} has no gradients")
         return self._game
 
@@ -203,6 +221,10 @@ class ContributionMethod(ABC):
             GymError: ``CONFIG_INVALID`` for a game too large for the method, ``UPDATE_REFUSED`` for values that are not
                 finite; and whatever the game raises.
         """
+
+
+def _is_smooth(game: Game) -> bool:
+    return game.smooth if isinstance(game, CountedGame | GroupedGame) else isinstance(game, SmoothGame)
 
 
 def _finite(values: Vector, what: str) -> Vector:

@@ -124,7 +124,7 @@ def test_a_quadratic_games_shapley_values_cost_a_gradient_or_a_pair_of_orders(na
     game = Quadratic(8)
     found = score(name, game, **({"budget": 1} if name == "monte_carlo" else {}))
     np.testing.assert_allclose(found.values, score("shapley", game).values, atol=1e-10)
-    assert found.evaluations == (4 if name == "estimate" else 15)
+    assert found.evaluations == (4 if name == "estimate" else 15 + 3)  # a gradient for what luck is worth
 
 
 @pytest.mark.parametrize("name", contribution_method_names())
@@ -171,6 +171,16 @@ def test_monte_carlo_stops_when_it_knows_enough() -> None:
     assert rough.errors is not None
     assert fine.errors is not None
     assert fine.errors.max() < rough.errors.max()
+
+
+@pytest.mark.parametrize("name", contribution_method_names())
+def test_what_luck_is_worth_is_told_where_the_game_knows_gradients(name: str) -> None:
+    game = Quadratic(4)
+    told = score(name, GroupedGame(CountedGame(game), [[0, 1], [2], [3]])).chance
+    assert told is not None
+    np.testing.assert_allclose(told, [game.chance()[:2].sum(), *game.chance()[2:]])
+    if name != "estimate":
+        assert score(name, CountedGame(Gloves(3))).chance is None
 
 
 def test_exact_scores_of_a_large_round_are_refused() -> None:

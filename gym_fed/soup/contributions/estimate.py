@@ -44,4 +44,4 @@ class Estimate(ContributionMethod):
         size = np.abs(values)
         if size.sum() > 0:
             values += missing * size / size.sum()
-        return Scores(self.name, values, counted.evaluations, "model", chance=counted.chance())
+        return counted.scores(self, values, "model")

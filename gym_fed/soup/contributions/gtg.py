@@ -48,7 +48,7 @@ class Gtg(ContributionMethod):
         counted = CountedGame(game)
         if abs(counted.value(counted.everyone)) <= self.config.round_truncation:
             zeros = np.zeros(game.n)
-            return Scores(self.name, zeros, counted.evaluations, "tolerance", zeros)
+            return counted.scores(self, zeros, "tolerance", zeros)
         generator = np.random.default_rng(self.config.seed)
         turns: list[Vector] = []
         earlier: Vector | None = None
@@ -59,9 +59,9 @@ class Gtg(ContributionMethod):
             values, errors = np.mean(turns, axis=0), standard_errors(turns)
             size = float(np.abs(values).mean())
             if earlier is not None and float(np.abs(values - earlier).mean()) <= self.config.tolerance * size:
-                return Scores(self.name, values, counted.evaluations, "tolerance", errors)
+                return counted.scores(self, values, "tolerance", errors)
             if counted.evaluations >= self.config.budget or len(turns) >= self.config.budget:
-                return Scores(self.name, values, counted.evaluations, "budget", errors)
+                return counted.scores(self, values, "budget", errors)
             earlier = values
 
     def _walk(self, counted: CountedGame, leader: int, generator: np.random.Generator) -> Vector:

@@ -22,4 +22,4 @@ class LeaveOneOut(ContributionMethod):
         everyone = counted.everyone
         whole = counted.value(everyone)
         values = np.array([whole - counted.value(everyone - {i}) for i in range(game.n)])
-        return Scores(self.name, values, counted.evaluations, "exact")
+        return counted.scores(self, values, "exact")

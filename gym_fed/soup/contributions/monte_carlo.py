@@ -51,9 +51,9 @@ class MonteCarlo(ContributionMethod):
             values = np.mean(pairs, axis=0)
             errors = standard_errors(pairs)
             if float(errors.max()) <= self.config.tolerance * float(np.abs(values).max()):
-                return Scores(self.name, values, counted.evaluations, "tolerance", errors)
+                return counted.scores(self, values, "tolerance", errors)
             if counted.evaluations >= self.config.budget or len(pairs) >= self.config.budget:
-                return Scores(self.name, values, counted.evaluations, "budget", errors)
+                return counted.scores(self, values, "budget", errors)
 
     def _walk(self, counted: CountedGame, order: list[int]) -> Vector:
         """What each adds when they come in this order, ``[n]``."""

@@ -48,4 +48,4 @@ class Shapley(ContributionMethod):
                 if not mask >> i & 1
             ]
             values[i] = math.fsum(terms)
-        return Scores(self.name, values, counted.evaluations, "exact")
+        return counted.scores(self, values, "exact")
