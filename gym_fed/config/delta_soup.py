@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.privacy import ACCOUNTED, ReleasePrivacy
 from gym_fed.config.soup import AggregationMethod, Option, SoupRecipe
 
 
@@ -42,8 +43,9 @@ class DeltaSoupConfig(StrictModel):
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
     """Weigh contributions by their ``num_examples``, up to this; absent: one contributor, one vote."""
 
-    differential_privacy: None = None
-    """Reserved: there is no accounted noise in this release, and anything but None is refused."""
+    differential_privacy: ReleasePrivacy | None = None
+    """Clip every contribution and noise the soup, so that it hides whether any one of them was zero; the result says
+    at what epsilon."""
 
     enable_rewards: bool = False
     """Share ``reward_pool`` out evenly among the contributors whose work is in the soup."""
@@ -65,6 +67,19 @@ class DeltaSoupConfig(StrictModel):
             raise ValueError("distill_steps: a DeltaSoup has no data to distil on; use BitDeltaQuantizer")
         return self
 
+    @model_validator(mode="after")
+    def _accounted(self) -> DeltaSoupConfig:
+        if self.differential_privacy is None:
+            return self
+        if self.norm_ratio is not None:
+            raise ValueError(
+                "norm_ratio leaves contributions out by the norms of all, which no noise covers; with "
+                "differential_privacy write norm_ratio: null (None in Python)"
+            )
+        _refuse_methods(self.method, self.differential_privacy)
+        self.differential_privacy.refuse_unaccounted(self.recipe(1))
+        return self
+
     def malicious_of(self, contributors: int) -> int:
         """Liars to withstand among so many contributors."""
         if self.num_malicious_nodes is not None:
@@ -83,4 +98,13 @@ class DeltaSoupConfig(StrictModel):
             weighting="num_examples" if self.num_examples_cap is not None else "uniform",
             num_examples_cap=self.num_examples_cap,
             codec=self.soup_codec,
+        )
+
+
+def _refuse_methods(method: AggregationMethod, privacy: ReleasePrivacy) -> None:
+    known = ACCOUNTED[privacy.mechanism]
+    if method.value not in known:
+        raise ValueError(
+            f"method {method.value!r}: what one contribution can change in it has no known bound, so no noise accounts "
+            f"for it; with differential_privacy use {' or '.join(known)}"
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 
-_KNOWN_SENSITIVITY = {
+ACCOUNTED = {
     "gaussian": ("mean", "trimmed_mean", "median"),
     "discrete_gaussian": ("mean", "majority_vote"),
 }
@@ -63,7 +63,7 @@ class ReleasePrivacy(StrictModel):
 
     def refuse_unaccounted(self, soup: SoupRecipe) -> None:
         """Raises ``ValueError`` with the reason where what a merge by ``soup`` gives away is not accounted for."""
-        known = _KNOWN_SENSITIVITY[self.mechanism]
+        known = ACCOUNTED[self.mechanism]
         if soup.aggregator not in known:
             raise ValueError(
                 f"soup.aggregator {soup.aggregator!r}: what one contributor can change in it has no known bound, so "

@@ -9,6 +9,7 @@ result.apply(model)
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -31,8 +32,11 @@ from gym_fed.delta import (
 from gym_fed.delta.base import Tensors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, model_name
+from gym_fed.privacy.accountant import NoiseEvent, epsilon
+from gym_fed.privacy.noise import SEED_BYTES
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.model_merging import ModelMergeReport, merge_models
+from gym_fed.soup.private import PrivateRound
 from gym_fed.soup.registry import build, get_method, method_names
 from gym_fed.soup.rewards import split_pool
 from gym_fed.soup.screening import screen_norms
@@ -50,6 +54,8 @@ class SoupResult:
         rejected: Contributor's id to the reason why its contribution stayed out.
         rewards: Credits of every contributor; empty unless ``enable_rewards``.
         report: What the merge did.
+        epsilon: With ``differential_privacy``: what all soups of this ``DeltaSoup`` so far give away together, at its
+            ``target_delta``; None without.
     """
 
     path: Path
@@ -57,6 +63,7 @@ class SoupResult:
     rejected: Mapping[str, str]
     rewards: Mapping[str, int]
     report: SoupReport | ModelMergeReport = field(repr=False)
+    epsilon: float | None = None
     _folder: Any = field(default=None, repr=False, compare=False)
 
     def apply(self, model: nn.Module | Tensors) -> None:
@@ -169,13 +176,27 @@ class DeltaSoup:
             report = self._merge([opened[user] for user in merged], path)
         shares = {user: float(user in merged) for user in opened} if self.config.enable_rewards else {}
         rewards = split_pool(self.config.reward_pool, shares)
-        return SoupResult(path, tuple(merged), rejected, rewards, report, self._folder)
+        return SoupResult(path, tuple(merged), rejected, rewards, report, self._epsilon(), self._folder)
+
+    def _epsilon(self) -> float | None:
+        privacy = self.config.differential_privacy
+        if privacy is None:
+            return None
+        event = NoiseEvent(
+            mechanism=privacy.mechanism, noise_multiplier=privacy.noise_multiplier, count=self._soups
+        )
+        return epsilon([event], privacy.target_delta)
+
+    def _private(self) -> PrivateRound | None:
+        privacy = self.config.differential_privacy
+        return PrivateRound(privacy, os.urandom(SEED_BYTES), tuple(self.spec.shapes)) if privacy else None
 
     def _merge(self, updates: list[tuple[DeltaFile, int]], path: Path) -> SoupReport | ModelMergeReport:
         config, files = self.config, [delta for delta, _ in updates]
         if config.method.value not in method_names():
             recipe = config.recipe(len(files))
-            return merge(files, recipe.weights([n for _, n in updates]), recipe, path, self.spec)
+            weights = recipe.weights([n for _, n in updates])
+            return merge(files, weights, recipe, path, self.spec, private=self._private())
         if config.pre_aggregators or config.malicious_of(len(files)):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -170,11 +170,44 @@ def test_too_few_contributions_are_told_apart_from_a_rule_that_needs_more() -> N
         ({"method": "best"}, "method"),
         ({"method": "fltrust"}, "root update"),
         ({"norm_ratio": 0.5}, "norm_ratio"),
+        ({"method": "mean", "differential_privacy": {}}, "write norm_ratio: null"),
+        (
+            {"norm_ratio": None, "differential_privacy": {}},
+            "'byzantine_robust': what one contribution can change",
+        ),
+        (
+            {"method": "mean", "norm_ratio": None, "num_examples_cap": 3, "differential_privacy": {}},
+            "use uniform",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(config: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         DeltaSoupConfig(**config)
+
+
+def test_a_private_soup_is_the_clipped_mean_behind_noise_and_every_further_one_costs_more() -> None:
+    options = {"method": "mean", "norm_ratio": None, "differential_privacy": {"clipping_norm": 0.5}}
+    soup = soup_of(HONEST, **options)
+    first, second = soup.aggregate(), soup.aggregate()
+    assert first.report.sha256 != second.report.sha256
+    assert first.epsilon == pytest.approx(
+        4.377, abs=1e-3
+    )  # dp-accounting: one Gaussian of multiplier 1, delta 1e-5
+    assert second.epsilon is not None
+    assert second.epsilon > first.epsilon
+    moved = change(soup)
+    honest = change(soup_of(HONEST, method="mean"))
+    noise = moved - honest * 0.5 / soup_norm(HONEST)
+    assert noise.std().item() == pytest.approx(0.5 / 6, rel=0.1)
+    assert soup_of(HONEST, method="mean").aggregate().epsilon is None
+
+
+def soup_norm(models: dict[str, Any]) -> float:
+    """L2 norm of the first model's change."""
+    return (
+        change(soup_of({"one": next(iter(models.values()))}, method="mean"), min_contributors=1).norm().item()
+    )
 
 
 def test_a_contributor_contributes_once_and_the_base_is_named_once() -> None:
