@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.console import VersionOption, err, out, print_json, run_app
+from gym_server.key_cli import add_key_commands
 from gym_server.ledger_commands import app as ledger_app
 
 app = typer.Typer(
@@ -45,12 +46,19 @@ def init(
     name: Annotated[str, typer.Option(help="What contributors see.")] = "a gym-fed community",
     base_model: Annotated[str, typer.Option(help="gym-nano, or a model folder.")] = "gym-nano",
     enrolment: Annotated[str, typer.Option(help="open, invite or allow-list.")] = "invite",
+    encrypt_keys: Annotated[
+        bool, typer.Option(help="Under a passphrase: GYM_SERVER_PASSPHRASE, else a question.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make keys, certificate, database and a commented config in a new folder."""
+    from gym_fed.identity.passphrase import PassphraseSource
+    from gym_server.federation import PASSPHRASE_VARIABLE
     from gym_server.setup import init_hub
 
-    server, fingerprint = init_hub(folder, name, base_model, enrolment)
+    source = PassphraseSource(PASSPHRASE_VARIABLE)
+    secret = (lambda: source.create(f"the keys of {folder}")) if encrypt_keys else None
+    server, fingerprint = init_hub(folder, name, base_model, enrolment, secret)
     if as_json:
         print_json({"dir": str(folder), "server": server, "fingerprint": fingerprint})
         return
@@ -190,6 +198,9 @@ def model(
         out.print(
             f"version {found['height']} of {found['base_model']} is in {output}; try: gym chat {output}"
         )
+
+
+add_key_commands(app)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.identity.tls import fingerprint
 from gym_server.accounts import Accounts
 from gym_server.admission import Admission
@@ -35,6 +36,7 @@ from gym_server.store.objects import ObjectStore
 
 CONFIG_NAME = "gym-server.yaml"
 SESSION_KEY_BYTES = 32
+PASSPHRASE_VARIABLE = "GYM_SERVER_PASSPHRASE"
 RUN_ID = 1
 """Flower's run id: a hub's folder holds one federation, which is one run."""
 
@@ -47,7 +49,8 @@ class Federation:
         self.config = config
         self.base = base
         self.database = database
-        self.key = SigningKey.load(folder / "keys" / "ledger.pem")
+        self.passphrase = PassphraseSource(PASSPHRASE_VARIABLE)
+        self.key = SigningKey.load(folder / "keys" / "ledger.pem", self.passphrase.get)
         self.server = server_id(self.key.public_key)
         self.fingerprint = fingerprint((folder / "keys" / "tls.crt").read_bytes())
         self.store = ObjectStore(_objects_url(folder, config), folder / "staging")
@@ -161,16 +164,16 @@ def read_config(folder: Path, overrides: tuple[str, ...] = ()) -> ServerConfig:
     return load_config(path, ServerConfig, overrides)
 
 
-def create_keys(folder: Path) -> tuple[str, str]:
-    """Make a hub's keys; returns its id and its TLS fingerprint."""
+def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str]:
+    """Make a hub's keys, the ledger's and TLS's under a passphrase if given; returns its id and TLS fingerprint."""
     from gym_fed.identity.tls import create_certificate
 
     keys = folder / "keys"
     keys.mkdir(parents=True, mode=0o700)
     key = SigningKey.generate()
-    key.save(keys / "ledger.pem")
+    key.save(keys / "ledger.pem", passphrase)
     write_atomically(keys / "session.key", secrets.token_bytes(SESSION_KEY_BYTES), mode=0o600)
-    return server_id(key.public_key), create_certificate(keys / "tls.key", keys / "tls.crt")
+    return server_id(key.public_key), create_certificate(keys / "tls.key", keys / "tls.crt", passphrase)
 
 
 def _objects_url(folder: Path, config: ServerConfig) -> str:

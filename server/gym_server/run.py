@@ -13,6 +13,7 @@ import grpc
 from flwr.serverapp import Grid
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.tls import private_pem
 from gym_fed.wire.limits import CHANNEL_OPTIONS
 from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
@@ -134,7 +135,8 @@ class _Server:
             if self._insecure:
                 return server.add_insecure_port(address)
             keys = self._fed.folder / "keys"
-            pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())
+            key = private_pem(keys / "tls.key", self._fed.passphrase.get)
+            pair = (key, (keys / "tls.crt").read_bytes())
             return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:
             raise GymError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from gym_fed.config import load_config
@@ -78,8 +79,10 @@ storage:
 """
 
 
-def init_hub(folder: Path, name: str, base_model: str, policy: str) -> tuple[str, str]:
-    """Make a hub's folder.
+def init_hub(
+    folder: Path, name: str, base_model: str, policy: str, passphrase: Callable[[], bytes] | None = None
+) -> tuple[str, str]:
+    """Make a hub's folder; its keys are under the passphrase that ``passphrase`` gives, if there is one.
 
     Returns:
         The hub's id and its TLS fingerprint.
@@ -97,7 +100,7 @@ def init_hub(folder: Path, name: str, base_model: str, policy: str) -> tuple[str
         config = load_config(draft, ServerConfig)
     finally:
         draft.unlink()
-    ids = create_keys(folder)
+    ids = create_keys(folder, passphrase() if passphrase else None)
     Database.open(config.storage.database, folder).close()
     write_atomically(folder / CONFIG_NAME, text.encode())
     return ids

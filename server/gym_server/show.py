@@ -35,19 +35,16 @@ def status_of(fed: Federation) -> dict[str, Any]:
     """Where the federation stands."""
     head, current = fed.journal.head(), fed.journal.current()
     with fed.database.reading() as tx:
-        earned = select(func.coalesce(func.sum(credits.c.amount), 0)).where(
-            credits.c.contributor == accounts.c.contributor
-        )
         connected = select(func.max(nodes.c.connected_until)).where(
             nodes.c.contributor == accounts.c.contributor
         )
         rows = tx.execute(
             select(
                 accounts,
-                earned.scalar_subquery().label("balance"),
                 connected.scalar_subquery().label("until"),
             ).order_by(accounts.c.enrolled_at)
         ).all()
+        balances = {row.contributor: fed.payouts.purse(tx, row.contributor)["balance"] for row in rows}
     return {
         "name": fed.config.name,
         "server": fed.server,
@@ -65,7 +62,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
                 "name": row.name,
                 "status": row.status,
                 "connected": (row.until or 0) > time.time(),
-                "balance": int(row.balance),
+                "balance": balances[row.contributor],
             }
             for row in rows
         ],
