@@ -1,0 +1,164 @@
+"""Rounds to be scored: eight updates to stories260K, or to gym-nano where there is no shared folder, as sign deltas.
+
+Two rounds: the first is honest and its soup is applied; the updates of the second are scored. Contributors are speakers
+of Shakespeare (of gym-nano: text tasks) with different amounts of text, who train different numbers of steps; held-out
+rows are of speakers whom nobody trains on (of gym-nano: unseen questions of the same tasks).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from gym_fed.config.delta import CodecPolicy  # noqa: E402
+from gym_fed.data import encode_rows, generate  # noqa: E402
+from gym_fed.data.encoding import IGNORED  # noqa: E402
+from gym_fed.delta import BaseSpec, DeltaFile, encode_source, model_tensors  # noqa: E402
+from gym_fed.evaluation.soup_game import SoupGame, round_coefficients  # noqa: E402
+from gym_fed.models import load_model  # noqa: E402
+
+CONTRIBUTORS = 8
+LENGTH, BATCH = 128, 8
+CODEC = CodecPolicy(
+    codec="bitdelta",
+    group_size="auto",
+    small_tensors="bitdelta",
+    scale_dtype="bfloat16",
+    error_feedback=False,
+)
+TASKS = ("double", "vowels", "reverse", "upper", "last", "count", "caesar", "sort")
+COMPOSITIONS: dict[str, tuple[str, ...]] = {
+    "honest": ("honest",) * 8,
+    "mixed": ("honest",) * 5 + ("zero", "noise", "sign_flip"),
+    "shadows": ("honest",) * 5 + ("stale", "copied", "duplicate"),
+}
+"""Who the eight are. The honest differ in amounts of text and steps; ``copied`` is the first honest update once more
+under other scales, ``duplicate`` the second's text trained again from another seed, ``stale`` the third's update of the
+round before."""
+AMOUNTS = (1.0, 0.5, 0.25, 0.1, 0.75, 1.0, 0.05, 0.5)
+STEPS = (12, 8, 12, 12, 4, 2, 12, 6)
+Delta = dict[str, Tensor]
+Text = list[dict[str, Any]]
+
+
+class World:
+    """A model, eight contributors' text, and held-out text."""
+
+    def __init__(self, shared: Path | None, heldout: int) -> None:
+        if shared is not None:
+            self.loaded = load_model(str(shared / "models" / "stories260K"))
+            lines = (
+                (shared / "data" / "shakespeare_by_speaker" / "speakers.jsonl")
+                .read_text("utf-8")
+                .splitlines()
+            )
+            speakers = [[{"text": speech} for speech in json.loads(line)["speeches"]] for line in lines[:40]]
+            self.texts = [self._encoded(rows, True) for rows in speakers[:32]]
+            held = self._encoded([row for rows in speakers[32:] for row in rows], True)
+        else:
+            self.loaded = load_model("gym-nano")
+            self.texts = [self._encoded(generate(task, 200, seed=1), False) for task in TASKS]
+            held = self._encoded([r for t in TASKS for r in generate(t, 40, seed=0, split="heldout")], False)
+        self.held = held[:: max(1, len(held) // heldout)][:heldout]
+
+    def _encoded(self, rows: Text, packing: bool) -> Text:
+        return list(encode_rows(self.loaded.tokenizer, rows, max_length=LENGTH, packing=packing))
+
+
+@dataclass
+class Season:
+    """One round behind, and what everybody could send in the second."""
+
+    world: World
+    seed: int
+    model: Any
+    earlier: list[Delta]
+    honest: list[Delta]
+    retrained: Delta
+    """The second contributor's text once more, from another seed."""
+
+    @classmethod
+    def of(cls, world: World, seed: int, learning_rate: float) -> Season:
+        """Train everybody twice, with the soup of the first round in between."""
+        generator = torch.Generator().manual_seed(1000 + seed)
+        chosen = torch.randperm(len(world.texts), generator=generator)[:CONTRIBUTORS].tolist()
+        parts = [AMOUNTS[(seed + k) % CONTRIBUTORS] for k in range(CONTRIBUTORS)]
+        texts = [
+            world.texts[who][: max(2, int(len(world.texts[who]) * part))]
+            for who, part in zip(chosen, parts, strict=True)
+        ]
+        steps = [STEPS[(seed + k) % CONTRIBUTORS] for k in range(CONTRIBUTORS)]
+        model = copy.deepcopy(world.loaded.model)
+
+        def trained(k: int, turn: int) -> Delta:
+            return _trained(model, texts[k], learning_rate, steps[k], 100 * seed + 10 * turn + k)
+
+        earlier = [trained(k, 0) for k in range(CONTRIBUTORS)]
+        with torch.no_grad():
+            for name, tensor in model_tensors(model).items():
+                tensor.add_(torch.stack([delta[name] for delta in earlier]).mean(0))
+        return cls(world, seed, model, earlier, [trained(k, 1) for k in range(CONTRIBUTORS)], trained(1, 2))
+
+    @contextmanager
+    def round(self, composition: str) -> Iterator[SoupGame]:
+        """The game of the second round with these eight."""
+        generator = torch.Generator().manual_seed(self.seed)
+        sent = [self._sent(kind, k, generator) for k, kind in enumerate(COMPOSITIONS[composition])]
+        spec = BaseSpec.of(self.model, f"round 2 of seed {self.seed}")
+        with tempfile.TemporaryDirectory(prefix="gym-rewards-") as folder, ExitStack() as stack:
+            opened = []
+            for k, delta in enumerate(sent):
+                path = Path(folder) / f"{k}.gymdelta"
+                encode_source(delta.__getitem__, CODEC, path, spec)
+                opened.append(stack.enter_context(DeltaFile.open(path, spec)))
+            counts = round_coefficients(opened, [1.0] * len(opened))
+            world = self.world
+            yield SoupGame(self.model, world.loaded.tokenizer, opened, world.held, counts, max_length=LENGTH)
+
+    def _sent(self, kind: str, k: int, generator: torch.Generator) -> Delta:
+        own = self.honest[k]
+        if kind == "zero":
+            return {name: torch.zeros_like(tensor) for name, tensor in own.items()}
+        if kind == "noise":
+            return {
+                name: torch.randn(t.shape, generator=generator) * t.square().mean().sqrt()
+                for name, t in own.items()
+            }
+        if kind == "sign_flip":
+            return {name: -tensor for name, tensor in own.items()}
+        if kind == "copied":
+            return {name: 0.9 * tensor for name, tensor in self.honest[0].items()}
+        if kind == "stale":
+            return self.earlier[2]
+        return self.retrained if kind == "duplicate" else own
+
+
+def _trained(model: Any, text: Text, lr: float, steps: int, seed: int) -> Delta:
+    """What AdamW on a contributor's own text adds to the model."""
+    tuned = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(tuned.parameters(), lr=lr, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    tuned.train()
+    for _ in range(steps):
+        rows = [text[i] for i in torch.randint(len(text), (BATCH,), generator=generator).tolist()]
+        optimizer.zero_grad()
+        width = max(len(row["input_ids"]) for row in rows)
+        ids = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows])
+        labels = torch.tensor([row["labels"] + [IGNORED] * (width - len(row["labels"])) for row in rows])
+        tuned(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+    before = model_tensors(model)
+    return {name: tensor - before[name] for name, tensor in model_tensors(tuned).items()}

@@ -1,0 +1,189 @@
+"""Contribution scores against exact Shapley values: agreement, cost, and what free-riders of every kind get.
+
+    python benchmarks/rewards.py [--shared FOLDER] [--seeds N] [--quick] [--json] [--plot FILE]
+
+Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in three
+compositions: eight honest contributors; five with an update of zeros, one of noise and an honest one with its signs
+flipped; five with a stale update, a copy under other scales, and one trained again on a contributor's own text under a
+second key. All 256 coalitions are evaluated once for every round; each method is then counted as if it were alone. The
+share is of these 256, a gradient counting for three. Agreement is Spearman's rank correlation with the exact values.
+The settings of methods are their defaults, and were chosen on other seeds than these.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from _report import Report, options
+from _rewards_rounds import COMPOSITIONS, CONTRIBUTORS, REPOSITORY, Season, World
+from scipy.stats import spearmanr
+
+from gym_fed.evaluation.soup_game import SoupGame
+from gym_fed.soup.contribution import CountedGame, Scores
+from gym_fed.soup.contribution_registry import build_contribution_method, contribution_method_names
+
+LEARNING_RATE, HELDOUT = 2e-3, 12
+COALITIONS = 1 << CONTRIBUTORS
+AIM_SPEARMAN, AIM_SHARE = 0.9, 0.1
+LUCK = 2.0
+"""Standard deviations of blind luck that count as a score of nothing, as in the hub's rewards."""
+
+Found = dict[tuple[str, str], list[Scores]]
+"""By composition and method, a round a seed."""
+
+
+def main() -> None:
+    """Score every round by every method."""
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument(
+        "--shared", type=Path, default=REPOSITORY.parent / "shared", help="stories260K and its data"
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="rounds of each composition")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds = 1 if arguments.quick else arguments.seeds
+    world = World(arguments.shared if arguments.shared.is_dir() else None, 6 if arguments.quick else HELDOUT)
+    report = Report("rewards", peer="exact Shapley")
+    found: Found = {}
+    seconds: dict[str, list[float]] = {"evaluation": [], "estimate": []}
+    alike: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        season = Season.of(world, seed, LEARNING_RATE)
+        for composition in ("mixed",) if arguments.quick else COMPOSITIONS:
+            with season.round(composition) as game:
+                _score(game, composition, found, seconds)
+                _similarities(game.gram(), COMPOSITIONS[composition], alike)
+            print(f"seed {seed}, {composition}", file=sys.stderr, flush=True)
+    _agreement(report, found)
+    _free_riders(report, found)
+    for kind, values in alike.items():
+        report.figure(f"cosine_{kind}_least", min(values))
+        report.figure(f"cosine_{kind}_largest", max(values))
+    one = statistics.median(seconds["evaluation"])
+    report.compare(
+        "seconds a round: estimate", statistics.median(seconds["estimate"]), COALITIONS * one, unit="s"
+    )
+    if arguments.plot:
+        _draw(found, arguments.plot)
+        print(f"picture: {arguments.plot}")
+    arguments.plot = None
+    report.finish(arguments)
+
+
+def _score(game: SoupGame, composition: str, found: Found, seconds: dict[str, list[float]]) -> None:
+    game.base_loss()
+    table = CountedGame(game)
+    began = time.perf_counter()
+    exact = build_contribution_method("shapley", {}).score(table)
+    seconds["evaluation"].append((time.perf_counter() - began) / COALITIONS)
+    for name in contribution_method_names():
+        began = time.perf_counter()
+        if name == "estimate":
+            scores = build_contribution_method(name, {}).score(game)
+            seconds["estimate"].append(time.perf_counter() - began)
+        else:
+            scores = exact if name == "shapley" else build_contribution_method(name, {}).score(table)
+        found.setdefault((composition, name), []).append(scores)
+
+
+def _agreement(report: Report, found: Found) -> None:
+    for (composition, name), rounds in found.items():
+        if name == "shapley":
+            continue
+        agreement, share = _agreements(found, composition, name), _share(rounds)
+        report.compare(
+            f"{composition}: {name}, Spearman (mean)", statistics.mean(agreement), 1.0, better="higher"
+        )
+        report.figure(f"{composition}_{name}_spearman_least", min(agreement))
+        report.compare(f"{composition}: {name}, evaluations", share * COALITIONS, float(COALITIONS))
+        if name == "estimate":
+            report.aim(
+                f"{composition}: estimate agrees with exact Shapley",
+                figure=statistics.mean(agreement),
+                aim=AIM_SPEARMAN,
+                better="higher",
+            )
+            report.aim(
+                f"{composition}: its share of the evaluations", figure=share, aim=AIM_SHARE, better="lower"
+            )
+
+
+def _free_riders(report: Report, found: Found) -> None:
+    """Mean score by kind and method, in nats; what lies within luck, or is below zero, earns nothing."""
+    for (composition, name), rounds in found.items():
+        who = COMPOSITIONS[composition]
+        for kind in dict.fromkeys(who):
+            places = [k for k, one in enumerate(who) if one == kind]
+            values = [float(scores.values[k]) for scores in rounds for k in places]
+            report.compare(
+                f"{composition}: {kind} by {name}, mean nats", statistics.mean(values), better="higher"
+            )
+            if kind in ("zero", "noise", "sign_flip"):
+                above = [
+                    float(s.values[k] - LUCK * s.chance[k])
+                    for s in rounds
+                    for k in places
+                    if s.chance is not None
+                ]
+                what = f"{kind} by {name}: largest score" + (" beyond luck" if kind == "noise" else "")
+                report.aim(what, figure=max(above if kind == "noise" else values), aim=0.0, better="lower")
+
+
+def _similarities(gram: np.ndarray, who: tuple[str, ...], alike: dict[str, list[float]]) -> None:
+    """Cosines between the honest, and of every copy with what it copies."""
+    norms = np.sqrt(np.diag(gram))
+    cosines = gram / np.outer(np.where(norms > 0, norms, 1), np.where(norms > 0, norms, 1))
+    honest = [k for k, kind in enumerate(who) if kind == "honest"]
+    alike.setdefault("honest", []).extend(float(cosines[i, j]) for i in honest for j in honest if i < j)
+    for kind, original in (("copied", 0), ("duplicate", 1)):
+        if kind in who:
+            alike.setdefault(kind, []).append(float(cosines[who.index(kind), original]))
+
+
+def _agreements(found: Found, composition: str, name: str) -> list[float]:
+    pairs = zip(found[composition, name], found[composition, "shapley"], strict=True)
+    return [float(spearmanr(one.values, exact.values).statistic) for one, exact in pairs]
+
+
+def _share(rounds: list[Scores]) -> float:
+    return statistics.mean(scores.evaluations for scores in rounds) / COALITIONS
+
+
+def _draw(found: Found, file: Path) -> None:
+    """Agreement over cost, a panel a composition; bars from the least to the largest seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    compositions = list(dict.fromkeys(composition for composition, _ in found))
+    figure, axes = pyplot.subplots(
+        1, len(compositions), figsize=(4 * len(compositions), 3.6), sharey=True, squeeze=False
+    )
+    for composition, panel in zip(compositions, axes[0], strict=True):
+        for name in contribution_method_names():
+            values = _agreements(found, composition, name)
+            mean = statistics.mean(values)
+            spread = [[mean - min(values)], [max(values) - mean]]
+            panel.errorbar(
+                100 * _share(found[composition, name]), mean, yerr=spread, fmt="o", capsize=3, label=name
+            )
+        panel.axvline(100 * AIM_SHARE, color="grey", linewidth=0.7)
+        panel.axhline(AIM_SPEARMAN, color="grey", linewidth=0.7)
+        panel.set_xscale("log")
+        panel.set_title(composition)
+        panel.set_xlabel("evaluations, % of all coalitions")
+    axes[0][0].set_ylabel("Spearman with exact Shapley")
+    axes[0][-1].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
