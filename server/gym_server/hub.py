@@ -322,7 +322,7 @@ class Hub(LedgerCalls, hub_pb2_grpc.HubServicer):
             name=account.name,
             status=account.status,
             balance=purse["balance"],
-            rewards_json=json.dumps({**purse, **worth}),
+            rewards_json=json.dumps({**purse, **worth, **privacy.of_caller(self._fed, contributor)}),
             verdicts_json=[
                 json.dumps({**_verdict(row, earned), "entries": told.get(row.server_round, [])})
                 for row in rows

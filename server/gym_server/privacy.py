@@ -299,6 +299,12 @@ def account_of(fed: Federation, contributor: str) -> dict[str, Any]:
     }
 
 
+def of_caller(fed: Federation, contributor: str) -> dict[str, Any]:
+    """The key ``privacy`` of ``AccountReply.rewards_json``; none without privacy."""
+    found = account_of(fed, contributor)
+    return {"privacy": found} if found else {}
+
+
 def report(fed: Federation) -> dict[str, Any]:
     """All of it, for `gym-server privacy`."""
     privacy = fed.config.privacy

@@ -73,6 +73,14 @@ rewards:
   # quality_weight: 0.8         # share of the pool split by score; the rest is for having taken part
   similarity_threshold: 0.9     # cosine from which two updates are one: the later is rejected
 
+# Differential privacy of the soups (docs/privacy.md). It wants soup.aggregator mean, trimmed_mean or median, and
+# admission.norm_ratio: null, gate.screen_updates: false, rewards.similarity_threshold: null.
+# privacy:
+#   noise_multiplier: 1.0       # the noise, over the most that one contributor can change
+#   clipping_norm: 1.0          # every update is scaled down to this L2 norm
+#   epsilon: 8.0                # budget of the whole run: the round that would exceed it is not begun
+#   target_delta: 1.0e-5
+
 storage:
   database: sqlite:///hub.db
   objects: objects              # a folder, or an fsspec URL
