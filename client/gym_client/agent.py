@@ -190,6 +190,7 @@ class Agent:
     def _do(self, task: pb.Task) -> None:
         """Work on a task until it is answered, or no answer is wanted any more."""
         lease = Lease(task.message_id, task.lease_seconds)
+        self._private = False
         self.display.tell(
             "task", f"round {task.metadata.group_id}: task {task.message_id[:12]}", task=task.message_id
         )
