@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_client.key_cli import PassphraseFile, key_app, open_home, transfer
+from gym_client.ledger_cli import ledger_app, rewards
 from gym_fed.console import VersionOption, err, out, print_json, run_app
 from gym_fed.errors import GymError
 
@@ -25,6 +26,8 @@ app = typer.Typer(
 )
 app.add_typer(key_app, name="key")
 app.command()(transfer)
+app.add_typer(ledger_app, name="ledger")
+app.command()(rewards)
 
 Server = Annotated[
     str | None, typer.Option("--server", help="host or host:port of the hub.", show_default=False)

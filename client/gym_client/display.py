@@ -17,6 +17,7 @@ _LABELS = {
     "distill": "distilling",
     "encode": "encoding",
     "upload": "uploading",
+    "ledger": "ledger",
 }
 
 

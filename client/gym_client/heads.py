@@ -80,19 +80,6 @@ class Heads:
         if same is None:
             self._append(head)
 
-    def check_document(self, found: Any, prove: Prove) -> str:
-        """Hold a head that somebody else has seen against this home's.
-
-        Returns:
-            What it came to, in words.
-
-        Raises:
-            GymError: As ``see``.
-        """
-        head = SignedHead.from_dict(found)
-        self.see(head, prove)
-        return f"size {head.size} is the same ledger as the {len(self.kept())} heads kept here"
-
     def _compare(self, old: SignedHead, new: SignedHead, prove: Prove, is_newest: bool) -> None:
         self._refuse_if(old, new, None)
         if new.size >= old.size:

@@ -159,16 +159,15 @@ class Ledger:
 
         Args:
             sequence: Of the entry.
-            size: Of a head that was signed; 0 takes the newest, and signs it where the entry is not yet under one.
+            size: Of a head that was signed; 0 takes that of the newest entry, and signs it if it is new.
 
         Raises:
             GymError: ``NOT_FOUND`` when there is no such entry, or no such head that holds it.
         """
         with self._database.reading() as tx:
             row = tx.execute(entries_from(sequence).limit(1)).first()
-            where = ledger_heads.c.size == size if size else ledger_heads.c.size >= sequence
-            found = select(ledger_heads.c.head).where(where).order_by(ledger_heads.c.size.desc()).limit(1)
-            text = tx.scalar(found)
+            newest = int(tx.scalar(select(func.max(ledger.c.sequence))) or 0)
+            text = tx.scalar(select(ledger_heads.c.head).where(ledger_heads.c.size == (size or newest)))
         if row is None or row.sequence != sequence:
             raise GymError(ErrorCode.NOT_FOUND, f"the ledger has no entry {sequence}")
         head = SignedHead.from_json(text) if text else None

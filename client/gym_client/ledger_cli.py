@@ -1,0 +1,195 @@
+"""`gym-client rewards` and `gym-client ledger`: what was earned, whether it is so, and what the hub signed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_client.key_cli import AsJson, HomeFolder, PassphraseFile, Server, open_home
+from gym_fed.console import err, out, print_json
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_client.home import Home
+    from gym_client.pins import ServerPin
+
+ledger_app = typer.Typer(
+    help="What the hub has signed, and whether it contradicts itself.", no_args_is_help=True
+)
+
+Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
+
+
+def rewards(
+    server: Server = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Download the ledger and check everything against it.")
+    ] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="With --verify: an exported ledger, without the hub.", show_default=False),
+    ] = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """What you earned, round by round; --verify holds it against the hub's signed ledger."""
+    from gym_client.rewards import rewards_table, verify_copy
+    from gym_client.tally import Tally
+
+    folder = open_home(home, passphrase_file)
+    if ledger is not None:
+        if not verify:
+            raise GymError(ErrorCode.USAGE, "--ledger belongs to --verify", "add --verify")
+        pin = _pin(folder, server)
+        checked = verify_copy(folder, ledger, bytes.fromhex(pin.ledger_key), Tally(pin.contributor))
+        if as_json:
+            print_json({"contributor": pin.contributor, "verified": checked.to_dict()})
+        else:
+            out.print(checked.text(), markup=False)
+        return
+    found = _ask(folder, server, insecure, verify, as_json)
+    if as_json:
+        print_json(found)
+        return
+    out.print(rewards_table(found))
+    if verify:
+        out.print(found["verified_text"], markup=False)
+    else:
+        err.print(
+            f"receipts in {folder.receipts_path}; gym-client rewards --verify checks all of it", markup=False
+        )
+
+
+def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json: bool) -> dict[str, Any]:
+    from gym_client.display import Display, make_display
+    from gym_client.known import enrolled_client
+    from gym_client.receipts import Receipts
+    from gym_client.rewards import proved_rounds, verify_online
+    from gym_fed.wire.v1 import hub_pb2 as pb
+
+    display = Display() if as_json else make_display(err, False)
+    with enrolled_client(folder, server, insecure) as client:
+        told = client.status()
+        try:
+            checked = None
+            if verify:
+                checked = verify_online(
+                    folder, client, lambda done, total: display.progress("ledger", done, total, None)
+                )
+            account = client.call("Account", pb.AccountRequest())
+            verdicts = [json.loads(text) for text in account.verdicts_json]
+            Receipts(folder, client).fetch(verdicts)
+        finally:
+            display.close()
+        worth = json.loads(account.rewards_json) if account.rewards_json else {}
+        proved = proved_rounds(folder, client.pin.server)
+    rounds = [
+        {**line, "receipts": proved.get(line["server_round"], [])} for line in worth.pop("rounds", verdicts)
+    ]
+    found = {
+        **worth,
+        "server": told.name,
+        "contributor": account.contributor,
+        "balance": account.balance,
+        "rounds": rounds,
+        "num_receipts": sum(map(len, proved.values())),
+    }
+    if checked is not None:
+        found["verified"] = checked.to_dict()
+        if not as_json:
+            found["verified_text"] = checked.text()
+    return found
+
+
+@ledger_app.command()
+def head(
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """The newest signed head that this home has seen. Mail it to others: they compare it with theirs."""
+    from gym_client.heads import Heads
+
+    folder = open_home(home, passphrase_file)
+    pin = _pin(folder, server)
+    newest = Heads(folder, bytes.fromhex(pin.ledger_key)).newest()
+    if newest is None:
+        raise GymError(
+            ErrorCode.NOT_FOUND,
+            f"no head of {pin.server} was seen yet",
+            f"gym-client rewards --server {pin.address}",
+        )
+    if as_json:
+        print_json(newest.to_dict())
+        return
+    told = newest.head
+    out.print(f"{told.server}: {told.size} entries, hash {told.hash}, root {told.root}")
+
+
+@ledger_app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="HEAD.json", help="A signed head, or a proof of a fork.")],
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hold a head that somebody else was shown against those shown here; two ledgers are proved, and refused."""
+    from gym_client.heads import Heads
+    from gym_client.known import enrolled_client
+    from gym_client.receipts import ask_proof
+    from gym_fed.ledger import EntryProof, SignedHead, check_fork
+
+    folder = open_home(home, passphrase_file)
+    pin = _pin(folder, server)
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no head at {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"{file} is not JSON: {error}") from error
+    key = bytes.fromhex(pin.ledger_key)
+    if isinstance(document, dict) and "heads" in document:
+        raise GymError(
+            ErrorCode.LEDGER_FORKED,
+            f"{file} proves that {pin.server} signed {check_fork(document, key)}",
+            "show it to the other contributors and to the coordinator",
+        )
+    theirs = SignedHead.from_dict(document)
+
+    def prove(sequence: int, size: int) -> EntryProof:
+        with enrolled_client(folder, server, insecure) as client:
+            return ask_proof(client, sequence, size)
+
+    heads = Heads(folder, key)
+    before = len(heads.kept())
+    heads.see(theirs, prove)
+    if as_json:
+        print_json({"same": True, "server": pin.server, "size": theirs.size, "heads": before})
+        return
+    out.print(f"the same ledger: their {theirs.size} entries, and {before} heads seen here")
+
+
+def _pin(folder: Home, server: str | None) -> ServerPin:
+    """What is known of a hub that was met before; nothing is sent."""
+    from gym_client.address import Address
+    from gym_client.pins import ServerPin
+
+    if server is None:
+        raise GymError(ErrorCode.USAGE, "no server given", "pass --server HOST")
+    address = Address.parse(server)
+    pin = ServerPin.load(folder, address)
+    if pin is None or not pin.ledger_key:
+        raise GymError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{folder.folder} has never met {address}",
+            f"gym-client join --server {address}",
+        )
+    return pin

@@ -1,0 +1,121 @@
+"""A contributor's own copy of a hub's ledger: downloaded from where it ended last time, in the format of an export."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gym_client.heads import Heads, read_entry
+from gym_client.home import Home
+from gym_client.receipts import ask_proof
+from gym_client.transport import HubClient, transfer_seconds
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger import Entry, SignedHead
+from gym_fed.ledger.entries import corrupt
+from gym_fed.ledger.export import first_line, lines
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+Progress = Callable[[int, int], None]
+"""Is told how many entries are there, and how many there will be."""
+
+_HEAD = b'{"head":'
+_SECONDS = transfer_seconds(256 << 20)
+
+
+class LedgerCopy:
+    """The copy of one hub's ledger.
+
+    Args:
+        home: The contributor's folder.
+        public_key: Of the hub.
+    """
+
+    def __init__(self, home: Home, public_key: bytes) -> None:
+        self._home = home
+        self._key = public_key
+        self.heads = Heads(home, public_key)
+
+    @property
+    def path(self) -> Path:
+        return self.heads.path.with_name("ledger.jsonl")
+
+    def size(self) -> int:
+        """How many entries are there under a head; what a broken download left behind the last head is cut off."""
+        if not self.path.exists():
+            return 0
+        end, size = 0, 0
+        with self.path.open("r+b") as file:
+            at = 0
+            for line in file:
+                at += len(line)
+                if line.startswith(_HEAD) and line.endswith(b"\n"):
+                    try:
+                        size, end = SignedHead.from_json(line[:-1].decode("utf-8")).size, at
+                    except (GymError, UnicodeDecodeError) as error:
+                        raise corrupt(f"{self.path} was changed; delete it to download it anew") from error
+            file.truncate(end)
+        return size
+
+    def sync(self, client: HubClient, progress: Progress = lambda done, total: None) -> SignedHead:
+        """Download what is missing, up to the newest entry.
+
+        Returns:
+            The head over all of it, held against every head that was seen before.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and what the transport raises.
+        """
+        size = self.size()
+        newest = self.heads.newest()
+        head = ask_proof(client, max(1, size, newest.size if newest else 0)).head
+        self.heads.see(head, lambda sequence, of: ask_proof(client, sequence, of), is_newest=True)
+        if head.size > size:
+            self._append(client, size, head, progress)
+        return head
+
+    def _append(self, client: HubClient, size: int, head: SignedHead, progress: Progress) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        heads = [h for h in _heads(client, size + 1) if h.size <= head.size]
+        is_new = not self.path.exists() or not self.path.stat().st_size
+        with self.path.open("ab") as file:
+            if is_new:
+                file.write(first_line(self._key).encode() + b"\n")
+            for line in lines(_entries(client, size + 1, head.size, progress), heads):
+                file.write(line.encode("utf-8") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _entries(client: HubClient, first: int, last: int, progress: Progress) -> Iterator[Entry]:
+    call = client.stream("Ledger", pb.LedgerRequest(from_sequence=first), _SECONDS)
+    expected = first
+    with client.errors():
+        for message in call:
+            if expected > last:
+                break
+            entry = read_entry(message)
+            if entry.sequence != expected:
+                raise GymError(
+                    ErrorCode.SIGNATURE_INVALID,
+                    f"the hub sends entry {entry.sequence} in place of {expected}",
+                )
+            yield entry
+            progress(expected, last)
+            expected += 1
+    call.cancel()
+    if expected <= last:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"the hub signed {last} entries and sends {expected - 1}",
+            "it keeps back what it signed; show your heads to the other contributors",
+        )
+
+
+def _heads(client: HubClient, from_size: int) -> list[SignedHead]:
+    call = client.stream("LedgerHeads", pb.LedgerHeadsRequest(from_size=from_size), _SECONDS)
+    with client.errors():
+        try:
+            return [SignedHead.from_json(message.head_json) for message in call]
+        except GymError as error:
+            raise GymError(ErrorCode.SIGNATURE_INVALID, error.message) from error
