@@ -63,17 +63,18 @@ def appraise(
     merged = [(row, judgement) for row, judgement in judged if judgement.verdict == "merged"]
     measured = _measured(fed, model, merged, coefficients, weights, should_stop)
     before = _standings(fed, [row.contributor for row, _ in judged])
+    who = {row.update_id: row.contributor for row, _ in merged}
     found = split(
         config,
-        {row.update_id: before[row.contributor] for row, _ in merged},
-        measured.scores if config.measures else None,
-        measured.luck,
+        {name: before[name] for name in who.values()},
+        {who[u]: score for u, score in measured.scores.items()} if config.measures else None,
+        {who[u]: luck for u, luck in measured.luck.items()},
     )
     contributions = [
         Contribution(
             row.update_id,
             row.contributor,
-            _outcome(judgement, row.update_id in found.earning),
+            _outcome(judgement, row.contributor in found.earning),
             before[row.contributor],
             measured.scores.get(row.update_id),
             similarity.get(row.update_id),
@@ -89,7 +90,10 @@ def appraise(
         account = Account(height, contributions, measured.told, clusters, found.unpaid)
         record(tx, fed.ledger, server_round, account, config.reputation)
 
-    return Appraisal([replace(j, credit=found.credits.get(j.update_id, 0)) for _, j in judged], write)
+    judgements = [
+        replace(j, credit=found.credits[j.contributor] if j.verdict == "merged" else 0) for _, j in judged
+    ]
+    return Appraisal(judgements, write)
 
 
 def reputation_weights(fed: Federation, contributors: Sequence[str]) -> list[float] | None:
