@@ -25,7 +25,7 @@ from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.files import write_atomically
-from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.keys import SigningKey, contributor_id
 from gym_fed.privacy.secure_aggregation.keys import (
     SECRET_BYTES,
     commitment,
@@ -38,9 +38,8 @@ from gym_fed.privacy.secure_aggregation.keys import (
 from gym_fed.privacy.secure_aggregation.masks import Mask, pair_mask
 from gym_fed.privacy.secure_aggregation.messages import (
     ACTIONS,
-    ADVERTISE,
     RECORD,
-    SHARE,
+    TRAIN,
     Advert,
     Masking,
     Revealed,
@@ -98,7 +97,7 @@ class SecureRound:
         self._spec = spec
         self._threshold = spec.secure_aggregation.threshold
         self._key = key
-        self._me = key.contributor
+        self._me = contributor_id(key.public_key)  # its name within the round, whatever the account
         self._tasks = home.tasks
         self._folder = home.task_folder(f"{_PREFIX}-{spec.server}-{spec.server_round}")
 
@@ -317,12 +316,12 @@ def _pair_of_shares(plain: bytes, sender: str) -> tuple[str, str]:
         raise GymError(ErrorCode.UPDATE_REFUSED, f"{sender} sealed what are no two shares") from error
 
 
-def ends_round(task: pb.Task) -> bool:
-    """Whether the answer to this task is the last that its round wants of this contributor."""
-    if task.metadata.message_type == MessageType.TRAIN:
-        return RECORD not in task.content.configs
-    between = (f"{MessageType.QUERY}.{ACTIONS[stage]}" for stage in (ADVERTISE, SHARE))
-    return task.metadata.message_type not in between
+def stage_of(task: pb.Task) -> str | None:
+    """The stage of a secure round that a task belongs to; None for any other task."""
+    kind = task.metadata.message_type
+    if kind == MessageType.TRAIN:
+        return TRAIN if RECORD in task.content.configs else None
+    return next((stage for stage, action in ACTIONS.items() if kind == f"{MessageType.QUERY}.{action}"), None)
 
 
 def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:

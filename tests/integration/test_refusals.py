@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.statements import Revocation, Rotation, TransferOrder, now
 from gym_fed.ledger import EntryProof
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -243,3 +245,81 @@ def test_every_verdict_is_in_a_ledger_that_verifies(
     assert [e["verdict"] for e in verdicts] == ["refused", "admitted", "refused"]
     assert verdicts[0]["reason"].startswith("signature-invalid")
     assert "copy" in verdicts[2]["reason"]
+
+
+# ---- keys that were replaced or revoked ----
+
+
+def revoke(contributor: RawContributor) -> None:
+    account, key = contributor.key.contributor, contributor.key
+    said = Revocation(revoke=account, key=key.public_key.hex(), server=contributor.server, issued_at=now())
+    request = pb.RevokeKeyRequest(
+        contributor=account,
+        signing_key=key.public_key,
+        statement_json=said.to_json(),
+        signature=said.sign(key),
+    )
+    contributor.stub.RevokeKey(request, timeout=60)
+
+
+def test_an_upload_ends_at_the_next_chunk_after_its_key_was_revoked(
+    hub: HubProcess, contributor: RawContributor
+) -> None:
+    data, sent = bytes(3 * MIB), []
+    name = hashlib.sha256(data).hexdigest()
+    contributor.call(contributor.stub.BeginUpload, pb.BeginUploadRequest(sha256=name, size_bytes=len(data)))
+
+    def revoked_on_the_way() -> Iterator[pb.UploadChunk]:
+        for chunk in chunks(name, data):
+            if len(sent) == 1:
+                revoke(contributor)
+            sent.append(chunk.offset)
+            yield chunk
+
+    refused(ErrorCode.KEY_REVOKED, contributor.call, contributor.stub.Upload, revoked_on_the_way())
+    refused(ErrorCode.KEY_REVOKED, contributor.call, contributor.stub.Account, pb.AccountRequest())
+    refused(ErrorCode.KEY_REVOKED, contributor.enrol)
+    witness = RawContributor(hub.address, "witness").enrol()
+    stream = witness.stub.Ledger(pb.LedgerRequest(), timeout=60, metadata=witness.metadata)
+    told = [entry for entry in stream if contributor.key.contributor in entry.body_json]
+    witness.close()
+    assert [entry.kind for entry in told] == ["enrolled", "revoked", "verdict"]
+    assert "key-revoked: Upload with a revoked key" in told[-1].body_json
+
+
+def test_an_update_signed_by_a_replaced_key_is_refused_and_the_new_key_answers_the_task(
+    contributor: RawContributor, delta: bytes
+) -> None:
+    task, account, old = contributor.next_task(), contributor.key.contributor, contributor.key
+    contributor.upload(delta)
+    manifest = contributor.manifest(task, delta)
+    new = SigningKey.generate()
+    said = Rotation(rotate=account, new_key=new.public_key.hex(), server=contributor.server, issued_at=now())
+    request = pb.RotateKeyRequest(
+        new_public_key=new.public_key,
+        statement_json=said.to_json(),
+        signature=said.sign(old),
+        new_signature=said.sign(new),
+    )
+    contributor.stub.RotateKey(request, timeout=60)
+    refused(ErrorCode.UNAUTHENTICATED, contributor.submit, task.message_id, manifest)
+    contributor.key = new.of_account(account)
+    contributor.enrol()
+    late = manifest.sign(old)
+    refused(ErrorCode.SIGNATURE_INVALID, contributor.submit, task.message_id, manifest, late)
+    receipt = contributor.submit(task.message_id, contributor.manifest(task, delta))
+    assert receipt["verdict"] == "admitted"
+
+
+def test_a_transfer_of_what_nobody_has_is_refused_over_the_wire(contributor: RawContributor) -> None:
+    order = TransferOrder(
+        sender=contributor.key.contributor,
+        to="c0000000000000000",
+        amount=1,
+        server=contributor.server,
+        issued_at=now(),
+    )
+    request = pb.TransferRequest(statement_json=order.to_json(), signature=order.sign(contributor.key))
+    refused(ErrorCode.TRANSFER_REFUSED, contributor.call, contributor.stub.Transfer, request)
+    account = contributor.call(contributor.stub.Account, pb.AccountRequest())
+    assert json.loads(account.rewards_json)["available"] == 0

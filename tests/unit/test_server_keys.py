@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from gym_fed.config.server import EnrolmentConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.history import key_at
 from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
 
 HOLD = 1000.0
@@ -268,6 +270,33 @@ def test_two_transfers_cannot_give_the_same_credits_and_one_order_counts_once(
     assert hub.payouts.ask(account, order.to_json(), signature) == first
     assert hub.code(hub.transfer, account, owner, friend, 60) is ErrorCode.TRANSFER_REFUSED
     assert hub.code(hub.payouts.ask, friend, order.to_json(), signature) is ErrorCode.SIGNATURE_INVALID
+
+
+def test_only_updates_signed_by_the_revoked_key_are_kept_from_the_merge(hub: Hub, owner: SigningKey) -> None:
+    account, new = hub.enrol(owner), SigningKey.generate()
+
+    def row(name: str, key: SigningKey) -> SimpleNamespace:
+        manifest = UpdateManifest(
+            contributor=account,
+            server=hub.server,
+            task=name,
+            server_round=1,
+            base_digest="b",
+            delta_sha256="0" * 64,
+            delta_bytes=1,
+            nonce=new_nonce(),
+            issued_at_seconds=0,
+            expires_at_seconds=1,
+            num_examples=1,
+        )
+        text, signature = manifest.model_dump_json(), manifest.sign(key)
+        return SimpleNamespace(update_id=name, contributor=account, manifest=text, signature=signature)
+
+    rows = [row("by the old key", owner), row("by the new key", new)]
+    assert hub.keys.signed_by_revoked(rows) == set()
+    hub.revoke(account, owner)
+    hub.keys.rebind(account, new.public_key)
+    assert hub.keys.signed_by_revoked(rows) == {"by the old key"}
 
 
 def test_the_ledger_tells_whoever_reads_it_which_key_was_good_when(hub: Hub, owner: SigningKey) -> None:
