@@ -17,7 +17,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.statements import TransferOrder
 from gym_server.ledger import Ledger
 from gym_server.store.database import Database
-from gym_server.store.tables import account_keys, accounts, credits, rounds, transfers
+from gym_server.store.tables import account_keys, accounts, credits, rounds, royalties, transfers
 
 PENDING, SETTLED, CANCELLED = "pending", "settled", "cancelled"
 _SHOWN = 100
@@ -117,13 +117,15 @@ class Payouts:
             .outerjoin(rounds, rounds.c.server_round == credits.c.server_round)
             .where(mine, (rounds.c.closed_at > young) | rounds.c.closed_at.is_(None))
         )
+        used = select(func.sum(royalties.c.amount)).where(royalties.c.contributor == contributor)
         moved = select(func.sum(transfers.c.amount))
         received = moved.where(transfers.c.recipient == contributor, transfers.c.status == SETTLED)
         sent = moved.where(transfers.c.sender == contributor)
         reserved = _number(tx, sent.where(transfers.c.status == PENDING))
-        balance = _number(tx, earned) + _number(tx, received) - reserved
+        balance = _number(tx, earned) + _number(tx, used) + _number(tx, received) - reserved
         balance -= _number(tx, sent.where(transfers.c.status == SETTLED))
         held = _number(tx, earned_lately) + _number(tx, received.where(transfers.c.closed_at > young))
+        held += _number(tx, used.where(royalties.c.recorded_at > young))
         return {
             "balance": balance,
             "available": max(0, balance - held),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -138,7 +139,8 @@ def record(fed: Federation, usage: str, found: Attribution) -> bool:
                 )
         fed.ledger.append(tx, "royalty", body)
         for contributor, amount in found.shares.items():
-            tx.execute(royalties.insert().values(usage=usage, contributor=contributor, amount=amount))
+            row = {"usage": usage, "contributor": contributor, "amount": amount, "recorded_at": time.time()}
+            tx.execute(royalties.insert().values(**row))
         fed.ledger.sign_head(tx)
     return True
 

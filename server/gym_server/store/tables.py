@@ -256,6 +256,7 @@ royalties = Table(
     Column("usage", String, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
     Column("amount", Integer, nullable=False),
+    Column("recorded_at", Float, nullable=False),
 )
 
 # Every key that an account has had. An account's current key is also `accounts.public_key`.

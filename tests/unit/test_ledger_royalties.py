@@ -1,0 +1,198 @@
+"""Royalties: whole credits for the use of a version, back over its rounds to those whom they credited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gym_server import cli
+from gym_server.federation import Federation
+from gym_server.ledger.royalties import Owner, attribute_use, read_usage, record
+from gym_server.setup import init_hub
+from gym_server.store.tables import accounts, credits, versions
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger.royalties import PaidVersion, attribute, find_version, split, totals
+
+ANN, BOB, CAT, OWNER = ("c" + letter * 16 for letter in "abcd")
+CHAIN = [
+    PaidVersion(1, "sha256:one", 1, 0.3, {ANN: 700, BOB: 300}),
+    PaidVersion(2, "sha256:two", 3, 0.1, {BOB: 1000}),
+    PaidVersion(3, "sha256:three", 4, None, {CAT: 1}),
+]
+
+
+@given(st.integers(0, 10**9), st.integers(1, 3), st.sampled_from(["improvement", "equal"]))
+def test_every_credit_is_given_away_and_none_is_made(amount: int, height: int, policy: Any) -> None:
+    rounds = attribute(CHAIN, height, amount, policy)
+    assert sum(told.amount for told in rounds) == amount
+    assert all(sum(told.shares.values()) == told.amount for told in rounds)
+    assert sum(totals(rounds).values()) == amount
+
+
+def test_a_version_pays_its_own_rounds_and_none_after_it() -> None:
+    assert totals(attribute(CHAIN, 1, 100)) == {ANN: 70, BOB: 30}
+    assert totals(attribute(CHAIN, 2, 100)) == {ANN: 53, BOB: 47}  # 75 and 25; 52.5 of 75 go to the first
+    assert CAT not in totals(attribute(CHAIN, 2, 10**6))
+
+
+def test_rounds_weigh_what_they_improved_and_an_unmeasured_one_their_mean() -> None:
+    assert [told.amount for told in attribute(CHAIN, 3, 600)] == [300, 100, 200]
+    assert [told.amount for told in attribute(CHAIN, 3, 600, "equal")] == [200, 200, 200]
+
+
+def test_where_nothing_improved_all_rounds_weigh_alike() -> None:
+    worse = [PaidVersion(h, f"sha256:{h}", h, -0.1, {ANN: 1}) for h in (1, 2)]
+    assert [told.amount for told in attribute(worse, 2, 10)] == [5, 5]
+
+
+def test_a_round_that_credited_nobody_is_left_out_and_without_any_nobody_is_paid() -> None:
+    empty = PaidVersion(1, "sha256:none", 1, 5.0)
+    assert [told.height for told in attribute([empty, *CHAIN[1:]], 3, 10)] == [2, 3]
+    with pytest.raises(GymError, match="no round up to version 1 credited anybody"):
+        attribute([empty], 1, 10)
+
+
+def test_a_split_gives_the_rest_to_the_largest_remainders() -> None:
+    assert split(10, {"a": Fraction(1), "b": Fraction(1), "c": Fraction(1)}) == {"a": 4, "b": 3, "c": 3}
+    assert split(1, {"a": Fraction(1), "b": Fraction(2)}) == {"a": 0, "b": 1}
+
+
+def test_versions_are_found_by_height_and_digest_and_the_base_is_nobodys() -> None:
+    assert find_version(CHAIN, "2") == find_version(CHAIN, "sha256:two") == 2
+    for name in ("0", "sha256:base"):
+        with pytest.raises(GymError, match="is the base itself"):
+            find_version(CHAIN, name, "sha256:base")
+    with pytest.raises(GymError, match="no version '9'"):
+        find_version(CHAIN, "9")
+
+
+# ---- at a hub ----
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
+    """A hub with three versions, as their rounds would have left them."""
+    init_hub(tmp_path / "hub", "royal", str(tiny_base), "open")
+    with Federation.open(tmp_path / "hub") as fed:
+        with fed.database.transaction() as tx:
+            for number, who in enumerate((ANN, BOB, CAT, OWNER)):
+                key = bytes([number]) * 32
+                tx.execute(
+                    accounts.insert().values(
+                        contributor=who, name=who, public_key=key, status="active", enrolled_at=0.0
+                    )
+                )
+            for paid in CHAIN:
+                losses = (1.0, 1.0 - paid.improvement) if paid.improvement is not None else (None, None)
+                told = {
+                    "height": paid.height,
+                    "digest": paid.digest,
+                    "server_round": paid.server_round,
+                    "heldout_before": losses[0],
+                    "heldout_after": losses[1],
+                }
+                fed.ledger.append(tx, "version", {**told, "soup": "soup"})
+                row = {"soup_sha256": "soup", "soup_bytes": 1, "num_updates": 1, "committed_at": 0.0}
+                tx.execute(versions.insert().values(**told, **row))
+                for who, amount in paid.credits.items():
+                    credit = {"server_round": paid.server_round, "contributor": who, "amount": amount}
+                    fed.ledger.append(tx, "credit", credit)
+                    tx.execute(credits.insert().values(**credit))
+            fed.ledger.sign_head(tx)
+        yield fed
+
+
+def balance(hub: Federation, who: str) -> int:
+    with hub.database.reading() as tx:
+        return hub.payouts.purse(tx, who)["balance"]
+
+
+def run(hub: Federation, *arguments: str) -> Any:
+    done = CliRunner().invoke(cli.app, ["ledger", *arguments, "--dir", str(hub.folder), "--json"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_what_is_recorded_is_credited_once_and_stands_in_a_ledger_that_verifies(hub: Federation) -> None:
+    found = attribute_use(hub, {"2": 1}, 100, "improvement")
+    assert found.shares == {ANN: 53, BOB: 47}
+    before = [balance(hub, who) for who in (ANN, BOB, CAT)]
+    assert [record(hub, "june", found), record(hub, "june", found)] == [True, False]
+    assert [balance(hub, who) for who in (ANN, BOB, CAT)] == [before[0] + 53, before[1] + 47, before[2]]
+    assert hub.ledger.verify()["royalties"] == 2
+    with pytest.raises(GymError, match="usage 'june' was recorded with 100 credits") as caught:
+        record(hub, "june", attribute_use(hub, {"2": 1}, 101, "improvement"))
+    assert caught.value.code is ErrorCode.REPLAYED
+    assert balance(hub, ANN) == before[0] + 53
+
+
+def test_the_owner_of_a_variant_gets_its_share_first(hub: Federation) -> None:
+    found = attribute_use(hub, {"sha256:one": 1}, 101, "equal", Owner(OWNER, 0.5))
+    assert found.shares == {ANN: 36, BOB: 15, OWNER: 50}
+    with pytest.raises(GymError, match="no contributor 'nobody'"):
+        attribute_use(hub, {"1": 1}, 10, "equal", Owner("nobody", 0.5))
+
+
+def test_a_usage_report_is_split_by_tokens_and_has_an_id_of_its_own(hub: Federation, tmp_path: Path) -> None:
+    path = tmp_path / "usage.jsonl"
+    path.write_text(
+        '{"version": 1, "tokens": 60}\n\n{"model": "sha256:two", "tokens": 30}\n{"version": 1, "tokens": 10}\n'
+    )
+    found = run(hub, "attribute", "--usage", str(path), "--amount", "1000", "--record")
+    assert found["versions"] == {"sha256:one": 700, "sha256:two": 300}
+    assert sum(found["shares"].values()) == found["amount"] == 1000
+    assert (found["recorded"], found["usage"]) == (True, read_usage(path)[1])
+    assert run(hub, "attribute", "--usage", str(path), "--amount", "1000", "--record")["recorded"] is False
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", '{"version": 1}', '{"version": 1, "tokens": -1}', "[", '{"version": 1, "tokens": 1.5}']
+)
+def test_a_line_that_is_no_usage_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "usage.jsonl"
+    path.write_text('{"version": 1, "tokens": 3}\n' + line + "\n")
+    with pytest.raises(GymError, match=r"usage.jsonl, line 2 is no usage"):
+        read_usage(path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--amount", "1"),
+        ("--amount", "1", "--version", "1", "--usage", "x"),
+        ("--amount", "1", "--version", "1", "--policy", "luck"),
+        ("--amount", "1", "--version", "1", "--owner", ANN, "--owner-share", "0.5"),
+        ("--amount", "1", "--version", "1", "--record"),
+        ("--amount", "1", "--version", "1", "--usage-id", "x"),
+    ],
+    ids=["nothing", "two things", "policy", "owner", "no id", "id for nothing"],
+)
+def test_options_that_do_not_go_together_are_refused(hub: Federation, options: tuple[str, ...]) -> None:
+    with pytest.raises(GymError) as caught:
+        run(hub, "attribute", *options)
+    assert caught.value.code is ErrorCode.USAGE
+
+
+def test_show_head_export_and_verify_tell_of_one_ledger(hub: Federation, tmp_path: Path) -> None:
+    entries = run(hub, "show")
+    assert [e["sequence"] for e in run(hub, "show", "--kind", "credit", "--limit", "2")] == [2, 3]
+    assert [e["sequence"] for e in run(hub, "show", "--contributor", BOB, "--from", "4")] == [5]
+    head = run(hub, "head")
+    assert head["head"]["size"] == len(entries) == 7
+    file = tmp_path / "ledger.jsonl"
+    assert run(hub, "export", str(file))["hash"] == head["head"]["hash"] == entries[-1]["hash"]
+    done = CliRunner().invoke(cli.app, ["ledger", "verify", "--file", str(file), "--json"])
+    assert json.loads(done.stdout) == {"valid": True, "server": hub.server, "entries": 7, "heads": 1}
+    other = CliRunner().invoke(cli.app, ["ledger", "verify", "--file", str(file), "--server", "s" + "0" * 16])
+    assert isinstance(other.exception, GymError)
+    assert run(hub, "verify")["entries"] == 7
