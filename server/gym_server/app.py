@@ -15,6 +15,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_server.federation import Federation
 from gym_server.grid import HubGrid
 from gym_server.payload import ByReference, Inline
+from gym_server.privacy import check_promise
 from gym_server.strategy import DeltaSoup
 
 app = ServerApp()
@@ -32,6 +33,7 @@ def main(grid: Grid, context: Context) -> None:
         )
     with Federation.open(Path(folder)) as federation:
         federation.check_soup()
+        check_promise(federation)
         by_reference = isinstance(grid, HubGrid)
         cap = federation.config.admission.max_update_bytes
         DeltaSoup(federation, ByReference() if by_reference else Inline(federation.store, cap)).start(grid)

@@ -18,7 +18,7 @@ from gym_fed.errors import GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup import NormVerdict, screen_norms
-from gym_server import privacy
+from gym_server import privacy, private_merge
 from gym_server.federation import Federation
 from gym_server.frozen_a import foreign_a
 from gym_server.global_model import GlobalModel
@@ -60,6 +60,9 @@ def merge_round(
     Raises:
         ScoringStopped: When ``should_stop`` said so while updates were scored; nothing is committed then.
     """
+    if privacy.is_spent(fed):
+        fed.journal.abort(current.server_round, privacy.SPENT)
+        return
     loaded = _screen_revoked(fed, _load(fed, current))
     judged = _screen_untrained(fed, current, _screen_frozen_a(current, model, loaded))
     judged, findings, similarity = _screen_free_riders(fed, current, judged)
@@ -121,7 +124,7 @@ def merge_round(
             judgements=appraisal.judgements,
             weights=ingredients.weight_of(),
             also=[appraisal.record],
-            privacy=privacy.told_of(ingredients.private, soup.report.private),
+            privacy=private_merge.told_of(ingredients.private, soup.report.private),
             secure=ingredients.secure.told() if ingredients.secure else None,
         ),
         spending,
@@ -180,7 +183,7 @@ def _screen_free_riders(
 def _screen_untrained(fed: Federation, current: Round, judged: list[_Update]) -> list[_Update]:
     if fed.config.privacy is None or current.spec is None or fed.config.secure_aggregation is not None:
         return judged
-    trained = set(privacy.task_tensors(current.spec, fed.base))
+    trained = set(private_merge.task_tensors(current.spec, fed.base))
     screened = []
     for update in judged:
         with DeltaFile.open(update.path) as delta:
@@ -236,6 +239,8 @@ def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list
         manifests=[UpdateManifest.parse(update.row.manifest) for update in kept],
         root=root_update(fed, model, current.server_round),
         weights=reputation_weights(fed, [update.row.contributor for update in kept]),
-        private=privacy.begin_merge(fed, current.spec, [update.row.update_id for update in kept]),
-        secure=secure_ingredient(fed, current, [UpdateManifest.parse(update.row.manifest) for update in kept]),
+        private=private_merge.begin_merge(fed, current.spec, [update.row.update_id for update in kept]),
+        secure=secure_ingredient(
+            fed, current, [UpdateManifest.parse(update.row.manifest) for update in kept]
+        ),
     )

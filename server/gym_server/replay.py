@@ -20,7 +20,7 @@ from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.private import PrivateRound
-from gym_server import privacy
+from gym_server import private_merge
 from gym_server.federation import Federation
 from gym_server.secure.unmask import SecureSum, secure_sum
 from gym_server.soups import Ingredients, make_soup, state_files
@@ -84,8 +84,10 @@ def _private(fed: Federation, told: dict[str, Any]) -> PrivateRound | None:
         return None
     with fed.database.reading() as tx:
         spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == told["server_round"]))
-    seed = privacy.seed_of(fed, told["privacy"]["seed_sha256"])
-    return privacy.private_round(told["privacy"], TaskSpec.model_validate_json(str(spec)), fed.base, seed)
+    seed = private_merge.seed_of(fed, told["privacy"]["seed_sha256"])
+    return private_merge.private_round(
+        told["privacy"], TaskSpec.model_validate_json(str(spec)), fed.base, seed
+    )
 
 
 def _secure(fed: Federation, told: dict[str, Any], merged: list[str]) -> SecureSum | None:

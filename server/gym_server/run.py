@@ -68,6 +68,12 @@ def run_hub(
 
         federation.check_soup()
         privacy.check_promise(federation)
+        if server_app is not None and federation.config.privacy is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "privacy: a strategy other than DeltaSoup neither clips nor adds noise",
+                "run DeltaSoup, or remove the privacy section",
+            )
 
         def delta_soup(grid: Grid, should_stop: Callable[[], bool]) -> None:
             DeltaSoup(federation, should_stop=should_stop, on_round=on_round).start(grid)
@@ -114,12 +120,13 @@ class _Server:
         stop_waiter = asyncio.create_task(stopping.wait())
         await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
         if done.is_set() and self._failure is None:
+            log.info("%s", await asyncio.to_thread(privacy.end_of_run, self._fed))
             hub.finished.set()
             self._wakeups.notify()
             if exit_when_done:
                 await self._wakeups.farewell(_FAREWELL_SECONDS)
             else:
-                log.info("%s; serving until stopped", privacy.end_of_run(self._fed))
+                log.info("serving until stopped")
                 await stop_waiter
         self._stop.set()
         await server.stop(_GRACE_SECONDS)

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 
 from gym_fed.console import err
 from gym_server.federation import Federation
+from gym_server.privacy import SPENT, promise
 from gym_server.store.tables import accounts, credits, nodes, updates
 
 
@@ -56,6 +57,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
         "server_round": current.server_round if current else 0,
         "round_state": current.state if current else "",
         "num_rounds": fed.config.rounds.num_rounds,
+        "privacy": promise(fed) or None,
         "contributors": [
             {
                 "contributor": row.contributor,
@@ -74,6 +76,10 @@ def status_table(found: dict[str, Any]) -> Table:
         f"{found['name']}: version {found['version']} of {found['base_model']}, "
         f"round {found['server_round']} {found['round_state']} ({found['num_rounds']} wanted)"
     )
+    if found["privacy"]:
+        spent, budget = found["privacy"]["epsilon_spent"], found["privacy"]["epsilon"]
+        over = f", {SPENT}" if found["privacy"]["epsilon_after_next_round"] > budget else ""
+        title += f", epsilon {spent:.3g} of {budget:g}{over}"
     table = Table("contributor", "name", "status", "connected", "credits", title=title, title_justify="left")
     for row in found["contributors"]:
         state = "yes" if row["connected"] else "no"

@@ -15,8 +15,9 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | Table]:
         yield "this hub promises no differential privacy (no privacy section in its config)"
         return
     yield (
-        f"epsilon {central['epsilon_spent']:.4g} of {central['epsilon']:g} is spent at delta {central['target_delta']:g} "
-        f"in {central['rounds']} rounds; after the next one it is {central['epsilon_after_next_round']:.4g} "
+        f"epsilon {central['epsilon_spent']:.4g} of {central['epsilon']:g} is spent at delta "
+        f"{central['target_delta']:g} in {central['rounds']} rounds; after the next one it is "
+        f"{central['epsilon_after_next_round']:.4g} "
         f"({central['accountant']} accountant)"
     )
     adaptive = ", adaptive" if central["adaptive_clipping"] else ""

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from flwr.serverapp import Grid
-from gym_server import privacy
+from gym_server import privacy, private_merge
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
 from gym_server.hub import Hub, Wakeups
@@ -223,7 +223,7 @@ def test_another_list_or_other_rules_never_get_the_same_seed(hub: PrivateRounds)
     assert current is not None
 
     def seed(merging: list[str]) -> bytes:
-        found = privacy.begin_merge(hub.fed, current.spec, merging)
+        found = private_merge.begin_merge(hub.fed, current.spec, merging)
         assert found is not None
         return found.seed
 
@@ -356,7 +356,7 @@ def test_the_tensors_of_a_task_are_those_that_peft_trains(tiny_base: Path) -> No
         spec = task(base, **lora)
         adapted = add_lora(model, LoraSettings(**spec.recipe.lora.model_dump()), seed=7)
         factors = lora_factors(adapted)
-        assert privacy.task_tensors(spec, base) == sorted(factors)
+        assert private_merge.task_tensors(spec, base) == sorted(factors)
         told = {
             "mechanism": "gaussian",
             "noise_multiplier": 1.0,
@@ -364,7 +364,7 @@ def test_the_tensors_of_a_task_are_those_that_peft_trains(tiny_base: Path) -> No
             "clipping": "whole",
             "adaptive_clipping": None,
         }
-        frozen = privacy.private_round(told, spec, base, bytes(32)).frozen_a
+        frozen = private_merge.private_round(told, spec, base, bytes(32)).frozen_a
         assert frozen is not None
         for name, (a, _, _) in factors.items():
             assert torch.equal(frozen(name, a.shape[1]), a.to(torch.bfloat16))

@@ -277,6 +277,8 @@ class DeltaSoup(Strategy):
         """The round in state collecting, moved there from open if need be."""
         current = self._fed.journal.current()
         if current is None or current.server_round != server_round:
+            if privacy.is_spent(self._fed):
+                raise GymError(ErrorCode.ROUND_ABORTED, privacy.end_of_run(self._fed))
             current = self._fed.journal.open_next()
         if current.state == OPEN:
             current = self._fed.journal.start_collecting(server_round, self._new_spec(current))
