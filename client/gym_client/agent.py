@@ -28,7 +28,7 @@ from gym_client.hooks import Hooks, hooks_set
 from gym_client.policy import Policy
 from gym_client.privacy_terms import require_as_announced
 from gym_client.private_round import Spending, kept_here
-from gym_client.secure import ends_round
+from gym_client.secure import stage_of
 from gym_client.stream import WorkStream
 from gym_client.tasks import TaskFolder, drop_old
 from gym_client.transport import HubClient
@@ -37,6 +37,7 @@ from gym_client.work import parse_task
 from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK
 from gym_fed.wire.limits import DELTA_STYPE
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -51,6 +52,8 @@ _GONE = (ErrorCode.LEASE_LOST, ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.R
 _FATAL = (
     ErrorCode.UNAUTHENTICATED,
     ErrorCode.PERMISSION_DENIED,
+    ErrorCode.KEY_REVOKED,
+    ErrorCode.KEY_LOCKED,
     ErrorCode.SERVER_KEY_CHANGED,
     ErrorCode.SIGNATURE_INVALID,
     ErrorCode.STATE_CORRUPT,
@@ -132,7 +135,7 @@ class Agent:
         self._contexts: dict[int, Context] = {}
         self._account = Account(home, client, self.display)
         self._failures = 0
-        self._stages = 0  # answers after which the round goes on
+        self._masked = 0  # updates that still are to be unmasked
 
     def stop(self) -> None:
         """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
@@ -152,7 +155,7 @@ class Agent:
         self._recover(self._settle())
         finished = False
         with WorkStream(self.client) as stream:
-            while max_rounds is None or len(self._account.receipts) - self._stages < max_rounds:
+            while max_rounds is None or len(self._account.receipts) - self._masked < max_rounds:
                 event = self._next(stream)
                 if event.HasField("task"):
                     self._do(event.task)
@@ -204,9 +207,17 @@ class Agent:
         self._failures = 0
         if self._private:
             self._spent.tell(self.display)
-        self._stages += not ends_round(task)
+        self._count(stage_of(task))
         for path in sent:
             path.unlink(missing_ok=True)
+
+    def _count(self, stage: str | None) -> None:
+        """A secure round is one answer, its masked update, and is over when that is unmasked."""
+        if stage == TRAIN:
+            self._masked += 1
+        elif stage is not None:
+            self._account.receipts.pop()
+            self._masked -= stage == UNMASK
 
     def _hooks(self, lease: Lease) -> Hooks:
         def progress(phase: str, done: int, total: int, loss: float | None) -> None:
