@@ -44,10 +44,12 @@ COMPOSITIONS: dict[str, tuple[str, ...]] = {
     "honest": ("honest",) * 8,
     "mixed": ("honest",) * 5 + ("zero", "noise", "sign_flip"),
     "shadows": ("honest",) * 5 + ("stale", "copied", "duplicate"),
+    "overshooting": ("honest",) * 8,
 }
 """Who the eight are. The honest differ in amounts of text and steps; ``copied`` is the first honest update once more
 under other scales, ``duplicate`` the second's text trained again from another seed, ``stale`` the third's update of the
-round before."""
+round before. The step of ``overshooting`` is twice as long as the updates' mean."""
+OVERSHOT = 2.0
 AMOUNTS = (1.0, 0.5, 0.25, 0.1, 0.75, 1.0, 0.05, 0.5)
 STEPS = (12, 8, 12, 12, 4, 2, 12, 6)
 Delta = dict[str, Tensor]
@@ -124,7 +126,8 @@ class Season:
                 path = Path(folder) / f"{k}.gymdelta"
                 encode_source(delta.__getitem__, CODEC, path, spec)
                 opened.append(stack.enter_context(DeltaFile.open(path, spec)))
-            counts = round_coefficients(opened, [1.0] * len(opened))
+            rate = OVERSHOT if composition == "overshooting" else 1.0
+            counts = round_coefficients(opened, [1.0] * len(opened), server_learning_rate=rate)
             world = self.world
             yield SoupGame(self.model, world.loaded.tokenizer, opened, world.held, counts, max_length=LENGTH)
 

@@ -2,12 +2,13 @@
 
     python benchmarks/rewards.py [--shared FOLDER] [--seeds N] [--quick] [--json] [--plot FILE]
 
-Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in three
-compositions: eight honest contributors; five with an update of zeros, one of noise and an honest one with its signs
-flipped; five with a stale update, a copy under other scales, and one trained again on a contributor's own text under a
-second key. All 256 coalitions are evaluated once for every round; each method is then counted as if it were alone. The
-share is of these 256, a gradient counting for three. Agreement is Spearman's rank correlation with the exact values.
-The settings of methods are their defaults, and were chosen on other seeds than these.
+Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in four
+compositions: eight honest contributors, also with a step twice as long; five with an update of zeros, one of noise and
+an honest one with its signs flipped; five with a stale update, a copy under other scales, and one trained again on a
+contributor's own text under a second key. All 256 coalitions are evaluated once for every round; each method is then
+counted as if it were alone. The share is of these 256, a gradient counting for three. Agreement is Spearman's rank
+correlation with the exact values. The settings of methods are their defaults, and were chosen on other seeds than
+these.
 """
 
 from __future__ import annotations

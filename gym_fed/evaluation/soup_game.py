@@ -101,14 +101,15 @@ class SoupGame:
             gradient = self._gradient()
         del step
         found, spread = np.zeros(self.n), np.zeros(self.n)
-        for i, (update, coefficient) in enumerate(zip(self._updates, self._coefficients, strict=True)):
-            for name in update.names:
-                slope = gradient[name].to("cpu", torch.float64)
-                change = update.decode(name).to(torch.float64)
-                found[i] -= coefficient * float((slope * change).sum())
-                size = float((slope * slope).sum()) * float((change * change).sum())
-                spread[i] += coefficient**2 * size / change.numel()
-                update.release(name)
+        for name in self._names:
+            slope = gradient.pop(name).to("cpu", torch.float64)
+            steepness = float((slope * slope).sum())
+            for i, (update, coefficient) in enumerate(zip(self._updates, self._coefficients, strict=True)):
+                if name in update:
+                    change = update.decode(name).to(torch.float64)
+                    found[i] -= coefficient * float((slope * change).sum())
+                    spread[i] += coefficient**2 * steepness * float((change * change).mean())
+                    update.release(name)
         self._chance = np.sqrt(spread)
         return found
 
