@@ -180,6 +180,20 @@ def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Who has earned what: credits, reputation, and what the last updates were worth."""
+    from gym_server.federation import Federation
+    from gym_server.show_rewards import rewards_shown, rewards_table
+
+    with Federation.open(folder) as fed:
+        found = rewards_shown(fed)
+    if as_json:
+        print_json(found)
+    else:
+        out.print(rewards_table(found))
+
+
+@app.command()
 def model(
     output: Annotated[Path, typer.Argument(help="A new folder for the model.")],
     folder: Folder = DEFAULT_FOLDER,

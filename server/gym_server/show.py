@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from gym_fed.console import err
 from gym_server.federation import Federation
 from gym_server.privacy import SPENT, promise
-from gym_server.store.tables import accounts, credits, nodes, updates
+from gym_server.store.tables import accounts, contributions, credits, nodes, updates
 
 
 def log_to_stderr() -> None:
@@ -93,6 +93,7 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
         earned = {(row.server_round, row.contributor): row.amount for row in tx.execute(select(credits))}
         rows = tx.execute(select(updates).order_by(updates.c.server_round, updates.c.received_at)).all()
+        scores = {row.update_id: row.score for row in tx.execute(select(contributions))}
     told: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         credit = earned.get((row.server_round, row.contributor), 0) if row.verdict == "merged" else 0
@@ -106,6 +107,7 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
                 "bytes": row.delta_bytes,
                 "norm": row.norm,
                 "heldout_change": row.heldout_change,
+                "score": scores.get(row.update_id),
                 "credit": credit,
             }
         )
@@ -139,12 +141,15 @@ def _round_title(line: dict[str, Any]) -> str:
 
 def _round_table(line: dict[str, Any]) -> Table:
     table = Table(
-        "name", "verdict", "bytes", "norm", "credit", "reason", title=_round_title(line), title_justify="left"
+        *("name", "verdict", "bytes", "norm", "score", "credit", "reason"),
+        title=_round_title(line),
+        title_justify="left",
     )
     for row in line["updates"]:
         norm = "" if row["norm"] is None else f"{row['norm']:.3g}"
+        score = "" if row["score"] is None else f"{row['score']:+.4f}"
         table.add_row(
-            row["name"], row["verdict"], f"{row['bytes']:,}", norm, str(row["credit"]), row["reason"]
+            row["name"], row["verdict"], f"{row['bytes']:,}", norm, score, str(row["credit"]), row["reason"]
         )
     return table
 
