@@ -97,9 +97,11 @@ class SecureRound:
         self._spec = spec
         self._threshold = spec.secure_aggregation.threshold
         self._key = key
-        self._me = contributor_id(key.public_key)  # its name within the round, whatever the account
         self._tasks = home.tasks
         self._folder = home.task_folder(f"{_PREFIX}-{spec.server}-{spec.server_round}")
+        # Its name within the round, whatever the account; a key that is rotated meanwhile does not change it.
+        begun = self._load().advert.advert if self._path.exists() else None
+        self._me = begun.contributor if begun is not None else contributor_id(key.public_key)
 
     # ---- the stages ----
 

@@ -75,7 +75,8 @@ def test_masks_of_all_pairs_cancel_and_leave_the_sum_of_the_votes(
     for name in spec.shapes:
         assert (found[name] == sum(votes[name] for votes in plain)).all()
     assert set(plain[0]["a.weight"].tolist()) == {-1, 1}
-    assert plain[0]["b"][0] == 0 and not plain[0]["never.trained"].any()
+    assert plain[0]["b"][0] == 0
+    assert not plain[0]["never.trained"].any()
 
 
 def test_the_masks_of_who_went_are_taken_off_with_its_key(
@@ -104,8 +105,10 @@ def test_a_masked_coordinate_looks_uniform_and_no_stream_repeats() -> None:
     one, two = MaskSum([Mask(new_secret())], 4), MaskSum([Mask(new_secret())], 4)
     first, second = one.take(1 << 14), one.take(1 << 14)
     counts = np.bincount(first & 15, minlength=16)
-    assert counts.min() > 850 and counts.max() < 1200  # 1024 expected, standard deviation 31
-    assert (first != second).mean() > 0.98 and (first != two.take(1 << 14)).mean() > 0.98
+    assert counts.min() > 850
+    assert counts.max() < 1200
+    assert (first != second).mean() > 0.98
+    assert (first != two.take(1 << 14)).mean() > 0.98
 
 
 def test_pairs_agree_on_a_key_of_their_own_for_every_round_and_purpose() -> None:
@@ -131,7 +134,8 @@ def test_a_threshold_of_shares_gives_the_secret_and_a_forged_one_among_more_does
     for few in (shares[:2], [forged, *shares[1:3]]):
         with pytest.raises(GymError) as refused:
             join_secret(few, 3, right, "seed of c1")
-        assert refused.value.code is ErrorCode.ROUND_ABORTED and "seed of c1" in refused.value.message
+        assert refused.value.code is ErrorCode.ROUND_ABORTED
+        assert "seed of c1" in refused.value.message
 
 
 def test_a_share_that_was_tampered_with_or_misdirected_is_refused() -> None:
@@ -202,4 +206,5 @@ def test_a_file_that_is_no_masked_votes_is_refused(spec: BaseSpec, tmp_path: Pat
 
 @pytest.mark.parametrize(("voters", "bits"), [(2, 3), (3, 3), (4, 4), (7, 4), (8, 5), (500, 10)])
 def test_as_many_bits_as_the_sum_needs_and_no_more(voters: int, bits: int) -> None:
-    assert bits_for(voters) == bits and (1 << bits) >= 2 * voters + 1 > 1 << bits - 1
+    assert bits_for(voters) == bits
+    assert (1 << bits) >= 2 * voters + 1 > 1 << bits - 1

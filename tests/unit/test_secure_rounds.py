@@ -20,6 +20,7 @@ from gym_client.policy import Policy
 from gym_client.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_client.work import Setup, perform
 from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.payload import Inline
 from gym_server.replay import replay
 from gym_server.setup import init_hub
 from gym_server.strategy.durable import DeltaSoup
@@ -27,6 +28,7 @@ from gym_server.strategy.durable import DeltaSoup
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TaskSpec
 from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.privacy.secure_aggregation.votes import MAGIC, signs
 from tests.support.local_grid import Killed, LocalGrid
@@ -242,3 +244,39 @@ def test_below_the_threshold_the_round_ends_with_its_reason_and_nobody_is_asked_
 def _state(fed: Federation) -> str:
     current = fed.journal.current()
     return current.state if current else ""
+
+
+@pytest.mark.usefixtures("untrained")
+def test_with_privacy_the_sum_is_noised_and_charged_and_no_digest_of_it_is_told(
+    hub: Path, grid: LocalGrid, tmp_path: Path
+) -> None:
+    config = yaml.safe_load((hub / CONFIG_NAME).read_text())
+    del config["secure_aggregation"]["step_norm"]
+    config["privacy"] = {"mechanism": "discrete_gaussian", "noise_multiplier": 2.0, "epsilon": 50.0}
+    (hub / CONFIG_NAME).write_text(yaml.safe_dump(config))
+    assert run(hub, grid)["verdicts"] == {"merged": 4}
+    with Federation.open(hub) as fed:
+        votes = [drawn_votes(fed, grid, name, tmp_path) for name in NAMES]
+        size = fed.base.num_parameters
+        unit = 1.0 / np.sqrt(size) / len(NAMES)  # privacy.clipping_norm stands for a vote vector
+        soup = fed.journal.soups()[-1]
+        with DeltaFile.open(fed.store.local_path(soup.sha256), fed.base) as found:
+            noise = np.concatenate(
+                [
+                    np.rint(found.decode(name).numpy().astype(np.float64).reshape(-1) / unit)
+                    - sum(vote[name] for vote in votes)
+                    for name in fed.base.shapes
+                ]
+            )
+        assert abs(noise.std() / (2.0 * np.sqrt(size)) - 1) < 0.1
+        told = [entry for entry in fed.ledger.entries() if entry.kind in ("version", "privacy")]
+        assert [entry.kind for entry in told].count("privacy") == 1
+        version = next(entry.body for entry in told if entry.kind == "version")
+        assert version["secure_aggregation"].keys() == {"voters", "threshold", "bits", "step_norm"}
+        assert replay(fed, 1)["replayed"] == soup.sha256
+
+
+def test_on_stock_flower_it_is_refused(hub: Path) -> None:
+    with Federation.open(hub) as fed, pytest.raises(GymError, match="stock Flower") as refused:
+        DeltaSoup(fed, Inline(fed.store, 1 << 20))
+    assert refused.value.code is ErrorCode.CONFIG_INVALID

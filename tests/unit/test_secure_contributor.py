@@ -1,0 +1,188 @@
+"""What a contributor does not do for a hub that lies: mask twice, answer twice, or trust keys that nobody signed."""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from gym_client.home import Home
+from gym_client.secure import SecureRound, forget
+from gym_client.tasks import TaskFolder, Trained
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.task import TaskSpec
+from gym_fed.delta import BaseSpec, encode_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey
+from gym_fed.privacy.secure_aggregation.keys import new_secret, public_of
+from gym_fed.privacy.secure_aggregation.messages import Masking, Roster, Shares, Survivors
+
+BASE = {"w": torch.zeros(16, 16)}
+SPEC = BaseSpec.of(BASE, "base")
+NAMES = ["ann", "bob", "cyd"]
+
+
+def task(server_round: int = 1, threshold: int = 2) -> TaskSpec:
+    return TaskSpec(
+        server="s" + "0" * 16,
+        server_round=server_round,
+        base_model="base",
+        base_digest=SPEC.digest,
+        version_digest=SPEC.digest,
+        max_update_bytes=1 << 20,
+        deadline_seconds=time.time() + 60,
+        secure_aggregation={"threshold": threshold},
+    )
+
+
+class Round:
+    """Three contributors up to the stage that a test is about."""
+
+    def __init__(self, folder: Path) -> None:
+        self.homes = {name: Home.open(str(folder / name)) for name in NAMES}
+        self.of = {name: SecureRound(home, task(), home.key) for name, home in self.homes.items()}
+        self.ids = {name: home.key.contributor for name, home in self.homes.items()}
+        self.roster = Roster(
+            adverts=sorted((r.advertise() for r in self.of.values()), key=lambda s: s.advert.contributor)
+        )
+
+    def share(self) -> dict[str, Shares]:
+        return {name: r.share(self.roster.model_dump_json()) for name, r in self.of.items()}
+
+    def masking(self, shares: dict[str, Shares], name: str) -> str:
+        sealed = {self.ids[n]: s.sealed[self.ids[name]] for n, s in shares.items() if n != name}
+        return Masking(sealed=sealed).model_dump_json()
+
+    def mask(self, name: str, seed: int = 0, round_: SecureRound | None = None) -> Trained:
+        folder = TaskFolder(self.homes[name].task_folder(f"task-{seed}"))
+        folder.path.mkdir(exist_ok=True)
+        tuned = {"w": torch.randn(16, 16, generator=torch.Generator().manual_seed(seed))}
+        report = encode_delta(tuned, BASE, CodecPolicy(error_feedback=False), folder.delta_path, SPEC)
+        trained = Trained(report.sha256, report.size_bytes, 9, {"train_loss": 2.0})
+        return (round_ or self.of[name]).mask(folder, trained, SPEC, "data")
+
+    def survivors(self, *names: str) -> str:
+        return Survivors(survivors=sorted(self.ids[name] for name in names)).model_dump_json()
+
+
+@pytest.fixture
+def began(tmp_path: Path) -> Round:
+    return Round(tmp_path)
+
+
+def refusal(action: Callable[[], object]) -> GymError:
+    with pytest.raises(GymError) as refused:
+        action()
+    return refused.value
+
+
+def test_secrets_lie_in_a_file_for_the_owner_alone_and_go_with_the_round(began: Round) -> None:
+    path = next(began.homes["ann"].tasks.glob("secure-*/state.json"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    server = began.roster.adverts[0].advert.server
+    forget(began.homes["ann"], server, [{"server_round": 1, "verdict": "admitted"}])
+    assert path.exists()
+    forget(began.homes["ann"], server, [{"server_round": 1, "verdict": "merged"}])
+    assert not path.exists()
+    SecureRound(began.homes["bob"], task(server_round=2), began.homes["bob"].key).advertise()
+    assert [p.name[-2:] for p in began.homes["bob"].tasks.glob("secure-*")] == ["-2"]
+
+
+def test_a_restarted_contributor_gives_the_same_keys_and_the_same_sealed_shares(began: Round) -> None:
+    shares = began.share()["ann"]
+    again = SecureRound(began.homes["ann"], task(), began.homes["ann"].key)
+    assert again.advertise() in began.roster.adverts
+    assert again.share(began.roster.model_dump_json()) == shares
+
+
+def test_a_hub_that_swaps_a_key_is_found_out_before_anything_is_sealed_for_it(began: Round) -> None:
+    signed = began.roster.adverts[0]
+    forged = signed.advert.model_copy(update={"cipher_key": public_of(new_secret()).hex()})
+    adverts = [signed.model_copy(update={"advert": forged}), *began.roster.adverts[1:]]
+    error = refusal(lambda: began.of["cyd"].share(Roster(adverts=adverts).model_dump_json()))
+    assert error.code is ErrorCode.SIGNATURE_INVALID
+
+
+def test_another_list_than_before_or_one_without_oneself_is_refused(began: Round) -> None:
+    others = [s for s in began.roster.adverts if s.advert.contributor != began.ids["ann"]]
+    error = refusal(lambda: began.of["ann"].share(Roster(adverts=others).model_dump_json()))
+    assert "lacks this contributor" in error.message
+    shares = began.share()
+    fewer = [s for s in began.roster.adverts if s.advert.contributor != began.ids["bob"]]
+    error = refusal(lambda: began.of["ann"].share(Roster(adverts=fewer).model_dump_json()))
+    assert "another list" in error.message
+    began.of["ann"].receive(began.masking(shares, "ann"))
+    del shares["bob"]
+    assert "another list" in refusal(lambda: began.of["ann"].receive(began.masking(shares, "ann"))).message
+
+
+def test_a_share_that_the_hub_tampered_with_is_refused(began: Round) -> None:
+    shares = began.share()
+    sealed = shares["bob"].sealed[began.ids["ann"]]
+    forged = {**shares["bob"].sealed, began.ids["ann"]: sealed[:-2] + ("00" if sealed[-2:] != "00" else "01")}
+    shares["bob"] = Shares(sealed=forged)
+    error = refusal(lambda: began.of["ann"].receive(began.masking(shares, "ann")))
+    assert error.code is ErrorCode.UPDATE_REFUSED
+    assert began.ids["bob"] in error.message
+
+
+def test_one_round_masks_one_vector_and_tells_no_metric_of_it(began: Round) -> None:
+    shares = began.share()
+    assert "before it has passed on" in refusal(lambda: began.mask("ann")).message
+    began.of["ann"].receive(began.masking(shares, "ann"))
+    trained = began.mask("ann")
+    assert (trained.metrics, trained.num_examples) == ({}, 1)
+    assert began.mask("ann").sha256 == trained.sha256  # the same again after a kill
+    restarted = SecureRound(began.homes["ann"], task(), began.homes["ann"].key)
+    assert "other votes" in refusal(lambda: began.mask("ann", 1, restarted)).message
+
+
+def test_for_each_other_a_share_of_the_seed_or_of_the_mask_key_and_never_both(began: Round) -> None:
+    shares = began.share()
+    began.of["ann"].receive(began.masking(shares, "ann"))
+    began.mask("ann")
+    revealed = began.of["ann"].unmask(began.survivors("ann", "bob"))
+    assert revealed.seeds.keys() == {began.ids["ann"], began.ids["bob"]}
+    assert revealed.mask_keys.keys() == {began.ids["cyd"]}
+    restarted = SecureRound(began.homes["ann"], task(), began.homes["ann"].key)
+    assert restarted.unmask(began.survivors("ann", "bob")) == revealed
+    error = refusal(lambda: restarted.unmask(began.survivors("ann", "bob", "cyd")))
+    assert "other survivors than before" in error.message
+
+
+@pytest.mark.parametrize(
+    ("names", "why"), [(("ann",), "fewer than the threshold"), (("bob", "cyd"), "lack this contributor")]
+)
+def test_too_few_survivors_or_a_list_without_oneself_unmask_nothing(
+    began: Round, names: tuple[str, ...], why: str
+) -> None:
+    shares = began.share()
+    began.of["ann"].receive(began.masking(shares, "ann"))
+    began.mask("ann")
+    assert why in refusal(lambda: began.of["ann"].unmask(began.survivors(*names))).message
+
+
+def test_a_round_that_a_hub_could_split_is_refused(tmp_path: Path) -> None:
+    homes = [Home.open(str(tmp_path / f"h{i}")) for i in range(4)]
+    rounds = [SecureRound(home, task(), home.key) for home in homes]
+    adverts = sorted((r.advertise() for r in rounds), key=lambda s: s.advert.contributor)
+    error = refusal(lambda: rounds[0].share(Roster(adverts=adverts).model_dump_json()))
+    assert "not more than half of the 4" in error.message
+
+
+def test_a_task_without_secure_aggregation_has_no_secrets_to_ask_for(tmp_path: Path) -> None:
+    plain = TaskSpec.model_validate({**task().model_dump(), "secure_aggregation": None})
+    home = Home.open(str(tmp_path / "home"))
+    assert refusal(lambda: SecureRound(home, plain, home.key)).code is ErrorCode.POLICY_REFUSED
+
+
+def test_a_key_that_is_rotated_meanwhile_does_not_change_who_this_is_in_the_round(began: Round) -> None:
+    shares = began.share()
+    rotated = SecureRound(began.homes["ann"], task(), SigningKey.generate())
+    rotated.receive(began.masking(shares, "ann"))
+    began.mask("ann", 0, rotated)
+    assert began.ids["ann"] in rotated.unmask(began.survivors("ann", "bob")).seeds
