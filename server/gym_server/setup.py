@@ -72,6 +72,7 @@ rewards:
   score: participation          # or, with gate.heldout: improvement, estimate, shapley, ... (docs/rewards.md)
   # quality_weight: 0.8         # share of the pool split by score; the rest is for having taken part
   similarity_threshold: 0.9     # cosine from which two updates are one: the later is rejected
+  hold_seconds: 604800          # before credits can be moved, and before a transfer settles (docs/keys.md)
 
 # Differential privacy of the soups (docs/privacy.md). It wants soup.aggregator mean, trimmed_mean or median, and
 # admission.norm_ratio: null, gate.screen_updates: false, rewards.similarity_threshold: null.

@@ -9,19 +9,23 @@ from typing import Any
 
 import pytest
 from gym_server.accounts import Accounts, Session
+from gym_server.federation import Federation
 from gym_server.keys import Keys
 from gym_server.ledger import Ledger
 from gym_server.payouts import Payouts
+from gym_server.setup import init_hub
 from gym_server.store.database import Database
 from gym_server.store.tables import credits, key_refusals, rounds
 from sqlalchemy import func, select
 
 from gym_fed.config.server import EnrolmentConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity import encryption
 from gym_fed.identity.history import key_at
 from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
+from gym_fed.identity.tls import private_pem
 
 HOLD = 1000.0
 
@@ -311,3 +315,22 @@ def test_the_ledger_tells_whoever_reads_it_which_key_was_good_when(hub: Hub, own
     assert hub.code(key_at, entries, "c0000000000000000") is ErrorCode.NOT_FOUND
     forged = [entries[0], {"kind": "rotated", "body": {**entries[1]["body"], "public_key": "00" * 32}}]
     assert hub.code(key_at, forged, account) is ErrorCode.STATE_CORRUPT
+
+
+def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encryption, "SCRYPT_N", 1 << 10)
+    folder = tmp_path / "hub"
+    server, _ = init_hub(folder, "n", str(tiny_base), "open", lambda: b"some long words")
+    for name in ("ledger.pem", "tls.key"):
+        assert (folder / "keys" / name).read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
+    monkeypatch.setenv("GYM_SERVER_PASSPHRASE", "some long words")
+    with Federation.open(folder) as fed:
+        assert fed.server == server
+        assert b"BEGIN PRIVATE KEY" in private_pem(folder / "keys" / "tls.key", fed.passphrase.get)
+    for given, told in (("wrong words", "does not open"), ("", "no terminal")):
+        monkeypatch.setenv("GYM_SERVER_PASSPHRASE", given)
+        with pytest.raises(GymError, match=told) as caught:
+            Federation.open(folder)
+        assert caught.value.code is ErrorCode.KEY_LOCKED
