@@ -21,7 +21,11 @@ from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 
 PRIVATE: dict[str, Any] = {
     "rounds": {"num_rounds": 5, "min_contributors": 3},
-    "soup": {"aggregator": "mean", "codec": {"codec": "dense", "error_feedback": False}},
+    "soup": {
+        "aggregator": "mean",
+        "num_malicious_nodes": 0,
+        "codec": {"codec": "dense", "error_feedback": False},
+    },
     "codec": {"codec": "dense", "error_feedback": False},
     "admission": {"norm_ratio": None},
     "gate": {"screen_updates": False},
