@@ -171,6 +171,31 @@ def replay(
 
 
 @app.command()
+def rescore(
+    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A committed round.")],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a round's updates again by the ledger's method, and compare the scores with the ledger's."""
+    from gym_server.federation import Federation
+    from gym_server.rewards.rescore import rescore as rescore_round
+
+    with Federation.open(folder) as fed:
+        found = rescore_round(fed, server_round)
+    if as_json:
+        print_json(found)
+    else:
+        for update, (then, now) in found["scores"].items():
+            out.print(f"{update[:12]} {then:+.6f} {'=' if then == now else '!='} {now:+.6f}", markup=False)
+    if not found["same"]:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"round {server_round}: the scores differ from the ledger's",
+            "is gate.heldout the set of that round? Other machines may differ in the last digit",
+        )
+
+
+@app.command()
 def attribute(
     amount: Annotated[int, typer.Option(min=1, help="Whole credits to split.")],
     folder: Folder = DEFAULT_FOLDER,

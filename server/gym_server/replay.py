@@ -41,24 +41,8 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
         GymError: ``NOT_FOUND`` for a round that no version came of; ``STATE_CORRUPT`` when the ledger, an object or a
             manifest is not what it was, or when the digests differ.
     """
-    fed.ledger.verify()
+    ingredients = ingredients_of(fed, server_round)
     told = _version_entry(fed, "server_round", server_round)
-    merged = told["merged"] if "merged" in told else _merged_by_verdicts(fed, server_round)
-    root = told.get("root")  # entries of before there was a root name none
-    weights = told.get("weights")  # as reputations were then
-    ingredients = Ingredients(
-        server_round=server_round,
-        parent=fed.journal.version(told["height"] - 1),
-        recipe=SoupRecipe.model_validate(told["recipe"]),
-        manifests=[_manifest(fed, update_id) for update_id in merged],
-        root=root,
-        private=_private(fed, told),
-        secure=_secure(fed, told, merged),
-        weights=None if weights is None else [weights[update_id] for update_id in merged],
-    )
-    for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
-        _require_intact(fed.store.local_path(sha256), sha256)
-    _require_state(fed, ingredients)
     with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="replay-") as folder:
         soup = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta")
     found = soup.report.sha256
@@ -97,6 +81,33 @@ def _secure(fed: Federation, told: dict[str, Any], merged: list[str]) -> SecureS
     own = told["secure_aggregation"]
     manifests = [_manifest(fed, update_id) for update_id in merged]
     return secure_sum(fed, told["server_round"], manifests, own["threshold"], own["step_norm"])
+
+
+def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
+    """What a committed round's soup was made of, every part checked.
+
+    Raises:
+        GymError: As ``replay``.
+    """
+    fed.ledger.verify()
+    told = _version_entry(fed, "server_round", server_round)
+    merged = told["merged"] if "merged" in told else _merged_by_verdicts(fed, server_round)
+    root = told.get("root")  # entries of before there was a root name none
+    weights = told.get("weights")  # as reputations were then
+    ingredients = Ingredients(
+        server_round=server_round,
+        parent=fed.journal.version(told["height"] - 1),
+        recipe=SoupRecipe.model_validate(told["recipe"]),
+        manifests=[_manifest(fed, update_id) for update_id in merged],
+        root=root,
+        private=_private(fed, told),
+        secure=_secure(fed, told, merged),
+        weights=None if weights is None else [weights[update_id] for update_id in merged],
+    )
+    for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
+        _require_intact(fed.store.local_path(sha256), sha256)
+    _require_state(fed, ingredients)
+    return ingredients
 
 
 def _version_entry(fed: Federation, key: str, number: int) -> dict[str, Any]:

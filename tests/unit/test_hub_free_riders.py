@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from gym_server.rewards.rescore import rescore
+from gym_server.show_rewards import rewards_shown
 
 from gym_fed.delta import BaseSpec, DeltaFile
 from gym_fed.soup.similarity import leaders, similarities
@@ -152,7 +154,8 @@ def test_work_of_an_aborted_round_may_come_again(
 def test_noise_and_harm_earn_nothing_where_updates_are_measured(
     hub: Callable[..., Judged], honest: dict[str, Delta], score: str
 ) -> None:
-    found = hub(measured=True, rewards={"score": score, "quality_weight": 0.6}).round(
+    here = hub(measured=True, rewards={"score": score, "quality_weight": 0.6})
+    found = here.round(
         {
             **{name: honest[name] for name in PEOPLE},
             "noise": noise_like(honest["ann"]),
@@ -162,6 +165,9 @@ def test_noise_and_harm_earn_nothing_where_updates_are_measured(
     assert {who for who, one in found.items() if one["credit"] == 0} == {"noise", "harm"}, found
     assert sum(one["credit"] for one in found.values()) == POOL
     assert found["noise"]["reputation"] == found["harm"]["reputation"] == 0.0
+    assert rescore(here.fed, 1)["same"]
+    shown = {one["contributor"]: one for one in rewards_shown(here.fed)["contributors"]}
+    assert shown["ann"]["rounds"][0]["score"] == found["ann"]["score"] > 0
 
 
 @pytest.mark.parametrize("keys", [2, 3, 4])

@@ -125,7 +125,17 @@ def _measured(
     if config.score == "improvement":
         scores = {row.update_id: round(-(j.heldout_change or 0.0), DIGITS) for row, j in merged}
         return RoundScores(scores, told={"method": "improvement", "evaluations": len(merged) + 1})
-    return score_updates(fed, model, [row for row, _ in merged], coefficients, weights, should_stop)
+    return score_updates(
+        fed,
+        model,
+        [row for row, _ in merged],
+        coefficients,
+        weights,
+        should_stop,
+        recipe=fed.config.soup,
+        method=config.score,
+        options=config.score_options,
+    )
 
 
 def _outcome(judgement: Judgement, earning: bool) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,39 +55,45 @@ def score_updates(
     rows: Sequence[Any],
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
-    should_stop: Callable[[], bool],
+    should_stop: Callable[[], bool] = lambda: False,
+    *,
+    recipe: SoupRecipe,
+    method: str,
+    options: Mapping[str, Any],
 ) -> RoundScores:
     """Score merged updates by a method of ``gym_fed.soup.contributions``.
 
     Args:
-        fed: The federation, whose config names the method.
+        fed: The federation.
         model: The model that the updates are for.
         rows: Rows of ``updates``.
         coefficients: What each counts for in the aggregate, where the rule weighs whole updates; with 0 it had no part
             in the soup, and scores 0. None: as in the weighted mean.
         weights: Of the updates, where reputations make them; None where the recipe says them.
         should_stop: Asked before every evaluation.
+        recipe: By which the soup was made.
+        method: Its name.
+        options: Keys of its ``Config``.
 
     Raises:
         ScoringStopped: When it said so.
         GymError: ``CONFIG_INVALID`` for a round too large for the method, ``UPDATE_REFUSED`` for values that are not
             finite.
     """
-    config = fed.config.rewards
-    method = build_contribution_method(config.score, config.score_options)
+    rule = build_contribution_method(method, options)
     scores = {row.update_id: 0.0 for row in rows}
-    told: dict[str, Any] = {"method": config.score, "options": method.config.model_dump(mode="json")}
+    told: dict[str, Any] = {"method": method, "options": rule.config.model_dump(mode="json")}
     with ExitStack() as stack:
         files = [
             stack.enter_context(DeltaFile.open(fed.store.local_path(row.delta_sha256), model.spec))
             for row in rows
         ]
-        counts = _coefficients(fed.config.soup, rows, files, coefficients, weights)
+        counts = _coefficients(recipe, rows, files, coefficients, weights)
         players = [i for i, count in enumerate(counts) if count != 0.0]
         if not players:
             return RoundScores(scores, {}, {**told, "evaluations": 0})
         game = model.game([files[i] for i in players], [counts[i] for i in players])
-        found = method.score(_watched(game, should_stop))
+        found = rule.score(_watched(game, should_stop))
     names = [rows[i].update_id for i in players]
     scores |= {name: round(float(value), DIGITS) for name, value in zip(names, found.values, strict=True)}
     told |= {"evaluations": found.evaluations, "stopped": found.stopped}
