@@ -74,6 +74,12 @@ class Search:
         self._on_trial = on_trial
         self._on_report = on_report
         self._should_stop = should_stop
+        if config.privacy is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "privacy: every trial of a search tells something of the examples, and the search is not accounted for",
+                "search on rows that are not private, and train with what was found",
+            )
         for values in _tried_alone(
             config.search.parameters
         ):  # what is wrong is refused now, not when it is drawn

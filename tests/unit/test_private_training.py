@@ -14,8 +14,9 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from gym_fed.config import TrainingConfig
+from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import LocalPrivacy
-from gym_fed.config.task import TrainingRecipe
+from gym_fed.config.task import TrainingRecipe, check_distillation
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training import Trainer
@@ -223,8 +224,10 @@ def test_steps_without_examples_are_steps_of_noise(
         ({"algorithm": "pretrain"}, "packing"),
         ({"packing": "bfd"}, "packing"),
         ({"finetuning": "ia3"}, "finetuning"),
+        ({"finetuning": "lora", "lora": {"use_dora": True}}, "use_dora"),
         ({"optimizer": "muon"}, "optimizer"),
         ({"data": [{"path": "a.jsonl", "weight": 2}]}, "weight"),
+        ({"data": [{"path": "a.jsonl", "num_examples": 2}]}, "num_examples"),
         ({"eval_split": 0.1}, "eval_split"),
         ({"group_by_length": True}, "group_by_length"),
         ({"max_grad_norm": 0.5}, "max_grad_norm"),
@@ -262,3 +265,15 @@ def test_noise_is_given_or_found_but_not_both(
 def test_a_round_of_preferences_or_of_distillation_cannot_be_private() -> None:
     with pytest.raises(ValueError, match="dpo is not accounted for"):
         TrainingRecipe(algorithm="dpo", privacy=LocalPrivacy())
+    with pytest.raises(ValueError, match="without noise"):
+        check_distillation(TrainingRecipe(privacy=LocalPrivacy()), CodecPolicy(distill_steps=2))
+
+
+def test_a_search_over_private_runs_is_refused(tmp_path: Path, tiny_base: Path) -> None:
+    from gym_fed.config.search import SearchConfig
+    from gym_fed.training.tuning_search import Search
+
+    values = config(tmp_path, tiny_base).model_dump(mode="json", exclude_none=True)
+    search = {"metric": "loss", "parameters": {"learning_rate": {"choices": [0.1, 0.2]}}}
+    with pytest.raises(GymError, match="every trial of a search"):
+        Search(SearchConfig(**values, search=search))

@@ -51,6 +51,11 @@ def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str
             "use one of them",
         ),
         (
+            config.lora is not None and config.lora.use_dora,
+            "lora.use_dora: Opacus has no gradients of single examples for its magnitudes",
+            "set it to false",
+        ),
+        (
             config.optimizer not in _OPTIMIZERS,
             f"optimizer: {config.optimizer} may need more than noised gradients",
             f"use one of {', '.join(_OPTIMIZERS)}",
@@ -64,6 +69,11 @@ def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str
             any(source.weight != 1 for source in config.data),
             "data.weight: a row that is repeated is several examples, and a drawn share depends on all the rows",
             "give every source weight 1",
+        ),
+        (
+            any(source.dataset or (source.num_examples and not source.tasks) for source in config.data),
+            "data.num_examples, data.dataset: which rows are taken depends on the rows beside them",
+            "put the rows that are meant into a file, and name it in path",
         ),
         (
             bool(config.eval_split),

@@ -1,6 +1,6 @@
 """Opacus' optimisers with noise of a cryptographic source, on a lattice.
 
-Its own ``secure_mode`` needs torchcsprng, a package that has no builds for current versions of torch.
+Its own ``secure_mode`` needs torchcsprng, which gym-fed does without.
 
 The sum of the clipped gradients is rounded to multiples of a step, and whole-number noise of ``gym_fed.privacy.noise``
 is added: what comes out is a multiple of the step whatever the examples were, so its low bits tell nothing (Mironov
