@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -138,8 +139,8 @@ class Chain:
 def entry_hash(sequence: int, kind: str, body_json: str, previous_hash: str) -> str:
     """Hex sha256 of an entry's canonical JSON, put together around the body's text."""
     text = (
-        f'{{"body":{body_json},"kind":{json.dumps(kind, ensure_ascii=False)},'
-        f'"previous_hash":{json.dumps(previous_hash, ensure_ascii=False)},"sequence":{sequence}}}'
+        f'{{"body":{body_json},"kind":{encode_basestring(kind)},'
+        f'"previous_hash":{encode_basestring(previous_hash)},"sequence":{sequence}}}'
     )
     return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
 

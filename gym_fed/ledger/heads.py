@@ -7,7 +7,7 @@ with an entry proved to be under it proves one against the head that was signed 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.errors import GymError
@@ -51,14 +51,14 @@ class SignedHead:
 
     @classmethod
     def sign(cls, key: SigningKey, head: Head) -> SignedHead:
-        return cls(head, key.sign({"ledger_head": asdict(head)}).hex())
+        return cls(head, key.sign({"ledger_head": vars(head)}).hex())
 
     @property
     def size(self) -> int:
         return self.head.size
 
     def to_dict(self) -> dict[str, Any]:
-        return {"head": asdict(self.head), "signature": self.signature}
+        return {"head": dict(vars(self.head)), "signature": self.signature}
 
     def to_json(self) -> str:
         """Canonical JSON."""
@@ -104,7 +104,7 @@ class SignedHead:
             raise corrupt(f"{where} is of {self.head.server}, not of {server_id(public_key)}")
         try:
             signature = bytes.fromhex(self.signature)
-            verify_signature(public_key, {"ledger_head": asdict(self.head)}, signature)
+            verify_signature(public_key, {"ledger_head": vars(self.head)}, signature)
         except (GymError, ValueError) as error:
             raise corrupt(f"{where} is not signed by the key of {self.head.server}") from error
 
