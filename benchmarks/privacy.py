@@ -1,0 +1,224 @@
+"""What privacy costs and what it keeps: epsilon by two accounts, loss against epsilon, and attacks on what is released.
+
+    python benchmarks/privacy.py [--quick] [--json] [--plot FILE]
+
+1. Epsilon as we tell it, against dp-accounting's privacy loss distributions composed one release at a time.
+2. One round of contributors who teach gym-nano a task, merged with noise: held-out loss against epsilon, for deltas of
+   every weight down to a thousand numbers. The clip is the median norm. A column for n contributors is measured; those
+   for more take the same mean with the noise that as many would need, since one contributor weighs less among them.
+3. Contributors whose data hold secrets: how well somebody who sees the soup (or, at the hub, a single update) can tell
+   rows that were trained on from rows that were not (area under the curve; 0.5 is a coin), and how far up a list of
+   256 codes the true one is (exposure in bits, Carlini et al. 2019; 1.4 is chance, 8 is the first place). Without
+   privacy, with noise at the hub, and with DP-SGD at every contributor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _report import Report, options
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+import dp_accounting  # noqa: E402
+from _private_rounds import Round, other_codes, secrets_of, sizes, task_rows  # noqa: E402
+from dp_accounting.pld import PLDAccountant  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from gym_fed.config.privacy import LocalPrivacy, ReleasePrivacy  # noqa: E402
+from gym_fed.data import generate  # noqa: E402
+from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for  # noqa: E402
+
+TARGET_DELTA = 1e-5
+EPSILONS = (1.0, 4.0, 16.0)
+POPULATIONS = (200, 1_000)
+SECRETS, CANARIES, CANARY_REPEATS, CANDIDATES = 20, 4, 4, 255
+ATTACK_EPSILON = 8.0
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def accounts(report: Report) -> None:
+    """Our epsilon beside dp-accounting's."""
+    worst = 0.0
+    for noise, sampling, count in (
+        (0.8, 1.0, 1),
+        (2.0, 1.0, 10),
+        (4.0, 1.0, 100),
+        (1.0, 0.01, 500),
+        (0.7, 0.1, 50),
+    ):
+        theirs = PLDAccountant()
+        event: Any = dp_accounting.GaussianDpEvent(noise)
+        if sampling < 1:
+            event = dp_accounting.PoissonSampledDpEvent(sampling, event)
+        for _ in range(count if sampling == 1 else 1):
+            theirs.compose(event, 1 if sampling == 1 else count)
+        ours = epsilon(
+            [NoiseEvent(noise_multiplier=noise, sampling_probability=sampling, count=count)], TARGET_DELTA
+        )
+        peer = theirs.get_epsilon(TARGET_DELTA)
+        worst = max(worst, abs(ours - peer))
+        report.compare(f"epsilon of {count} x z={noise:g} q={sampling:g}", ours, peer, better="lower")
+    report.aim("epsilon off dp-accounting's", figure=worst, aim=1e-3, better="lower")
+
+
+def utility(report: Report, contributors: int, steps: int, folder: Path) -> dict[str, dict[float, float]]:
+    """Held-out loss against epsilon, for every size of delta; returns the curves of the measured population."""
+    heldout = generate("dash", 100, seed=5, split="heldout")
+    curves: dict[str, dict[float, float]] = {}
+    table = Table(title="held-out loss of one round, by epsilon and contributors", box=None, pad_edge=False)
+    table.add_column("delta")
+    table.add_column("numbers", justify="right")
+    table.add_column("no noise", justify="right")
+    for population in (contributors, *POPULATIONS):
+        for target in EPSILONS:
+            table.add_column(f"e={target:g}\nn={population:,}", justify="right")
+    for size in sizes(steps):
+        found = Round(size, [task_rows(i, 48) for i in range(contributors)], folder / _key(size.name))
+        clip = found.median_norm()
+        clean, base = found.loss(found.soup(), heldout), found.loss(found.base.model, heldout)
+        row = [size.name, f"{found.coordinates():,}", f"{clean:.2f}"]
+        for population in (contributors, *POPULATIONS):
+            for target in EPSILONS:
+                noise = noise_multiplier_for(target, TARGET_DELTA) * contributors / population
+                loss = found.loss(
+                    found.soup(ReleasePrivacy(noise_multiplier=noise, clipping_norm=clip)), heldout
+                )
+                report.figure(f"loss_{_key(size.name)}_n{population}_e{target:g}", loss)
+                if population == POPULATIONS[-1]:
+                    curves.setdefault(size.name, {})[target] = loss
+                row.append(f"{loss:.2f}")
+        report.figure(f"loss_{_key(size.name)}_no_noise", clean)
+        if "loss_base" not in report.figures:
+            report.figure("loss_base", base)
+        curves[size.name][math.inf] = clean
+        table.add_row(*row)
+    console.print(table, f"the base has {report.figures['loss_base']:.2f}", sep="\n")
+    return curves
+
+
+def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None:
+    """What the soup and a single update give away, under each kind of privacy."""
+    size = next(s for s in sizes(steps) if s.name.startswith("LoRA r=16"))
+    canaries = [secrets_of(i, CANARIES, "canary") for i in range(contributors)]
+    data = [
+        task_rows(i, 40) + secrets_of(i, SECRETS) + canaries[i] * CANARY_REPEATS for i in range(contributors)
+    ]
+    heldout = generate("dash", 100, seed=5, split="heldout")
+    batch = size.recipe.per_device_train_batch_size
+    sampling = batch / len(data[0])
+    noise = noise_multiplier_for(ATTACK_EPSILON, TARGET_DELTA, sampling_probability=sampling, count=steps)
+    local = LocalPrivacy(noise_multiplier=noise, max_grad_norm=1.0, target_delta=TARGET_DELTA)
+    plain = Round(size, data, folder / "plain")
+    private = Round(size, data, folder / "private", local=local)
+    central = ReleasePrivacy(
+        noise_multiplier=noise_multiplier_for(ATTACK_EPSILON, TARGET_DELTA), clipping_norm=plain.median_norm()
+    )
+    table = Table(title=f"attacks, epsilon {ATTACK_EPSILON:g} where private", box=None, pad_edge=False)
+    for header in ("privacy", "task loss", "rows told: soup", "at the hub", "exposure: soup", "at the hub"):
+        table.add_column(header, justify="left" if header == "privacy" else "right")
+    for name, found, model in (
+        ("none", plain, plain.soup()),
+        ("central", plain, plain.soup(central)),
+        ("local", private, private.soup()),
+    ):
+        everyone = range(contributors)
+        loss = found.loss(model, heldout)
+        own = [found.tuned(i) for i in everyone]
+        told = _told(found, model, everyone)
+        told_hub = float(np.mean([_told(found, tuned, [i]) for i, tuned in enumerate(own)]))
+        bits = float(
+            np.mean([_exposure(found, model, canary) for own_ones in canaries for canary in own_ones])
+        )
+        bits_hub = float(
+            np.mean([_exposure(found, own[i], canary) for i in everyone for canary in canaries[i]])
+        )
+        for key, value in (
+            ("task_loss", loss),
+            ("auc_soup", told),
+            ("auc_hub", told_hub),
+            ("exposure_soup_bits", bits),
+            ("exposure_hub_bits", bits_hub),
+        ):
+            report.figure(f"attack_{name}_{key}", value)
+        table.add_row(name, f"{loss:.2f}", f"{told:.3f}", f"{told_hub:.3f}", f"{bits:.2f}", f"{bits_hub:.2f}")
+    console.print(table)
+
+
+def _told(found: Round, model: Any, contributors: Any) -> float:
+    """Area under the curve of telling members from others by how much the loss of a row fell."""
+    falls = []
+    for kind in ("member", "outsider"):
+        rows = [row for i in contributors for row in secrets_of(i, SECRETS, kind)]
+        falls.append(found.losses(found.base.model, rows) - found.losses(model, rows))
+    members, others = falls
+    return float(np.mean((members[:, None] > others) + 0.5 * (members[:, None] == others)))
+
+
+def _exposure(found: Round, model: Any, canary: dict[str, Any]) -> float:
+    """log2 of the list's length less log2 of the canary's place in it, by how much the loss of each code fell."""
+    rows = [canary, *other_codes(canary, CANDIDATES)]
+    falls = found.losses(found.base.model, rows) - found.losses(model, rows)
+    place = 1 + int(np.count_nonzero(falls[1:] > falls[0]))
+    return math.log2(len(rows)) - math.log2(place)
+
+
+def draw(curves: dict[str, dict[float, float]], file: Path) -> None:
+    """Held-out loss against epsilon, a line for each size of delta."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(7, 4.5))
+    for name, curve in curves.items():
+        targets = [e for e in curve if math.isfinite(e)]
+        (line,) = panel.plot(targets, [curve[e] for e in targets], marker="o", label=name)
+        panel.axhline(curve[math.inf], color=line.get_color(), linestyle=":", linewidth=1)
+    panel.set(
+        xscale="log",
+        yscale="log",
+        xlabel=f"epsilon of the round (delta {TARGET_DELTA:g})",
+        ylabel="held-out loss, nats (lower is better)",
+        title=f"{POPULATIONS[-1]:,} contributors; dotted: without noise",
+    )
+    panel.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def _key(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name.lower()).replace("__", "_").strip("_")
+
+
+def main() -> None:
+    arguments: argparse.Namespace = options("what privacy costs and keeps").parse_args()
+    report = Report("privacy", peer=f"dp-accounting {version('dp-accounting')}")
+    began = time.perf_counter()
+    accounts(report)
+    with tempfile.TemporaryDirectory() as folder:
+        contributors, steps = (4, 15) if arguments.quick else (32, 40)
+        curves = utility(report, contributors, steps, Path(folder) / "utility")
+        attacks(report, 2 if arguments.quick else 8, 15 if arguments.quick else 80, Path(folder) / "attacks")
+    report.figure("seconds", time.perf_counter() - began)
+    if arguments.plot:
+        draw(curves, arguments.plot)
+        console.print(f"picture: {arguments.plot}")
+        arguments.plot = None
+    report.finish(arguments)
+
+
+if __name__ == "__main__":
+    main()
