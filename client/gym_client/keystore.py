@@ -103,8 +103,8 @@ class Keystore:
         """
         self.main()
         files = self._files()
-        keys = [self._load(path) for path in files]
         secret = new.create(str(self.main_path))
+        keys = [self._load_either(path, secret) for path in files]
         for path, key in zip(files, keys, strict=True):
             write_atomically(path, key.to_pem(secret), mode=0o600)
         self._drop_partial()
@@ -134,6 +134,15 @@ class Keystore:
             raise
         _opened[path] = (stamp, key)
         return key
+
+    def _load_either(self, path: Path, new: bytes) -> SigningKey:
+        """A key that has its present passphrase, or already the new one since a kill cut the change short."""
+        try:
+            return SigningKey.load(path, lambda _: new)
+        except GymError as error:
+            if error.code is not ErrorCode.KEY_LOCKED:
+                raise
+        return self._load(path)
 
     def _secret(self) -> bytes:
         return passphrases(self.folder).get(str(self.main_path))

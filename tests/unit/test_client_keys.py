@@ -132,6 +132,19 @@ def test_encrypting_leaves_no_plain_key_behind_and_the_passphrase_is_asked_once(
 
 
 @pytest.mark.usefixtures("quick_scrypt")
+def test_a_change_of_passphrase_that_was_killed_half_way_goes_on(home: Home) -> None:
+    store, old = Keystore(home.folder), home.key
+    store.keep_main()
+    store.encrypt(PassphraseSource("NONE", ask=lambda question: WORDS))
+    former = next((home.folder / "keys").glob("*.pem"))
+    former.write_bytes(old.to_pem(b"the new words"))  # written, and then the process was killed
+    passphrases(home.folder).ask = lambda question: WORDS
+    store.encrypt(PassphraseSource("NONE", ask=lambda question: "the new words"))
+    for path in (former, store.main_path):
+        assert SigningKey.load(path, lambda what: b"the new words").public_key == old.public_key
+
+
+@pytest.mark.usefixtures("quick_scrypt")
 def test_a_passphrase_typed_differently_or_too_short_changes_nothing(home: Home) -> None:
     before = home.key.to_pem()
     answers = iter([WORDS, WORDS + "x", "short", "short"])

@@ -15,8 +15,8 @@ from gym_server.ledger import Ledger
 from gym_server.payouts import Payouts
 from gym_server.setup import init_hub
 from gym_server.store.database import Database
-from gym_server.store.tables import credits, key_refusals, rounds
-from sqlalchemy import func, select
+from gym_server.store.tables import accounts, credits, key_refusals, rounds, transfers
+from sqlalchemy import delete, func, select, update
 
 from gym_fed.config.server import EnrolmentConfig
 from gym_fed.errors import ErrorCode, GymError
@@ -60,7 +60,9 @@ class Hub:
             number = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0) + 1
             row = {"server_round": number, "state": "committed", "base_height": 0, "opened_at": self.now}
             tx.execute(rounds.insert().values(**row, closed_at=self.now, reason=""))
-            tx.execute(credits.insert().values(server_round=number, contributor=contributor, amount=amount))
+            paid = {"server_round": number, "contributor": contributor, "amount": amount}
+            tx.execute(credits.insert().values(**paid))
+            self.ledger.append(tx, "credit", paid)
 
     def rotate(self, contributor: str, old: SigningKey, new: SigningKey) -> dict[str, Any]:
         said = Rotation(
@@ -315,6 +317,33 @@ def test_the_ledger_tells_whoever_reads_it_which_key_was_good_when(hub: Hub, own
     assert hub.code(key_at, entries, "c0000000000000000") is ErrorCode.NOT_FOUND
     forged = [entries[0], {"kind": "rotated", "body": {**entries[1]["body"], "public_key": "00" * 32}}]
     assert hub.code(key_at, forged, account) is ErrorCode.STATE_CORRUPT
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (update(transfers).values(status="settled"), "transfers"),
+        (update(transfers).values(amount=1), "transfers"),
+        (delete(transfers), "transfers"),
+        (update(accounts).values(status="active"), "accounts"),
+        (update(accounts).where(accounts.c.status == "revoked").values(public_key=b"k" * 32), "keys"),
+    ],
+    ids=["settled", "amount", "deleted", "status", "key"],
+)
+def test_a_key_or_transfer_that_the_ledger_does_not_tell_of_is_found(
+    hub: Hub, owner: SigningKey, change: Any, told: str
+) -> None:
+    account, friend = hub.enrol(owner), hub.enrol(other := SigningKey.generate())
+    hub.earn(account, 100)
+    hub.now += 2 * HOLD
+    hub.transfer(account, owner, friend, 40)
+    hub.revoke(friend, other)
+    assert hub.ledger.verify()["transfers"] == 1
+    with hub.database.transaction() as tx:
+        tx.execute(change)
+    with pytest.raises(GymError, match=told) as caught:
+        hub.ledger.verify()
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
 
 
 def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(

@@ -34,7 +34,7 @@ def written(database: Database) -> Ledger:
     found = Ledger(database, SigningKey.generate())
     for server_round in (1, 2):
         with database.transaction() as tx:
-            found.append(tx, "enrolled", {"contributor": ANN, "name": "Ännchen \n"})
+            found.append(tx, "note", {"contributor": ANN, "name": "Ännchen \n"})
             row = {"server_round": server_round, "contributor": BOB, "amount": 5}
             found.append(tx, "credit", row)
             tx.execute(credits.insert().values(**row))
@@ -72,7 +72,7 @@ def test_an_empty_ledger_has_no_head(database: Database) -> None:
 
 def test_every_entry_is_proved_under_every_head_that_holds_it(written: Ledger, database: Database) -> None:
     with database.transaction() as tx:
-        written.append(tx, "left", {"contributor": ANN})
+        written.append(tx, "note", {"contributor": ANN})
     for sequence in range(1, 6):
         for size in (0, 2, 4):
             if size and size < sequence:
@@ -185,11 +185,11 @@ def test_a_database_of_schema_1_is_taken_over_with_its_ledger(tmp_path: Path) ->
     file.execute("INSERT INTO settings VALUES ('schema_version', '1')")
     for sequence in (1, 2, 3):
         body = {"contributor": ANN, "name": "ann", "at": sequence}
-        told = {"sequence": sequence, "kind": "enrolled", "body": body, "previous_hash": previous}
+        told = {"sequence": sequence, "kind": "note", "body": body, "previous_hash": previous}
         digest = canonical_digest(told)
         row = (
             sequence,
-            "enrolled",
+            "note",
             canonical_json(body).decode(),
             previous,
             digest,

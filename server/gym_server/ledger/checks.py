@@ -13,11 +13,13 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from gym_server.store.tables import (
+    accounts,
     contributions,
     credits,
     privacy_spending,
     reputations,
     royalties,
+    transfers,
     updates,
     versions,
 )
@@ -45,7 +47,31 @@ class TableCheck:
     row: Callable[[Any], tuple[Hashable, Any]]
 
 
+_STATUS = {"enrolled": "active", "rebound": "active", "left": "left", "revoked": "revoked"}
+_MOVES = {"transfer": "pending", "transfer-settled": "settled", "transfer-cancelled": "cancelled"}
+
 CHECKS: list[TableCheck] = [
+    TableCheck(
+        "accounts",
+        tuple(_STATUS),
+        lambda kind, body: [(body["contributor"], _STATUS[kind])],
+        select(accounts.c.contributor, accounts.c.status),
+        lambda row: (row.contributor, row.status),
+    ),
+    TableCheck(
+        "keys",
+        ("enrolled", "rotated", "rebound"),
+        lambda kind, body: [(body["contributor"], body["public_key"])],
+        select(accounts.c.contributor, accounts.c.public_key),
+        lambda row: (row.contributor, row.public_key.hex()),
+    ),
+    TableCheck(
+        "transfers",
+        tuple(_MOVES),
+        lambda kind, body: [(body["transfer"], (_MOVES[kind], body["from"], body["to"], body["amount"]))],
+        select(transfers),
+        lambda row: (row.transfer, (row.status, row.sender, row.recipient, row.amount)),
+    ),
     TableCheck(
         "versions",
         ("version",),
