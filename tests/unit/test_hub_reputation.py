@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from gym_server.replay import replay
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rewards.split import split
@@ -166,3 +168,25 @@ def test_the_pool_is_split_by_score_and_by_work() -> None:
 def test_settings_that_would_do_nothing_are_refused(rewards: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ServerConfig.model_validate({"rewards": rewards})
+
+
+def test_the_configs_of_the_guide_are_what_it_says() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
+    rewards, soup = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", page, re.S | re.M))
+    config = ServerConfig.model_validate(rewards | {"soup": {**soup["soup"], "num_malicious_nodes": 0}})
+    assert config.rewards.weights == (0.8, pytest.approx(0.2))
+    assert config.rewards == RewardsConfig(score="estimate", score_options={"points": 1}, quality_weight=0.8)
+    assert config.soup.reputation_floor == 0.1
+
+
+@pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])
+def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str) -> None:
+    with pytest.raises(ValueError, match=r"write rewards: {similarity_threshold: null}.*{min_norm_ratio: 0}"):
+        RewardsConfig().refuse_hidden(section)
+    with pytest.raises(ValueError, match=f"looks into single updates, which {section} hides"):
+        RewardsConfig(score="estimate").refuse_hidden(section)
+    off: dict[str, Any] = {"similarity_threshold": None, "stale_threshold": None, "min_norm_ratio": 0}
+    RewardsConfig(**off).refuse_hidden(section)
+    config = {"privacy": {"epsilon": 4.0}} if section == "privacy" else {section: {}}
+    with pytest.raises(ValueError, match=r"rewards: {stale_threshold: null}"):
+        ServerConfig.model_validate(config)

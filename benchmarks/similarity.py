@@ -1,0 +1,129 @@
+"""How alike honest updates are, and those of one contributor under two keys: what a threshold can tell apart.
+
+    python benchmarks/similarity.py [--quick] [--json]
+
+Real training of small models: gym-nano on text tasks, stories260K on Shakespeare's speakers where the team's folder is
+there. The cosine is that of ``gym_fed.soup.similarity`` on dense updates and on the same written as signs.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _report import Report, options
+from quality import Sequences, summed_loss
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.data import encode_rows
+from gym_fed.data.tasks import generate
+from gym_fed.delta import BaseSpec, DeltaFile, encode_source, model_tensors
+from gym_fed.models import load_model
+from gym_fed.soup.similarity import similarities
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+CONTRIBUTORS = 4
+THRESHOLD = 0.9
+CODECS = {
+    "dense": CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False),
+    "signs": CodecPolicy(codec="bitdelta", error_feedback=False),
+}
+TASKS = ("copy", "double", "reverse", "upper")
+
+Delta = dict[str, torch.Tensor]
+
+
+def main() -> None:
+    arguments = options(__doc__ or "").parse_args()
+    torch.set_num_threads(1)
+    report = Report("similarity")
+    most = 0.0
+    for name, (model, like, unlike) in _scenes().items():
+        for steps in (3,) if arguments.quick else (3, 20, 50):
+            base = {n: t.detach().clone() for n, t in model_tensors(model).items()}
+            honest = [_trained(model, text, steps, 0) for text in like]
+            others = [_trained(model, text, steps, 0) for text in unlike]
+            again = [_trained(model, like[0], steps, seed) for seed in range(CONTRIBUTORS)]
+            for codec in CODECS:
+                for what, deltas in (("like", honest), ("unlike", others), ("again", again)):
+                    low, high = _range(base, deltas, codec)
+                    key = f"{name}_{steps}_steps_{what}_data_{codec}"
+                    report.figure(f"{key}_min", low)
+                    report.figure(f"{key}_max", high)
+                    print(f"{name}, {steps} steps, {what} data, {codec}: {low:.2f} to {high:.2f}", flush=True)
+                    if what != "again":
+                        most = max(most, high)
+    report.aim("the most alike honest pair, below the threshold", figure=most, aim=THRESHOLD, better="lower")
+    report.finish(arguments)
+
+
+def _scenes() -> dict[str, tuple[Any, list[Sequences], list[Sequences]]]:
+    """By name a model, texts of one kind, and texts of different kinds."""
+    nano = load_model("gym-nano")
+
+    def task(name: str, seed: int) -> Sequences:
+        return _encoded(nano.tokenizer, generate(name, 64, seed=seed), packing=False)
+
+    found = {
+        "gym-nano": (
+            nano.model,
+            [task("copy", seed) for seed in range(CONTRIBUTORS)],
+            [task(name, 0) for name in TASKS],
+        )
+    }
+    if SHARED.is_dir():
+        stories = load_model(str(SHARED / "models" / "stories260K"))
+        lines = (SHARED / "data" / "shakespeare_by_speaker" / "speakers.jsonl").read_text(encoding="utf-8")
+        speakers = [
+            _encoded(stories.tokenizer, [{"text": t} for t in json.loads(line)["speeches"]], packing=True)
+            for line in lines.splitlines()[:CONTRIBUTORS]
+        ]
+        whole = [row for speaker in speakers for row in speaker]
+        shards = [whole[i::CONTRIBUTORS] for i in range(CONTRIBUTORS)]
+        found["stories260K"] = (stories.model, shards, speakers)
+    return found
+
+
+def _encoded(tokenizer: Any, rows: list[dict[str, Any]], packing: bool) -> Sequences:
+    encoded = encode_rows(tokenizer, rows, max_length=96, packing=packing)
+    return [(torch.tensor(row["input_ids"]), torch.tensor(row["labels"])) for row in encoded]
+
+
+def _trained(model: Any, text: Sequences, steps: int, seed: int) -> Delta:
+    tuned = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(tuned.parameters(), lr=1e-3, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    tuned.train()
+    for _ in range(steps):
+        chosen = torch.randint(len(text), (8,), generator=generator).tolist()
+        optimizer.zero_grad()
+        total, count = summed_loss(tuned, [text[i] for i in chosen])
+        (total / count).backward()
+        optimizer.step()
+    before = model_tensors(model)
+    return {name: (tensor - before[name]).detach() for name, tensor in model_tensors(tuned).items()}
+
+
+def _range(base: Delta, deltas: list[Delta], codec: str) -> tuple[float, float]:
+    """The least and the largest similarity of a pair."""
+    spec = BaseSpec.of(base, "base")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        files = []
+        for i, delta in enumerate(deltas):
+            path = Path(folder) / f"{i}.gymdelta"
+            encode_source(delta.__getitem__, CODECS[codec], path, spec)
+            files.append(stack.enter_context(DeltaFile.open(path, spec)))
+        alike = similarities(files, spec)
+    pairs = [alike[i, j] for i, j in itertools.combinations(range(len(files)), 2)]
+    return float(np.min(pairs)), float(np.max(pairs))
+
+
+if __name__ == "__main__":
+    main()
