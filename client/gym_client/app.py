@@ -25,7 +25,7 @@ from gym_client.tasks import FinishedUpdate, TaskFolder
 from gym_client.work import Setup, parse_task, perform
 from gym_fed.config.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.privacy.secure_aggregation.messages import ACTIONS, ADVERTISE, RECORD, SHARE, UNMASK
+from gym_fed.privacy.secure_aggregation.messages import ACTIONS, ADVERTISE, CONFIRM, RECORD, SHARE, UNMASK
 from gym_fed.wire.limits import DELTA_STYPE
 from gym_fed.wire.records import reference
 
@@ -78,6 +78,12 @@ def advertise_keys(message: Message, context: Context) -> Message:
 def share_keys(message: Message, context: Context) -> Message:
     """Second stage: this round's secrets, split among all who began."""
     return _stage(message, context, lambda secure, text: secure.share(text))
+
+
+@app.query(ACTIONS[CONFIRM])
+def confirm(message: Message, context: Context) -> Message:
+    """Fourth stage: a signature under the list of whose votes are in the sum."""
+    return _stage(message, context, lambda secure, text: secure.confirm(text))
 
 
 @app.query(ACTIONS[UNMASK])

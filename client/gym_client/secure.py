@@ -41,12 +41,15 @@ from gym_fed.privacy.secure_aggregation.messages import (
     RECORD,
     TRAIN,
     Advert,
+    Confirmation,
     Masking,
     Revealed,
     Roster,
     Shares,
     SignedAdvert,
     Survivors,
+    Unmasking,
+    check_confirmed,
     check_roster,
     parse,
 )
@@ -232,8 +235,8 @@ class SecureRound:
         masked.replace(folder.delta_path)
         return Trained(sha256, size, 1, {})
 
-    def unmask(self, text: object) -> Revealed:
-        """A share for each who masks: of its seed where the hub has its votes, of its mask key where it has not.
+    def confirm(self, text: object) -> Confirmation:
+        """Sign whose votes are in the sum; one list a round.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for a second, different list of survivors, for one that is too short, and for
@@ -252,6 +255,23 @@ class SecureRound:
         if len(survivors) < self._threshold:
             raise self._refused(f"{len(survivors)} survivors are fewer than the threshold {self._threshold}")
         self._keep(state.model_copy(update={"survivors": survivors}))
+        failpoint("client-secure-confirmed")
+        return Confirmation.sign(survivors, self._key, self._spec.server, self._spec.server_round)
+
+    def unmask(self, text: object) -> Revealed:
+        """A share for each who masks: of its seed where the hub has its votes, of its mask key where it has not.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` for another list than this contributor signed, or one that too few signed;
+                ``SIGNATURE_INVALID`` for a signature that is not its owner's.
+        """
+        state, told = self._load(), parse(Unmasking, text)
+        if state.survivors is None or state.survivors != told.survivors:
+            raise self._refused("the hub names other survivors than this contributor has signed")
+        check_confirmed(told, self._adverts(state), self._threshold)
+        assert state.received is not None
+        assert state.own is not None
+        members, survivors = {*state.received, self._me}, state.survivors
         failpoint("client-secure-unmasking")
         held = {**state.received, self._me: state.own}
         return Revealed(

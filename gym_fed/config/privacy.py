@@ -132,7 +132,7 @@ class LocalPrivacy(StrictModel):
 class SecureAggregationConfig(StrictModel):
     """The hub learns the sum of the updates' votes and nothing about any of them (Bonawitz et al. 2017)."""
 
-    threshold: Annotated[int, Field(ge=2)] = 3
+    threshold: Annotated[int, Field(ge=2, le=200)] = 3
     """Contributors that must stay to the end of a round; fewer than these learn nothing together, and neither does the
     hub. More than half of a round's contributors is the least that withstands a hub that cheats; who comes after
     2 * threshold - 1 have begun waits for the next round."""

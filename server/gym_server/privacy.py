@@ -151,7 +151,9 @@ def promise(fed: Federation) -> dict[str, Any]:
 
 def status_json(fed: Federation) -> str:
     """``StatusReply.privacy_json``; empty where nothing is promised."""
-    told = {"central": promise(fed)} if fed.config.privacy is not None else {}
+    told: dict[str, Any] = {"central": promise(fed)} if fed.config.privacy is not None else {}
+    if fed.config.secure_aggregation is not None:
+        told["secure_aggregation"] = True
     return json.dumps(told) if told else ""
 
 

@@ -56,6 +56,11 @@ soup:
   codec:
     codec: dense                # how the soup travels back
 
+# The hub sees the sum of the updates' signs alone; docs/secure-aggregation.md has what must be switched off for it.
+# secure_aggregation:
+#   threshold: 3                # who must stay to the end of a round; more than half of those who begin
+#   step_norm: 1.0              # L2 norm of the step that one contributor's signs stand for
+
 admission:
   max_update_bytes: 2147483648
   norm_ratio: 4.0               # an update this many times larger than the median is rejected

@@ -19,7 +19,14 @@ from gym_fed.delta import BaseSpec, encode_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.privacy.secure_aggregation.keys import new_secret, public_of
-from gym_fed.privacy.secure_aggregation.messages import Masking, Roster, Shares, Survivors
+from gym_fed.privacy.secure_aggregation.messages import (
+    Confirmation,
+    Masking,
+    Roster,
+    Shares,
+    Survivors,
+    Unmasking,
+)
 
 BASE = {"w": torch.zeros(16, 16)}
 SPEC = BaseSpec.of(BASE, "base")
@@ -67,6 +74,15 @@ class Round:
 
     def survivors(self, *names: str) -> str:
         return Survivors(survivors=sorted(self.ids[name] for name in names)).model_dump_json()
+
+    def unmasking(self, names: list[str], signers: list[str]) -> str:
+        survivors = sorted(self.ids[name] for name in names)
+        server, number = task().server, task().server_round
+        confirmations = {
+            self.ids[name]: Confirmation.sign(survivors, self.homes[name].key, server, number)
+            for name in signers
+        }
+        return Unmasking(survivors=survivors, confirmations=confirmations).model_dump_json()
 
 
 @pytest.fixture
@@ -145,13 +161,33 @@ def test_for_each_other_a_share_of_the_seed_or_of_the_mask_key_and_never_both(be
     shares = began.share()
     began.of["ann"].receive(began.masking(shares, "ann"))
     began.mask("ann")
-    revealed = began.of["ann"].unmask(began.survivors("ann", "bob"))
+    told = began.unmasking(["ann", "bob"], ["ann", "bob"])
+    began.of["ann"].confirm(began.survivors("ann", "bob"))
+    revealed = began.of["ann"].unmask(told)
     assert revealed.seeds.keys() == {began.ids["ann"], began.ids["bob"]}
     assert revealed.mask_keys.keys() == {began.ids["cyd"]}
     restarted = SecureRound(began.homes["ann"], task(), began.homes["ann"].key)
-    assert restarted.unmask(began.survivors("ann", "bob")) == revealed
-    error = refusal(lambda: restarted.unmask(began.survivors("ann", "bob", "cyd")))
+    assert restarted.unmask(told) == revealed
+    error = refusal(lambda: restarted.confirm(began.survivors("ann", "bob", "cyd")))
     assert "other survivors than before" in error.message
+    other = began.unmasking(["ann", "bob", "cyd"], ["bob", "cyd"])
+    assert "other survivors than this" in refusal(lambda: restarted.unmask(other)).message
+
+
+def test_a_list_of_survivors_that_too_few_signed_unmasks_nothing(began: Round) -> None:
+    shares = began.share()
+    began.of["ann"].receive(began.masking(shares, "ann"))
+    began.mask("ann")
+    listed = ["ann", "bob"]
+    assert "has signed" in refusal(lambda: began.of["ann"].unmask(began.unmasking(listed, listed))).message
+    began.of["ann"].confirm(began.survivors(*listed))
+    few = refusal(lambda: began.of["ann"].unmask(began.unmasking(listed, ["ann"])))
+    assert "1 contributors confirmed" in few.message
+    forged = Unmasking.model_validate_json(began.unmasking(listed, listed))
+    ids = [began.ids[name] for name in listed]
+    swapped = {ids[0]: forged.confirmations[ids[1]], ids[1]: forged.confirmations[ids[1]]}
+    told = forged.model_copy(update={"confirmations": swapped}).model_dump_json()
+    assert refusal(lambda: began.of["ann"].unmask(told)).code is ErrorCode.SIGNATURE_INVALID
 
 
 @pytest.mark.parametrize(
@@ -163,7 +199,7 @@ def test_too_few_survivors_or_a_list_without_oneself_unmask_nothing(
     shares = began.share()
     began.of["ann"].receive(began.masking(shares, "ann"))
     began.mask("ann")
-    assert why in refusal(lambda: began.of["ann"].unmask(began.survivors(*names))).message
+    assert why in refusal(lambda: began.of["ann"].confirm(began.survivors(*names))).message
 
 
 def test_a_round_that_a_hub_could_split_is_refused(tmp_path: Path) -> None:
@@ -185,4 +221,5 @@ def test_a_key_that_is_rotated_meanwhile_does_not_change_who_this_is_in_the_roun
     rotated = SecureRound(began.homes["ann"], task(), SigningKey.generate())
     rotated.receive(began.masking(shares, "ann"))
     began.mask("ann", 0, rotated)
-    assert began.ids["ann"] in rotated.unmask(began.survivors("ann", "bob")).seeds
+    rotated.confirm(began.survivors("ann", "bob"))
+    assert began.ids["ann"] in rotated.unmask(began.unmasking(["ann", "bob"], ["ann", "bob"])).seeds

@@ -191,9 +191,16 @@ def test_a_round_survives_kills_of_the_hub_and_of_a_contributor_at_every_stage(
                 break
             except Killed:
                 continue
-    stages = ["secure-share", "secure-train", "state-merging", "secure-unmask", "secure-unmasked"]
+    stages = [
+        "secure-share",
+        "secure-train",
+        "state-merging",
+        "secure-confirm",
+        "secure-unmask",
+        "secure-unmasked",
+    ]
     assert [name for name in killed if not name.startswith("client")] == stages
-    lines = ["client-secure-" + line for line in ("advertised", "shared", "masked", "unmasking")]
+    lines = ["client-secure-" + line for line in ("advertised", "shared", "masked", "confirmed", "unmasking")]
     assert [name for name in killed if name.startswith("client")] == lines
     with Federation.open(hub) as fed:
         assert fed.journal.history()[-1]["verdicts"] == {"merged": 4}
@@ -203,7 +210,7 @@ def test_a_round_survives_kills_of_the_hub_and_of_a_contributor_at_every_stage(
 @pytest.mark.usefixtures("untrained")
 @pytest.mark.parametrize(
     ("stage", "merged"),
-    [("query.advertise_keys", NAMES[:3]), ("query.share_keys", NAMES[:3]), ("query.unmask", NAMES)],
+    [("query.share_keys", NAMES[:3]), ("query.confirm", NAMES), ("query.unmask", NAMES)],
     ids=lambda value: value if isinstance(value, str) else str(len(value)),
 )
 def test_who_goes_for_good_at_any_stage_does_not_end_the_round(
@@ -238,7 +245,7 @@ def test_below_the_threshold_the_round_ends_with_its_reason_and_nobody_is_asked_
         ended = fed.journal.history()[0]
     assert "2 masked updates at the deadline; 3 are needed, and nothing was unmasked" in ended["reason"]
     assert ended["verdicts"] == {"aborted": 2}
-    assert "query.unmask" not in {kind for _, kind in grid.heard}
+    assert not {"query.confirm", "query.unmask"} & {kind for _, kind in grid.heard}
 
 
 def _state(fed: Federation) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
@@ -11,14 +11,15 @@ from gym_fed.config.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, contributor_id, verify_signature
 
-ADVERTISE, SHARE, TRAIN, UNMASK = "advertise", "share", "train", "unmask"
-STAGES = (ADVERTISE, SHARE, TRAIN, UNMASK)
+ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK = "advertise", "share", "train", "confirm", "unmask"
+STAGES = (ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK)
 RECORD = "secure"
 """Name of the config record, with one key ``json``, that carries these messages."""
-ACTIONS = {ADVERTISE: "advertise_keys", SHARE: "share_keys", UNMASK: "unmask"}
+ACTIONS = {ADVERTISE: "advertise_keys", SHARE: "share_keys", CONFIRM: "confirm", UNMASK: "unmask"}
 """Flower's query action of each stage but training, which is Flower's own ``train``."""
 
-MAX_CONTRIBUTORS = 500
+MAX_CONTRIBUTORS = 400
+Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Id = Annotated[str, Field(pattern=r"^c[0-9a-f]{16}$")]
 T = TypeVar("T", bound=StrictModel)
@@ -47,7 +48,7 @@ class SignedAdvert(StrictModel):
     """An advert under its owner's Ed25519 key."""
 
     advert: Advert
-    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+    signature: Signature
 
     @classmethod
     def sign(cls, advert: Advert, key: SigningKey) -> SignedAdvert:
@@ -88,9 +89,31 @@ class Masking(StrictModel):
 
 
 class Survivors(StrictModel):
-    """Hub to contributor, stage unmask: whose masked votes the hub has."""
+    """Hub to contributor, stage confirm: whose masked votes the hub has."""
 
     survivors: list[Id] = Field(max_length=MAX_CONTRIBUTORS)
+
+
+class Confirmation(StrictModel):
+    """Contributor to hub, stage confirm: its signature under that list, the only one that it ever gives."""
+
+    signature: Signature
+
+    @classmethod
+    def sign(cls, survivors: Sequence[str], key: SigningKey, server: str, server_round: int) -> Confirmation:
+        return cls(signature=key.sign(_confirmed(survivors, server, server_round)).hex())
+
+    def verify(self, advert: Advert, survivors: Sequence[str]) -> None:
+        """Raises ``SIGNATURE_INVALID`` unless the advert's owner signed this list."""
+        signed = _confirmed(survivors, advert.server, advert.server_round)
+        verify_signature(bytes.fromhex(advert.public_key), signed, bytes.fromhex(self.signature))
+
+
+class Unmasking(StrictModel):
+    """Hub to contributor, stage unmask: the list again, and who signed it."""
+
+    survivors: list[Id] = Field(max_length=MAX_CONTRIBUTORS)
+    confirmations: dict[Id, Confirmation] = Field(max_length=MAX_CONTRIBUTORS)
 
 
 class Revealed(StrictModel):
@@ -98,6 +121,31 @@ class Revealed(StrictModel):
 
     seeds: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     mask_keys: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
+
+
+def _confirmed(survivors: Sequence[str], server: str, server_round: int) -> dict[str, object]:
+    return {"gym-secagg-1 survivors": list(survivors), "server": server, "server_round": server_round}
+
+
+def check_confirmed(told: Unmasking, adverts: Mapping[str, Advert], threshold: int) -> None:
+    """Whether ``threshold`` contributors signed the same list.
+
+    Everybody signs one list, so that no two lists have so many signatures as long as the threshold is more than half of
+    those who began. Without this a hub could tell each contributor of other survivors, and learn the sum of fewer votes
+    than the threshold from shares that no two of them would have given together.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``.
+    """
+    for signer, confirmation in told.confirmations.items():
+        if signer not in adverts:
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"{signer} confirms survivors, but did not begin")
+        confirmation.verify(adverts[signer], told.survivors)
+    if len(told.confirmations) < threshold:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"{len(told.confirmations)} contributors confirmed who survives, fewer than the threshold {threshold}",
+        )
 
 
 def parse(kind: type[T], text: object) -> T:

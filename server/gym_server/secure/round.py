@@ -1,7 +1,7 @@
-"""A secure round from the first keys to the last share: advertise, share, train, unmask.
+"""A secure round from the first keys to the last share: advertise, share, train, confirm, unmask.
 
-The journal's states stay what they are: all but the last stage are ``collecting``; the freeze to ``merging`` fixes who
-survives, and the unmasking comes after it. A stage ends when everybody it still can hear from has spoken and enough
+The journal's states stay what they are: the first three stages are ``collecting``; the freeze to ``merging`` fixes who
+survives, and the last two come after it. A stage ends when everybody it still can hear from has spoken and enough
 have, or at its deadline; who comes back in time is asked again, who comes later sits the round out.
 """
 
@@ -22,17 +22,19 @@ from gym_fed.failpoints import failpoint
 from gym_fed.privacy.secure_aggregation.messages import (
     ACTIONS,
     ADVERTISE,
-    MAX_CONTRIBUTORS,
+    CONFIRM,
     RECORD,
     SHARE,
     TRAIN,
     UNMASK,
+    Confirmation,
     Masking,
     Revealed,
     Roster,
     Shares,
     SignedAdvert,
     Survivors,
+    Unmasking,
     parse,
 )
 from gym_server.federation import Federation
@@ -133,8 +135,15 @@ class SecureRound:
                     if sender != node
                 }
             )
+        if stage.name == CONFIRM:
+            return Survivors(survivors=list(ids(self._stages, self._number, CONFIRM)))
         if stage.name == UNMASK:
-            return Survivors(survivors=list(ids(self._stages, self._number, UNMASK)))
+            adverts_of = self._stages.adverts(self._number, UNMASK)
+            said = self._stages.replies(self._number, CONFIRM, Confirmation)
+            return Unmasking(
+                survivors=list(ids(self._stages, self._number, UNMASK)),
+                confirmations={adverts_of[node].advert.contributor: one for node, one in said.items()},
+            )
         return None
 
     def _pull(self, stage: Stage) -> None:
@@ -176,6 +185,11 @@ class SecureRound:
             shares = parse(Shares, text)
             self._same({*shares.sealed}, {*ids(self._stages, self._number, SHARE)} - {own})
             return shares
+        if stage.name == CONFIRM:
+            confirmation = parse(Confirmation, text)
+            advert = self._stages.adverts(self._number)[node].advert
+            confirmation.verify(advert, list(ids(self._stages, self._number, CONFIRM)))
+            return confirmation
         revealed = parse(Revealed, text)
         survivors = {*ids(self._stages, self._number, UNMASK)}
         self._same({*revealed.seeds}, survivors)
@@ -216,12 +230,14 @@ class SecureRound:
             return self._unmasked(stage)
         if stage.name == TRAIN and self._require().state == MERGING:
             return self._freeze()
+        if stage.name == CONFIRM:
+            return self._confirmed(stage)
         tasks = self._tasks(stage)
         replied = [node for node, (_, outcome) in tasks.items() if outcome == "replied"]
         if stage.name == TRAIN:
             return self._trained(stage, tasks)
         if stage.name == ADVERTISE:
-            most = min(2 * self._threshold - 1, MAX_CONTRIBUTORS)
+            most = 2 * self._threshold - 1
             if len(replied) > most:
                 log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
             replied, wanted = replied[:most], beginners(self._fed.config)
@@ -264,17 +280,36 @@ class SecureRound:
         survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
         if len(survivors) < stayers(self._fed.config):
             return self._abort(f"{len(survivors)} masked updates of keys that stand")
-        self._stages.begin(self._number, UNMASK, survivors)
+        self._stages.begin(self._number, CONFIRM, survivors)
+        failpoint(f"secure-{CONFIRM}")
+        return False
+
+    def _confirmed(self, stage: Stage) -> bool:
+        confirmed = len(self._stages.replies(self._number, CONFIRM, Confirmation))
+        over = self._is_over(stage)
+        if confirmed < self._threshold:
+            return self._abort(f"{confirmed} contributors stayed to confirm") if over else False
+        if confirmed < len(stage.members or []) and not over and self._is_asking(stage):
+            return False
+        self._stages.begin(self._number, UNMASK, stage.members)
         failpoint(f"secure-{UNMASK}")
         return False
 
-    def _unmasked(self, stage: Stage) -> bool:
+    def _is_asking(self, stage: Stage) -> bool:
+        """Whether an answer is still under way."""
+        return any(outcome == "" for _, outcome in self._tasks(stage).values())
+
+    def _is_over(self, stage: Stage) -> bool:
+        """Whether no answer can come any more."""
         tasks = self._tasks(stage)
-        revealed = self._stages.replies(self._number, UNMASK, Revealed)
-        waiting = any(outcome in ("", "lost") for _, outcome in tasks.values()) or len(tasks) < len(
-            stage.members or []
+        waiting = any(outcome in ("", "lost") for _, outcome in tasks.values())
+        return (not waiting and len(tasks) >= len(stage.members or [])) or time.time() >= self._deadline(
+            stage
         )
-        over = not waiting or time.time() >= self._deadline(stage)
+
+    def _unmasked(self, stage: Stage) -> bool:
+        revealed = self._stages.replies(self._number, UNMASK, Revealed)
+        over = self._is_over(stage)
         if len(revealed) < self._threshold:
             if not over:
                 return False

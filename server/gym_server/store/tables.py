@@ -205,7 +205,7 @@ secure_stages = Table(
     "secure_stages",
     metadata,
     Column("server_round", Integer, primary_key=True),
-    Column("stage", String, primary_key=True),  # advertise | share | train | unmask
+    Column("stage", String, primary_key=True),  # advertise | share | train | confirm | unmask
     Column("members", Text),  # JSON list of node ids; null for whoever is there
     Column("started_at", Float, nullable=False),
 )
