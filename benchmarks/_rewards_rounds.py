@@ -31,7 +31,7 @@ from gym_fed.evaluation.soup_game import SoupGame, round_coefficients  # noqa: E
 from gym_fed.models import load_model  # noqa: E402
 
 CONTRIBUTORS = 8
-LENGTH, BATCH = 128, 8
+LENGTH, BATCH = 64, 8
 CODEC = CodecPolicy(
     codec="bitdelta",
     group_size="auto",

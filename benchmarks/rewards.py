@@ -1,6 +1,6 @@
 """Contribution scores against exact Shapley values: agreement, cost, and what free-riders of every kind get.
 
-    python benchmarks/rewards.py [--shared FOLDER] [--seeds N] [--quick] [--json] [--plot FILE]
+    python benchmarks/rewards.py [--part methods|game] [--shared FOLDER] [--seeds N] [--quick] [--json] [--plot FILE]
 
 Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in four
 compositions: eight honest contributors, also with a step twice as long; five with an update of zeros, one of noise and
@@ -8,11 +8,12 @@ an honest one with its signs flipped; five with a stale update, a copy under oth
 contributor's own text under a second key. All 256 coalitions are evaluated once for every round; each method is then
 counted as if it were alone. The share is of these 256, a gradient counting for three. Agreement is Spearman's rank
 correlation with the exact values. The settings of methods are their defaults, and were chosen on other seeds than
-these.
+these. ``--part game`` compares two definitions of the game itself with retraining (``_denominators.py``).
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _denominators import measure
 from _report import Report, options
 from _rewards_rounds import COMPOSITIONS, CONTRIBUTORS, REPOSITORY, Season, World
 from scipy.stats import spearmanr
@@ -45,11 +47,23 @@ def main() -> None:
         "--shared", type=Path, default=REPOSITORY.parent / "shared", help="stories260K and its data"
     )
     parser.add_argument("--seeds", type=int, default=5, help="rounds of each composition")
+    parser.add_argument(
+        "--part", choices=("methods", "game"), help="one of the two comparisons; both by default"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    report = Report("rewards", peer="exact Shapley")
+    if arguments.part != "game":
+        _methods(report, arguments)
+    if arguments.part != "methods" and not arguments.quick:
+        measure(report)
+    arguments.plot = None
+    report.finish(arguments)
+
+
+def _methods(report: Report, arguments: argparse.Namespace) -> None:
     seeds = 1 if arguments.quick else arguments.seeds
     world = World(arguments.shared if arguments.shared.is_dir() else None, 6 if arguments.quick else HELDOUT)
-    report = Report("rewards", peer="exact Shapley")
     found: Found = {}
     seconds: dict[str, list[float]] = {"evaluation": [], "estimate": []}
     alike: dict[str, list[float]] = {}
@@ -59,7 +73,10 @@ def main() -> None:
             with season.round(composition) as game:
                 _score(game, composition, found, seconds)
                 _similarities(game.gram(), COMPOSITIONS[composition], alike)
-            print(f"seed {seed}, {composition}", file=sys.stderr, flush=True)
+            agreement = ", ".join(
+                f"{n} {_agreements(found, composition, n)[-1]:.3f}" for n in contribution_method_names()
+            )
+            print(f"seed {seed}, {composition}: {agreement}", file=sys.stderr, flush=True)
     _agreement(report, found)
     _free_riders(report, found)
     for kind, values in alike.items():
@@ -72,8 +89,6 @@ def main() -> None:
     if arguments.plot:
         _draw(found, arguments.plot)
         print(f"picture: {arguments.plot}")
-    arguments.plot = None
-    report.finish(arguments)
 
 
 def _score(game: SoupGame, composition: str, found: Found, seconds: dict[str, list[float]]) -> None:

@@ -22,6 +22,9 @@ from gym_fed.soup.stacks import stacks_of
 WORST = 10.0
 """Nats by which a coalition can be worse than nobody: a model that broke counts for this much, and no more."""
 
+KEPT_BYTES = 64 << 20
+"""Decoded updates are kept while all of them together take no more than this; larger ones are decoded every time."""
+
 
 class SoupGame:
     """``v(S) = loss(model) - loss(model + sum_{i in S} c_i u_i)``; see ``gym_fed.soup.contribution``.
@@ -63,6 +66,8 @@ class SoupGame:
         self._kept = {name: tensors[name].clone() for name in self._names}
         self._sum: dict[str, Tensor] = {}
         self._in_sum: Coalition = frozenset()
+        size = 4 * sum(update.num_weights for update in updates)
+        self._decoded: dict[tuple[int, str], Tensor] | None = {} if size <= KEPT_BYTES else None
         self._base_loss: float | None = None
         self._chance: Vector | None = None
 
@@ -106,10 +111,9 @@ class SoupGame:
             steepness = float((slope * slope).sum())
             for i, (update, coefficient) in enumerate(zip(self._updates, self._coefficients, strict=True)):
                 if name in update:
-                    change = update.decode(name).to(torch.float64)
+                    change = self._change(i, name).to(torch.float64)
                     found[i] -= coefficient * float((slope * change).sum())
                     spread[i] += coefficient**2 * steepness * float((change * change).mean())
-                    update.release(name)
         self._chance = np.sqrt(spread)
         return found
 
@@ -174,10 +178,19 @@ class SoupGame:
         factor = share * self._coefficients[i]
         if factor == 0.0:
             return
-        update = self._updates[i]
-        for name in update.names:
-            total[name].add_(update.decode(name).to(total[name].device), alpha=factor)
-            update.release(name)
+        for name in self._updates[i].names:
+            total[name].add_(self._change(i, name).to(total[name].device), alpha=factor)
+
+    def _change(self, i: int, name: str) -> Tensor:
+        """A tensor of an update, float32; not to be written to."""
+        kept = self._decoded
+        if kept is not None and (i, name) in kept:
+            return kept[i, name]
+        found = self._updates[i].decode(name)
+        self._updates[i].release(name)
+        if kept is not None:
+            kept[i, name] = found
+        return found
 
     def _zeros(self, name: str) -> Tensor:
         return torch.zeros_like(self._kept[name], dtype=torch.float32)

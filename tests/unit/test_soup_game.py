@@ -56,9 +56,11 @@ def game_of(tiny: LoadedModel, updates: list[DeltaFile]) -> SoupGame:
     return SoupGame(tiny.model, tiny.tokenizer, updates, ROWS, COEFFICIENTS)
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20], ids=["decoded-anew", "kept"])
 def test_a_coalitions_value_is_what_its_soup_does_and_no_path_to_it_matters(
-    tiny: LoadedModel, updates: list[DeltaFile]
+    tiny: LoadedModel, updates: list[DeltaFile], kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gym_fed.evaluation.soup_game.KEPT_BYTES", kept_bytes)
     game = game_of(tiny, updates)
     before = heldout_loss(tiny.model, tiny.tokenizer, ROWS)
     for members in [(0,), (0, 1), (1,), (1, 3), (0, 1, 3), (0, 1, 2, 3), (3,), (2,), (0, 3), (0, 1, 3)] * 2:
