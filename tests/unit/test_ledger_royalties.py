@@ -106,6 +106,9 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
                     credit = {"server_round": paid.server_round, "contributor": who, "amount": amount}
                     fed.ledger.append(tx, "credit", credit)
                     tx.execute(credits.insert().values(**credit))
+            for number, who in enumerate((ANN, BOB, CAT, OWNER)):
+                key = bytes([number]) * 32
+                fed.ledger.append(tx, "enrolled", {"contributor": who, "public_key": key.hex()})
             fed.ledger.sign_head(tx)
         yield fed
 
@@ -186,13 +189,13 @@ def test_options_that_do_not_go_together_are_refused(hub: Federation, options: t
 def test_show_head_export_and_verify_tell_of_one_ledger(hub: Federation, tmp_path: Path) -> None:
     entries = run(hub, "show")
     assert [e["sequence"] for e in run(hub, "show", "--kind", "credit", "--limit", "2")] == [2, 3]
-    assert [e["sequence"] for e in run(hub, "show", "--contributor", BOB, "--from", "4")] == [5]
+    assert [e["sequence"] for e in run(hub, "show", "--contributor", BOB, "--from", "4")] == [5, 9]
     head = run(hub, "head")
-    assert head["head"]["size"] == len(entries) == 7
+    assert head["head"]["size"] == len(entries) == 11
     file = tmp_path / "ledger.jsonl"
     assert run(hub, "export", str(file))["hash"] == head["head"]["hash"] == entries[-1]["hash"]
     done = CliRunner().invoke(cli.app, ["ledger", "verify", "--file", str(file), "--json"])
-    assert json.loads(done.stdout) == {"valid": True, "server": hub.server, "entries": 7, "heads": 1}
+    assert json.loads(done.stdout) == {"valid": True, "server": hub.server, "entries": 11, "heads": 1}
     other = CliRunner().invoke(cli.app, ["ledger", "verify", "--file", str(file), "--server", "s" + "0" * 16])
     assert isinstance(other.exception, GymError)
-    assert run(hub, "verify")["entries"] == 7
+    assert run(hub, "verify")["entries"] == 11
