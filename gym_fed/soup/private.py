@@ -160,7 +160,9 @@ class SignVotes(Query):
         return lambda count: source.discrete_gaussian(self._variance, count, f"tensor/{name}")
 
     def exact(self, name: str, block: NDArray[np.floating]) -> Integers:
-        total: Integers = np.sign(block).sum(axis=0, dtype=np.float64).astype(np.int64)
+        signs = np.sign(block)
+        signs[np.isnan(signs)] = 0  # what overflowed votes for nothing
+        total: Integers = signs.astype(np.int64).sum(axis=0)
         return total
 
     def value(self, noised: Integers) -> Floats:

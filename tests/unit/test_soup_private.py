@@ -112,6 +112,14 @@ def test_a_vote_changes_the_query_by_the_root_of_the_coordinates_at_most() -> No
     assert query.exact("w", rows).tolist() == [1, -1, 0, 1]
     rows[0] = 0
     assert query.exact("w", rows).tolist() == [0, 0, 0, 0]
+    rows[0] = [np.nan, np.inf, -np.inf, np.nan]
+    assert query.exact("w", rows).tolist() == [0, 1, -1, 0]
+
+
+def test_an_update_that_overflows_counts_as_zero() -> None:
+    factors = scale_factors([[float("inf"), 1.0], [float("nan"), 1.0], [3.0, 4.0]], 1.0, per_layer=False)
+    assert factors[:2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert on_lattice(np.array([[np.inf], [np.nan], [3.0]]), factors[:, 0])[:2].tolist() == [[0], [0]]
 
 
 @settings(max_examples=60, deadline=None)
