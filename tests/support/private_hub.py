@@ -73,7 +73,7 @@ class PrivateRounds:
         )
         return path
 
-    def collect(self, scale: float = 0.05) -> int:
+    def collect(self, scale: float = 0.05, send: bool = True) -> int:
         """Open the next round, or go on with the open one, and send everybody's update; returns its number."""
         current = self.fed.journal.current()
         number = current.server_round + 1 if current and current.state in ("committed", "aborted") else 1
@@ -82,7 +82,7 @@ class PrivateRounds:
                 number, ArrayRecord(), ConfigRecord(), cast("Grid", cast("Any", _NoNodes()))
             )
         )
-        for name in NAMES:
+        for name in NAMES if send else ():
             self.send(name, number, self.delta(name, number, scale))
         return number
 

@@ -25,9 +25,12 @@ from sqlalchemy import select, update
 
 from gym_fed.config.server import ServerConfig
 from gym_fed.config.task import TaskSpec, TrainingRecipe
-from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.config.training import LoraSettings
+from gym_fed.delta import BaseSpec, DeltaFile, lora_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
+from gym_fed.training.tuning.lora import add_lora, frozen_factor, lora_factors
 from tests.support.private_hub import NAMES, PRIVATE, PrivateRounds, private_hub
 
 ONE = epsilon([NoiseEvent(noise_multiplier=1.0)], 1e-5)
@@ -346,10 +349,6 @@ def task(base: BaseSpec, **lora: Any) -> TaskSpec:
 
 
 def test_the_tensors_of_a_task_are_those_that_peft_trains(tiny_base: Path) -> None:
-    from gym_fed.config.training import LoraSettings
-    from gym_fed.models import load_model
-    from gym_fed.training.tuning.lora import add_lora, lora_factors
-
     for lora in ({}, {"target_modules": ["q_proj", "down_proj"]}):
         model = load_model(str(tiny_base)).model
         base = BaseSpec.of(model, "tiny")
@@ -368,3 +367,41 @@ def test_the_tensors_of_a_task_are_those_that_peft_trains(tiny_base: Path) -> No
         assert frozen is not None
         for name, (a, _, _) in factors.items():
             assert torch.equal(frozen(name, a.shape[1]), a.to(torch.bfloat16))
+
+
+def test_a_round_of_frozen_a_is_noised_on_b_and_who_sends_what_the_task_does_not_train_stays_out(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    rounds = {"num_rounds": 5, "min_contributors": 2}
+    codec = {"codec": "dense", "error_feedback": False, "factors": "float32"}
+    folder = private_hub(tmp_path / "hub", tiny_base, recipe=LORA, codec=codec, rounds=rounds)
+    with Federation.open(folder) as fed:
+        private = PrivateRounds(fed)
+        number = private.collect(send=False)
+        current = fed.journal.current()
+        assert current is not None
+        assert current.spec is not None
+        head = fed.journal.head()
+        spec = BaseSpec(fed.base.model_name, head.digest, fed.base.shapes)
+        trained = private_merge.task_tensors(current.spec, fed.base)
+        for name in NAMES:
+            tensors = [*trained, "model.embed_tokens.weight"] if name == "cat" else trained
+            seed = current.spec.recipe.seed + number
+            factors = {}
+            for tensor in tensors:
+                rows, cols = fed.base.shapes[tensor]
+                a = frozen_factor(seed, tensor.removesuffix(".weight"), 2, cols)
+                factors[tensor] = (a, torch.full((rows, 2), 1e-3), 8.0)
+            path = fed.folder / "staging" / f"{name}.gymdelta"
+            lora_delta(factors, path, spec, policy=fed.config.codec)
+            assert private.send(name, number, path).verdict == "admitted"
+        assert private.finish(number).state == "committed"
+        (rejected,) = [v for v in private.entries("verdict") if v["verdict"] == "rejected"]
+        assert rejected["contributor"] == private.keys["cat"].contributor
+        assert "is not one that the task trains" in rejected["reason"]
+        told = private.entries("version")[0]["privacy"]
+        assert told["coordinates"] == sum(2 * fed.base.shapes[name][0] for name in trained)
+        assert len(private.entries("privacy")[0]["contributors"]) == 2
+        with DeltaFile.open(fed.store.local_path(fed.journal.soups()[0].sha256)) as soup:
+            assert [name for name in soup.names if soup.tensor_norm(name)] == trained
+        assert replay(fed, number)["updates"] == 2
