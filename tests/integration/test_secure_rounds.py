@@ -1,0 +1,79 @@
+"""Secure aggregation by real processes: the round goes on whoever is killed, and the hub's folder holds no update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_fed.privacy.secure_aggregation.votes import MAGIC
+from tests.support.federation import Federation
+
+pytestmark = pytest.mark.slow
+"""The same rounds run in one process in tests/unit/test_secure_rounds.py, every time."""
+
+SECURE: dict[str, Any] = {
+    "rounds": {"num_rounds": 1, "min_contributors": 3, "deadline_seconds": 240, "lease_seconds": 6},
+    "secure_aggregation": {"threshold": 3, "begin_with": 4, "stage_seconds": 120, "step_norm": 1.0},
+    "admission": {"norm_ratio": None},
+    "gate": {"screen_updates": False},
+    "rewards": {"min_norm_ratio": 0, "similarity_threshold": None, "stale_threshold": None},
+}
+NAMES = ["ann", "bob", "cyd"]
+
+
+@pytest.fixture
+def federation(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
+    found = Federation(tmp_path, tiny_base, **SECURE)
+    yield found
+    found.close()
+
+
+def assert_summed(federation: Federation, merged: set[str]) -> None:
+    hub = federation.hub
+    last = hub.ask("rounds")[-1]
+    assert {u["name"] for u in last["updates"] if u["verdict"] == "merged"} == merged
+    assert hub.ask("ledger", "verify")["valid"]
+    told = hub.ask("ledger", "replay", str(last["server_round"]))
+    assert told["soup"] == told["replayed"]
+    objects = [path for path in (hub.folder / "objects").rglob("*") if path.is_file()]
+    assert {path.read_bytes()[: len(MAGIC)] for path in objects if path.name != told["soup"]} == {MAGIC}
+
+
+def test_who_is_killed_after_sharing_its_keys_is_left_out_of_the_sum(federation: Federation) -> None:
+    federation.hub.start("--exit-when-done")
+    for name in NAMES:
+        federation.join(name)
+    federation.join("dan", failpoints="client-trained")
+    federation.finish()
+    assert_summed(federation, set(NAMES))
+    for name in NAMES:
+        assert "1 updates sent" in federation.log(name)
+        assert not list((federation.folder / name / "tasks").glob("secure-*"))  # secrets go with the round
+
+
+@pytest.mark.parametrize("line", ["secure-share", "secure-train", "secure-confirm", "secure-unmasked"])
+def test_a_hub_that_is_killed_between_stages_goes_on(federation: Federation, line: str) -> None:
+    federation.hub.start("--exit-when-done", failpoints=line)
+    federation.join("dan")
+    for name in NAMES:
+        federation.join(name)
+    federation.hub.wait_killed()
+    federation.hub.start("--exit-when-done")
+    federation.finish()
+    assert_summed(federation, {*NAMES, "dan"})
+
+
+def test_a_contributor_that_is_killed_at_every_stage_and_comes_back_is_in_the_sum(
+    federation: Federation,
+) -> None:
+    federation.hub.start("--exit-when-done")
+    for name in NAMES:
+        federation.join(name)
+    for line in ("advertised", "shared", "masked", "confirmed", "unmasking"):
+        assert federation.join("dan", failpoints=f"client-secure-{line}").wait(timeout=120) == -9
+    federation.join("dan")
+    federation.finish()
+    assert_summed(federation, {*NAMES, "dan"})
