@@ -58,6 +58,16 @@ class Heads:
         """The largest head that was seen."""
         return max(self.kept().values(), key=lambda head: head.size, default=None)
 
+    def require_one_ledger(self) -> None:
+        """Raise ``LEDGER_FORKED`` while a proof of two ledgers of this hub lies in ``proofs/``."""
+        for path in sorted(self._home.proofs.glob(f"{self.server}-*.json")):
+            raise GymError(
+                ErrorCode.LEDGER_FORKED,
+                f"the hub {self.server} has two ledgers, which {path} proves",
+                "show the file to the other contributors and to the coordinator; nothing goes on with this hub while "
+                "the file is there",
+            )
+
     def see(self, head: SignedHead, prove: Prove, is_newest: bool = False) -> None:
         """Hold a head against all that were seen before, and keep it.
 

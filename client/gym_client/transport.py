@@ -238,7 +238,9 @@ class HubClient:
             return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
 
         head = SignedHead.from_json(reply.ledger_head_json)
-        Heads(self.home, reply.ledger_public_key).see(head, prove, is_newest=True)
+        heads = Heads(self.home, reply.ledger_public_key)
+        heads.require_one_ledger()
+        heads.see(head, prove, is_newest=True)
 
     def _server(self) -> str:
         if not self.pin.server:
