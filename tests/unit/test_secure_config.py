@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from gym_fed.config.server import ServerConfig
@@ -65,3 +67,9 @@ def test_what_needs_single_updates_is_refused_with_the_remedy(name: str) -> None
     with pytest.raises(ValidationError) as refused:
         ServerConfig.model_validate({**GOOD, **changes})
     assert told in str(refused.value)
+
+
+def test_the_config_that_the_guide_shows_is_taken() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "secure-aggregation.md").read_text()
+    shown = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    assert ServerConfig.model_validate(shown).secure_aggregation is not None
