@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from gym_server.hub import Hub, Wakeups
 from gym_server.replay import replay
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rewards.split import split
@@ -20,6 +22,7 @@ from gym_fed.config.server import ServerConfig
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import model_tensors
 from gym_fed.errors import GymError
+from gym_fed.identity.keys import SigningKey
 from gym_fed.soup.reputation import Outcome, Reputation, after, before
 from tests.support.judged_rounds import Delta, Judged
 
@@ -190,3 +193,15 @@ def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str)
     config = {"privacy": {"epsilon": 4.0}} if section == "privacy" else {section: {}}
     with pytest.raises(ValueError, match=r"rewards: {stale_threshold: null}"):
         ServerConfig.model_validate(config)
+
+
+def test_an_account_tells_scores_credits_and_reputation(hub: Callable[..., Judged]) -> None:
+    here = hub()
+    ann = here.fed.accounts.meet(SigningKey.generate().public_key)
+    here.round({ann: moved(here, 1), "bob": moved(here, 2)})
+    told = json.loads(Hub(here.fed, Wakeups())._account(ann).rewards_json)
+    assert (told["reputation"], told["balance"]) == (0.2, 500)
+    (line,) = told["rounds"]
+    assert (line["server_round"], line["verdict"], line["method"]) == (1, "merged", "participation")
+    assert (line["score"], line["credit"], line["reputation"]) == (None, 500, 0.2)
+    assert abs(line["similarity"]) < 0.2
