@@ -127,6 +127,27 @@ def test_a_quadratic_games_shapley_values_cost_a_gradient_or_a_pair_of_orders(na
     assert found.evaluations == (4 if name == "estimate" else 15 + 3)  # a gradient for what luck is worth
 
 
+def test_more_points_follow_a_loss_that_is_not_quadratic() -> None:
+    class Quartic(Table):
+        """The first half together gain the fourth power of their number, the others what each adds."""
+
+        def value(self, coalition: Coalition) -> float:
+            first = sum(i < 4 for i in coalition)
+            return (first / 4) ** 4 + (len(coalition) - first) / 4
+
+        def slopes(self, shares: Vector) -> Vector:
+            return np.where(np.arange(8) < 4, shares[:4].mean() ** 3, 0.25)
+
+        def chance(self) -> Vector:
+            return np.zeros(8)
+
+    one, two = (score("estimate", Quartic(8), points=points) for points in (1, 2))
+    np.testing.assert_allclose(two.values, 0.25)
+    np.testing.assert_allclose(score("shapley", Quartic(8)).values, 0.25)
+    assert two.evaluations == one.evaluations + 3
+    assert one.values[0] < 0.2
+
+
 @pytest.mark.parametrize("name", contribution_method_names())
 def test_the_same_game_gets_the_same_scores(name: str) -> None:
     first, second = score(name, Quadratic(5)), score(name, Quadratic(5))

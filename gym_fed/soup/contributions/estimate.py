@@ -15,7 +15,7 @@ class EstimateConfig(StrictModel):
     """Settings of ``estimate``."""
 
     points: int = Field(default=1, ge=1, le=5)
-    """Gradients taken along the step, three evaluations each; more follow a loss that is far from quadratic."""
+    """Gradients taken along the step, three evaluations each; for a loss far from quadratic and many small updates."""
 
 
 class Estimate(ContributionMethod):
