@@ -1,49 +1,59 @@
-"""A private federation of real processes: the same noise after a kill, and the end where the budget ends."""
+"""Two real rounds with noise at the contributor: shown before joining and after each, and stopped by its own limit."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from gym_fed.privacy.accountant import NoiseEvent, epsilon
-from tests.support.federation import POOL, Federation
-from tests.support.private_hub import PRIVATE
+from tests.support.hub import BIN, HubProcess
 
 
 @pytest.mark.slow
-def test_a_killed_hub_adds_the_same_noise_again_and_the_run_ends_where_the_budget_does(
+def test_a_contributor_sees_what_rounds_cost_and_stops_at_its_own_limit(
     tmp_path: Path, tiny_base: Path
 ) -> None:
-    one = epsilon([NoiseEvent(noise_multiplier=2.0)], 1e-5)
-    private = {
-        **PRIVATE,
-        "rounds": {"num_rounds": 3, "min_contributors": 2, "deadline_seconds": 240, "lease_seconds": 6},
-        "rewards": {**PRIVATE["rewards"], "pool": POOL},
-        "privacy": {"noise_multiplier": 2.0, "clipping_norm": 0.5, "epsilon": 1.1 * one},
+    config = {
+        "rounds": {"num_rounds": 2, "min_contributors": 1, "lease_seconds": 600},
+        "soup": {"aggregator": "mean", "num_malicious_nodes": 0},
+        "recipe": {
+            "max_steps": 4,
+            "per_device_train_batch_size": 2,
+            "max_length": 32,
+            "privacy": {"noise_multiplier": 1.0},
+        },
     }
-    federation = Federation(tmp_path, tiny_base, **private)
-    hub = federation.hub
-    try:
-        hub.start("--exit-when-done", failpoints="before-commit")
-        for name in ("ann", "bob"):
-            federation.join(name)
-        hub.wait_killed()
-        stored = {path.name for path in (hub.folder / "objects").rglob("*") if path.is_file()}
-        hub.start("--exit-when-done")
-        federation.finish()
-        told = hub.ask("privacy")
-        assert told["central"]["epsilon_spent"] == pytest.approx(one)
-        assert [row["epsilon"] for row in told["contributors"]] == [pytest.approx(one)] * 2
-        assert [r["state"] for r in hub.ask("rounds")] == ["committed"]
-        version = next(e["body"] for e in hub.ask("ledger", "show") if e["kind"] == "version")
-        assert version["soup"] in stored  # made before the kill, byte for byte
-        assert hub.ask("ledger", "replay", "1")["replayed"] == version["soup"]
-        assert hub.ask("ledger", "verify")["valid"]
-        assert "the privacy budget is spent" in hub.log()
-        for name in ("ann", "bob"):
-            assert "the privacy budget is spent" in federation.log(name)
-        assert json.dumps(hub.ask("status")["privacy"])
-    finally:
-        federation.close()
+    hub = HubProcess(tmp_path / "hub", config, str(tiny_base)).start()
+    home = tmp_path / "home"
+    home.mkdir()
+    rows = [{"instruction": f"double: {c}", "output": c * 2} for c in "abcdefghijklmnop"]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "policy.yaml").write_text("max_epsilon: 3.0\n")
+    command = [BIN / "gym-client", "join", "--server", hub.address, "--home", home, "--yes", "--json"]
+    command += ["--model", tiny_base, "--data", tmp_path / "data.jsonl"]
+    agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert agent.stdout is not None
+    told = []
+    for line in agent.stdout:  # the second round is refused, and the agent waits for a task that it may do
+        told.append(json.loads(line))
+        if told[-1]["event"] == "failed":
+            break
+    agent.terminate()
+    agent.communicate(timeout=60)
+    (offer,) = [event["privacy"] for event in told if event["event"] == "offer"]
+    assert 2.5 < offer["epsilon_per_round"] < 3.0 < offer["epsilon_after_all"]
+    assert offer["central"] is None
+    (after,) = [event for event in told if event["event"] == "privacy"]
+    assert after["epsilon"] == after["epsilon_total"] == offer["epsilon_per_round"]
+    assert told[-1]["event"] == "failed"
+    assert "max_epsilon of 3" in told[-1]["message"]
+    shown = subprocess.run(
+        [BIN / "gym-client", "privacy", "--home", home, "--json"], capture_output=True, text=True, timeout=60
+    )
+    (row,) = json.loads(shown.stdout)
+    assert row["epsilon"] == after["epsilon"]
+    first = hub.ask("rounds")[0]
+    assert sum(first["verdicts"].values()) == 1
+    hub.stop()
