@@ -119,7 +119,7 @@ class LocalGrid(Grid):
         return [reply]
 
     def _context(self, name: str, node: int) -> Context:
-        config = {
+        config: dict[str, bool | float | int | str] = {
             "home": str(self.homes[name].folder),
             "data": self.data(name),
             "model": str(self.base),
@@ -146,4 +146,4 @@ class LocalGrid(Grid):
             ttl=3600.0,
             message_type=asked.metadata.message_type,
         )
-        return Message(metadata=metadata, **what)
+        return Message(metadata=metadata, **what)  # type: ignore[call-overload,no-any-return]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from flwr.app import ConfigRecord
 from gym_client.home import Home
 from gym_client.policy import Policy
 from gym_client.tasks import FinishedUpdate, TaskFolder, Trained
@@ -29,7 +30,9 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TaskSpec
 from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey
 from gym_fed.models import load_model
+from gym_fed.privacy.secure_aggregation.messages import RECORD, Advert, SignedAdvert
 from gym_fed.privacy.secure_aggregation.votes import MAGIC, signs
 from tests.support.local_grid import Killed, LocalGrid
 
@@ -287,3 +290,28 @@ def test_on_stock_flower_it_is_refused(hub: Path) -> None:
     with Federation.open(hub) as fed, pytest.raises(GymError, match="stock Flower") as refused:
         DeltaSoup(fed, Inline(fed.store, 1 << 20))
     assert refused.value.code is ErrorCode.CONFIG_INVALID
+
+
+@pytest.mark.usefixtures("untrained")
+def test_false_shares_and_keys_of_another_are_passed_over(hub: Path, grid: LocalGrid, tmp_path: Path) -> None:
+    """Ann reveals shares that nobody gave her; dan advertises with a key that is not its account's."""
+
+    def lie(name: str, reply: Any) -> None:
+        told = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
+        if name == "ann" and "seeds" in told:
+            told["seeds"] = {other: share[:-2] + "00" for other, share in told["seeds"].items()}
+        elif name == "dan" and "advert" in told:
+            advert = Advert.model_validate({**told["advert"], "public_key": stranger.public_key.hex()})
+            told = SignedAdvert.sign(advert, stranger).model_dump(mode="json")
+        if told:
+            reply.content[RECORD] = ConfigRecord({"json": json.dumps(told)})
+
+    stranger, grid.after = SigningKey.generate(), lie
+    config = yaml.safe_load((hub / CONFIG_NAME).read_text())
+    config["secure_aggregation"]["threshold"] = 2
+    config["rounds"]["min_contributors"] = 2
+    (hub / CONFIG_NAME).write_text(yaml.safe_dump(config))
+    assert run(hub, grid)["verdicts"] == {"merged": 3}
+    assert ("dan", "query.share_keys") not in grid.heard
+    with Federation.open(hub) as fed:
+        assert_sum_of(fed, grid, NAMES[:3], tmp_path, drawn_votes)
