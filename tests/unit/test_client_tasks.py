@@ -60,6 +60,17 @@ def test_a_manifest_about_to_expire_is_signed_anew_over_the_same_delta(
     assert folder.renewed(spec(), KEY) == new
 
 
+def test_an_update_by_a_replaced_key_is_signed_anew_in_the_same_accounts_name(tmp_path: Path) -> None:
+    folder = TaskFolder(tmp_path / "m1")
+    old = finished(folder, spec())
+    key = SigningKey.generate().of_account(KEY.contributor)
+    new = folder.renewed(spec(), key)
+    assert new is not None
+    assert new.manifest.contributor == old.manifest.contributor == KEY.contributor
+    assert new.manifest.delta_sha256 == old.manifest.delta_sha256
+    new.manifest.verify(key.public_key, new.signature)
+
+
 def test_other_data_starts_the_task_afresh(tmp_path: Path) -> None:
     folder = TaskFolder(tmp_path / "m1")
     finished(folder, spec())

@@ -1,4 +1,4 @@
-"""A key that is revoked between admission and merge: its update does not enter, and earns nothing."""
+"""Keys and transfers at a round's end: a revoked key's update stays out, and what is due settles with the commit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy import select, update
 from gym_fed.delta import model_tensors
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.identity.statements import TransferOrder, now
 from tests.support.judged_rounds import Judged
 
 
@@ -18,7 +19,7 @@ class Signed(Judged):
     """Updates are signed by the keys of ``signers``; that of ``robbed`` is revoked right afterwards."""
 
     signers: dict[str, SigningKey]
-    robbed: str
+    robbed: str = ""
 
     def put(self, path: Path, contributor: str, server_round: int, received_at: float, examples: int) -> str:
         update_id = super().put(path, contributor, server_round, received_at, examples)
@@ -32,20 +33,46 @@ class Signed(Judged):
         return update_id
 
 
-def test_an_admitted_update_of_a_key_revoked_since_is_rejected_at_the_merge(
-    tmp_path: Path, tiny_base: Path
-) -> None:
-    hub = Signed(tmp_path / "hub", tiny_base, admission={"norm_ratio": None})
+def enrolled(hub: Signed) -> list[str]:
     keys = [SigningKey.generate() for _ in range(2)]
     for key in keys:
         signed = {"enrol": "n", "invite": "", "server": hub.fed.server}
         hub.fed.accounts.enrol(key.public_key, "n", "", key.sign(signed))
     hub.signers = {key.contributor: key for key in keys}
-    honest, hub.robbed = (key.contributor for key in keys)
-    torch.manual_seed(0)
+    return [key.contributor for key in keys]
+
+
+def deltas(hub: Signed, seed: int) -> dict[str, dict[str, torch.Tensor]]:
+    torch.manual_seed(seed)
     before = model_tensors(hub.model.model)
-    deltas = {who: {k: 1e-3 * torch.randn_like(v) for k, v in before.items()} for who in hub.signers}
-    found = hub.round(deltas)
+    return {who: {k: 1e-3 * torch.randn_like(v) for k, v in before.items()} for who in hub.signers}
+
+
+def test_a_transfer_that_is_due_settles_in_the_commit_of_the_next_round(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    hub = Signed(tmp_path / "hub", tiny_base, rewards={"hold_seconds": 0})
+    sender, recipient = enrolled(hub)
+    hub.round(deltas(hub, 1))
+    order = TransferOrder(sender=sender, to=recipient, amount=200, server=hub.fed.server, issued_at=now())
+    signature = order.sign(hub.signers[sender])
+    assert hub.fed.payouts.ask(sender, order.to_json(), signature)["status"] == "pending"
+    hub.round(deltas(hub, 2))
+    kinds = [entry.kind for entry in hub.fed.ledger.entries()]
+    with hub.fed.database.reading() as tx:
+        balances = [hub.fed.payouts.purse(tx, who)["balance"] for who in (sender, recipient)]
+    hub.close()
+    assert kinds.count("transfer-settled") == 1
+    assert kinds.index("transfer-settled") > kinds.index("transfer")
+    assert balances == [800, 1200]
+
+
+def test_an_admitted_update_of_a_key_revoked_since_is_rejected_at_the_merge(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    hub = Signed(tmp_path / "hub", tiny_base, admission={"norm_ratio": None})
+    honest, hub.robbed = enrolled(hub)
+    found = hub.round(deltas(hub, 0))
     hub.close()
     assert (found[honest]["verdict"], found[honest]["credit"]) == ("merged", 1000)
     assert (found[hub.robbed]["verdict"], found[hub.robbed]["credit"]) == ("rejected", 0)
