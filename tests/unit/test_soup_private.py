@@ -25,6 +25,7 @@ from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup import SoupReport, build_aggregator, merge
 from gym_fed.soup.private import ClippedMiddle, PrivateRound, SignVotes
 from gym_fed.soup.stacks import decoded as decoded_stack
+from gym_fed.soup.votes_soup import soup_from_votes
 
 SHAPES = {"layers.0.down": (8, 24), "layers.0.up": (24, 8), "norm": (8,)}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")
@@ -251,6 +252,24 @@ def test_votes_count_signs_and_not_sizes(write: Write, tmp_path: Path) -> None:
         assert bool((tensor.abs() - unit / 2).abs().max() < 1e-6)
 
 
+def test_votes_added_up_under_masks_give_the_soup_of_votes_that_the_hub_adds_up(
+    write: Write, tmp_path: Path
+) -> None:
+    updates = [values(seed) for seed in range(3)]
+    chosen = private(mechanism="discrete_gaussian", clipping_norm=2.0)
+    for rule in ("mean", "majority_vote"):
+        seen, _ = soup(write(updates), tmp_path / rule, recipe(rule), chosen)
+        sums = [
+            (
+                name,
+                torch.stack([u[name].sign().reshape(-1) for u in updates]).sum(dim=0).numpy().astype("int16"),
+            )
+            for name in sorted(SHAPES)
+        ]
+        hidden = soup_from_votes(sums, 3, 2.0, recipe(rule), tmp_path / f"{rule}-sum", SPEC, private=chosen)
+        assert hidden.sha256 == seen.sha256
+
+
 # ---- LoRA ----
 
 
@@ -319,7 +338,7 @@ def test_sum_and_count_together_cost_what_was_asked_for() -> None:
     assert left**-2 + (2 * 2.0) ** -2 == pytest.approx(1.0)
     assert noise_left(1.0, None) == 1.0
     with pytest.raises(ValueError, match=r"must be above noise_multiplier / 2 = 0.5"):
-        PrivacyConfig(epsilon=1, adaptive_clipping={"count_noise_std": 0.5})  # type: ignore[arg-type]
+        PrivacyConfig(epsilon=1, adaptive_clipping={"count_noise_std": 0.5})
 
 
 def test_the_norm_moves_towards_the_quantile(write: Write, tmp_path: Path) -> None:
