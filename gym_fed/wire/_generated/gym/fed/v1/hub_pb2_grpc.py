@@ -201,7 +201,7 @@ class HubServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LedgerHeads(self, request, context):
-        """Signed heads of the ledger, one for each round that ended and the newest, from a size on. Open to everyone.
+        """All signed heads of the ledger, from a size on: of receipts, and of rounds that ended. Open to everyone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
