@@ -194,6 +194,7 @@ def test_a_private_soup_is_the_clipped_mean_behind_noise_and_every_further_one_c
     assert first.epsilon == pytest.approx(
         4.377, abs=1e-3
     )  # dp-accounting: one Gaussian of multiplier 1, delta 1e-5
+    assert first.epsilon is not None
     assert second.epsilon is not None
     assert second.epsilon > first.epsilon
     moved = change(soup)

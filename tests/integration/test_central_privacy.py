@@ -1,0 +1,49 @@
+"""A private federation of real processes: the same noise after a kill, and the end where the budget ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gym_fed.privacy.accountant import NoiseEvent, epsilon
+from tests.support.federation import POOL, Federation
+from tests.support.private_hub import PRIVATE
+
+
+@pytest.mark.slow
+def test_a_killed_hub_adds_the_same_noise_again_and_the_run_ends_where_the_budget_does(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    one = epsilon([NoiseEvent(noise_multiplier=2.0)], 1e-5)
+    private = {
+        **PRIVATE,
+        "rounds": {"num_rounds": 3, "min_contributors": 2, "deadline_seconds": 240, "lease_seconds": 6},
+        "rewards": {**PRIVATE["rewards"], "pool": POOL},
+        "privacy": {"noise_multiplier": 2.0, "clipping_norm": 0.5, "epsilon": 1.1 * one},
+    }
+    federation = Federation(tmp_path, tiny_base, **private)
+    hub = federation.hub
+    try:
+        hub.start("--exit-when-done", failpoints="before-commit")
+        for name in ("ann", "bob"):
+            federation.join(name)
+        hub.wait_killed()
+        stored = {path.name for path in (hub.folder / "objects").rglob("*") if path.is_file()}
+        hub.start("--exit-when-done")
+        federation.finish()
+        told = hub.ask("privacy")
+        assert told["central"]["epsilon_spent"] == pytest.approx(one)
+        assert [row["epsilon"] for row in told["contributors"]] == [pytest.approx(one)] * 2
+        assert [r["state"] for r in hub.ask("rounds")] == ["committed"]
+        version = next(e["body"] for e in hub.ask("ledger", "show") if e["kind"] == "version")
+        assert version["soup"] in stored  # made before the kill, byte for byte
+        assert hub.ask("ledger", "replay", "1")["replayed"] == version["soup"]
+        assert hub.ask("ledger", "verify")["valid"]
+        assert "the privacy budget is spent" in hub.log()
+        for name in ("ann", "bob"):
+            assert "the privacy budget is spent" in federation.log(name)
+        assert json.dumps(hub.ask("status")["privacy"])
+    finally:
+        federation.close()
