@@ -39,7 +39,7 @@ CODEC = CodecPolicy(
     scale_dtype="bfloat16",
     error_feedback=False,
 )
-TASKS = ("double", "vowels", "reverse", "upper", "last", "count", "caesar", "sort")
+TASKS = ("double", "vowels", "dash", "shout", "last", "initial", "caesar", "twice")
 COMPOSITIONS: dict[str, tuple[str, ...]] = {
     "honest": ("honest",) * 8,
     "mixed": ("honest",) * 5 + ("zero", "noise", "sign_flip"),
