@@ -64,7 +64,9 @@ def soup_from_votes(
         merged: dict[str, Tensor] = {}
         for name, total in sums:
             if query is not None:
-                values: NDArray[np.float64] = query.value(total.astype(np.int64) + query.begin(name)(len(total)))
+                values: NDArray[np.float64] = query.value(
+                    total.astype(np.int64) + query.begin(name)(len(total))
+                )
             elif aggregator.name == "majority_vote":
                 values = np.sign(total).astype(np.float64) * vote
             else:
