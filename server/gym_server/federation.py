@@ -4,7 +4,7 @@ hub/
     gym-server.yaml     the config, commented
     hub.db              rounds, versions, updates, ledger, credits
     objects/            what is named by sha256
-    keys/               ledger.pem, tls.key, tls.crt, session.key
+    keys/               ledger.pem, tls.key, tls.crt, session.key; the newest signed head
     staging/ residuals/ unfinished uploads; the server's error feedback, one file a version
     hub.lock            held while `gym-server run` lives
 """
@@ -54,7 +54,7 @@ class Federation:
         self.server = server_id(self.key.public_key)
         self.fingerprint = fingerprint((folder / "keys" / "tls.crt").read_bytes())
         self.store = ObjectStore(_objects_url(folder, config), folder / "staging")
-        self.ledger = Ledger(database, self.key)
+        self.ledger = Ledger(database, self.key, folder / "keys" / "newest-head.json")
         self.queue = MessageQueue(database, config.rounds.lease_seconds)
         self.journal = Journal(database, self.ledger, base.digest)
         hold = config.rewards.hold_seconds

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gym_server.ledger import GENESIS_HASH, Ledger
 from gym_server.store.database import Database
-from gym_server.store.tables import credits, ledger, ledger_heads
+from gym_server.store.tables import credits, ledger, ledger_heads, ledger_signatures
 from sqlalchemy import select
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest, canonical_json
 from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger import EntryProof, verify_file
+from gym_fed.ledger import Entry, EntryProof, SignedHead, verify_file
 from gym_fed.ledger.export import first_line, lines, verify_lines
 
 ANN, BOB = "c" + "a" * 16, "c" + "b" * 16
@@ -211,6 +212,94 @@ def test_a_database_of_schema_1_is_taken_over_with_its_ledger(tmp_path: Path) ->
         assert tx.scalar(select(ledger_heads.c.size)) == 3
     assert (proof.head.size, proof.entry.sequence) == (3, 2), "no head was signed when it was the newest"
     proof.verify(key.public_key)
+
+
+def test_an_entry_of_schema_1_that_the_hub_did_not_sign_is_not_taken_over(tmp_path: Path) -> None:
+    database, key = Database.open("sqlite:///hub.db", tmp_path), SigningKey.generate()
+    with database.transaction() as tx:
+        entry = Ledger(database, key).append(tx, "note", {"contributor": ANN})
+    with database.transaction() as tx:
+        tx.execute(ledger_heads.delete())
+        signature = SigningKey.generate().sign({"ledger": entry.hash})
+        tx.execute(ledger_signatures.insert().values(sequence=1, signature=signature))
+    with pytest.raises(GymError, match="entry 1, of an earlier release, is not signed by the hub"):
+        Ledger(database, key)
+
+
+def rewrite(database: Database, after: int) -> None:
+    """Make everything behind an entry anew, as whoever has the database and not the key would."""
+    with database.transaction() as tx:
+        rows = tx.execute(select(ledger).order_by(ledger.c.sequence)).all()
+        previous = (after, rows[after - 1].hash) if after else None
+        for row in rows[after:]:
+            entry = Entry.following(previous, row.kind, {**json.loads(row.body), "amount": 10**6})
+            previous = (entry.sequence, entry.hash)
+            told = {"body": entry.body_json, "previous_hash": entry.previous_hash, "hash": entry.hash}
+            tx.execute(ledger.update().where(ledger.c.sequence == row.sequence).values(**told))
+        tx.execute(credits.update().where(credits.c.server_round > after // 2).values(amount=10**6))
+        tx.execute(ledger_heads.delete().where(ledger_heads.c.size > after))
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_what_was_written_without_the_key_is_found_and_never_signed(
+    written: Ledger, database: Database, after: int
+) -> None:
+    rewrite(database, after)
+    with pytest.raises(GymError, match=f"entries {after + 1} to 4 are under no signed head"):
+        written.verify()
+    for ledger_of_it in (written, Ledger(database, written._key)):
+        with (
+            pytest.raises(GymError, match=f"entry {after + 1} is under no signed head"),
+            database.transaction() as tx,
+        ):
+            ledger_of_it.append(tx, "note", {"contributor": ANN})
+
+
+def test_a_head_that_was_not_signed_is_not_gone_on_from(written: Ledger, database: Database) -> None:
+    rewrite(database, 2)
+    with database.transaction() as tx:
+        last = tx.execute(select(ledger)).all()[-1]
+        head = SignedHead.from_json(tx.scalars(select(ledger_heads.c.head)).one())
+        forged = replace(head, head=replace(head.head, size=4, hash=last.hash))
+        tx.execute(ledger_heads.insert().values(size=4, head=forged.to_json(), frontier="0" * 64))
+    with pytest.raises(GymError, match="head 4 is not signed"), database.transaction() as tx:
+        written.append(tx, "note", {"contributor": ANN})
+
+
+def test_what_a_transaction_appends_is_under_a_head_when_it_commits(
+    written: Ledger, database: Database
+) -> None:
+    with database.transaction() as tx:
+        written.append(tx, "note", {"contributor": ANN})
+        written.append(tx, "note", {"contributor": BOB})
+    assert [head.size for head in written.heads()] == [2, 4, 6]
+    assert written.verify()["entries"] == 6
+
+
+def test_a_database_that_was_put_back_is_noticed(tmp_path: Path) -> None:
+    database, key, anchor = (
+        Database.open("sqlite:///hub.db", tmp_path),
+        SigningKey.generate(),
+        tmp_path / "head",
+    )
+    found = Ledger(database, key, anchor)
+    for name in ("one", "two"):
+        with database.transaction() as tx:
+            found.append(tx, "note", {"name": name})
+    assert found.newest_head() == SignedHead.from_json(anchor.read_text())
+    assert found.verify()["entries"] == 2
+    with database.transaction() as tx:
+        tx.execute(ledger.delete().where(ledger.c.sequence == 2))
+        tx.execute(ledger_heads.delete().where(ledger_heads.c.size == 2))
+    with pytest.raises(GymError, match=r"the head of entry 2 was signed.* the database ends before it"):
+        found.verify()
+    again = Ledger(database, key, anchor)
+    with pytest.raises(GymError, match="the database ends before it"), database.transaction() as tx:
+        again.append(tx, "note", {"name": "another two"})
+    anchor.unlink()
+    with database.transaction() as tx:
+        Ledger(database, key, anchor).append(tx, "note", {"name": "another two"})
+    assert found.verify()["entries"] == 2
 
 
 def test_a_schema_from_the_future_is_not_touched(tmp_path: Path) -> None:

@@ -1,35 +1,64 @@
-"""The ledger: append-only, hash-chained, under signed heads. An entry is written with what it tells of, or not."""
+"""The ledger: append-only, hash-chained, under signed heads. An entry is written with what it tells of, or not.
+
+Whatever a transaction appends is under a signed head when it commits, and a head is signed over nothing else: entries
+that came into the database in another way stay without one, and are found.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, func, select
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey, server_id
-from gym_fed.ledger.entries import Entry
+from gym_fed.identity.keys import SigningKey, server_id, verify_signature
+from gym_fed.ledger.entries import Chain, Entry, corrupt
 from gym_fed.ledger.heads import FORMAT, EntryProof, Head, SignedHead
 from gym_fed.ledger.merkle import Frontier, Tree
 from gym_fed.ledger.subjects import subjects
+from gym_server.ledger.anchor import Anchor
 from gym_server.store.database import Database
-from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds
+from gym_server.store.tables import ledger, ledger_heads, ledger_signatures, ledger_subjects, rounds
 
 _BATCH = 2000
 
 
 class Ledger:
-    """Appends and signs inside the caller's transaction; reads on its own."""
+    """Appends and signs inside the caller's transaction; reads on its own.
 
-    def __init__(self, database: Database, key: SigningKey) -> None:
+    Args:
+        database: Where it is.
+        key: Signs.
+        anchor: A file outside the database that keeps the newest head; None keeps none.
+        clock: Unix seconds; tests bring their own.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` for a database of schema 1 with an entry that the key did not sign.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        key: SigningKey,
+        anchor: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._database = database
         self._key = key
         self._server = server_id(key.public_key)
         self._tree = Tree()
         self._lock = threading.Lock()
+        self._anchor = Anchor(anchor, key.public_key)
+        self._clock = clock
+        self._appended: WeakKeyDictionary[Connection, dict[int, str]] = WeakKeyDictionary()
+        database.before_commit.append(self._seal)
+        database.after_commit.append(self._keep_newest)
+        self._adopt_schema_1()
 
     @property
     def public_key(self) -> bytes:
@@ -39,12 +68,13 @@ class Ledger:
     # ---- writing ----
 
     def append(self, tx: Connection, kind: str, body: dict[str, Any]) -> Entry:
-        """Add an entry; it becomes part of the ledger when ``tx`` commits."""
+        """Add an entry; it becomes part of the ledger, under a head, when ``tx`` commits."""
         last = tx.execute(
             select(ledger.c.sequence, ledger.c.hash).order_by(ledger.c.sequence.desc()).limit(1)
         ).first()
         previous = (last.sequence, last.hash) if last else None
-        entry = Entry.following(previous, kind, {**body, "at": int(time.time())})
+        entry = Entry.following(previous, kind, {**body, "at": int(self._clock())})
+        self._appended.setdefault(tx, {})[entry.sequence] = entry.hash
         tx.execute(
             ledger.insert().values(
                 sequence=entry.sequence,
@@ -59,29 +89,50 @@ class Ledger:
         return entry
 
     def sign_head(self, tx: Connection) -> SignedHead | None:
-        """The head of the newest entry: signed once, and from then on the stored one; None while there is no entry."""
-        last = tx.execute(
-            select(ledger_heads.c.size, ledger_heads.c.head, ledger_heads.c.frontier)
-            .order_by(ledger_heads.c.size.desc())
-            .limit(1)
-        ).first()
-        size, at = (last.size, SignedHead.from_json(last.head).head.at) if last else (0, 0)
+        """The head of the newest entry: signed once, and from then on the stored one; None while there is no entry.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` when there is more to sign than what ``tx`` appended, or less than was signed.
+        """
+        last = tx.execute(select(ledger_heads).order_by(ledger_heads.c.size.desc()).limit(1)).first()
+        before = SignedHead.from_json(last.head) if last else None
+        size = before.size if before else 0
+        new = select(ledger.c.sequence, ledger.c.hash).where(ledger.c.sequence > size)
+        rows = tx.execute(new.order_by(ledger.c.sequence)).all()
+        if not rows:
+            return before
+        own = self._appended.get(tx, {})
+        for row in rows:
+            if own.get(row.sequence) != row.hash:
+                raise corrupt(
+                    f"entry {row.sequence} is under no signed head: the hub did not write it, or its heads are gone"
+                )
         frontier = Frontier.from_text(size, last.frontier) if last else Frontier()
-        new = select(ledger.c.hash).where(ledger.c.sequence > size).order_by(ledger.c.sequence)
-        entry_hash = ""
-        for entry_hash in tx.scalars(new):
-            frontier.append(entry_hash)
-        if not entry_hash:
-            return SignedHead.from_json(last.head) if last else None
-        server_round = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
+        if before is not None:
+            self._check_last(tx, before, frontier)
+        self._anchor.check(tx, size)
+        for row in rows:
+            frontier.append(row.hash)
+        return self._sign(tx, frontier, rows[-1].hash, before)
+
+    def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
+        """The head that the next one goes on from, since the next one's signature stands for it as well."""
+        signed.verify(self.public_key)
+        entry_hash = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == signed.size))
+        if (entry_hash, frontier.root()) != (signed.head.hash, signed.head.root):
+            raise corrupt(f"head {signed.size} is not that of the entries which are there")
+
+    def _sign(
+        self, tx: Connection, frontier: Frontier, entry_hash: str, before: SignedHead | None
+    ) -> SignedHead:
         head = Head(
             FORMAT,
             self._server,
             frontier.size,
             entry_hash,
             frontier.root(),
-            server_round,
-            max(at, int(time.time())),
+            int(tx.scalar(select(func.max(rounds.c.server_round))) or 0),
+            max(before.head.at if before else 0, int(self._clock())),
         )
         signed = SignedHead.sign(self._key, head)
         tx.execute(
@@ -91,6 +142,36 @@ class Ledger:
         )
         return signed
 
+    def _seal(self, tx: Connection) -> None:
+        if tx in self._appended:
+            self.sign_head(tx)
+
+    def _keep_newest(self, tx: Connection) -> None:
+        if self._appended.pop(tx, None):
+            self._anchor.keep(self.newest_head())
+
+    def _adopt_schema_1(self) -> None:
+        """Check the signature of every entry of a database of schema 1, and sign the first head over all of them."""
+        with self._database.reading() as tx:
+            if tx.execute(select(ledger_signatures.c.sequence).limit(1)).first() is None:
+                return
+        with self._database.transaction() as tx:
+            signatures = {row.sequence: row.signature for row in tx.execute(select(ledger_signatures))}
+            frontier, chain = Frontier(), Chain()
+            for row in tx.execute(entries_from(-(2**31))).all():
+                chain.add(entry_of(row))
+                try:
+                    signature = signatures.get(row.sequence, b"")
+                    verify_signature(self.public_key, {"ledger": row.hash}, signature)
+                except GymError as error:
+                    raise corrupt(
+                        f"entry {row.sequence}, of an earlier release, is not signed by the hub"
+                    ) from error
+                frontier.append(row.hash)
+            if frontier.size:
+                self._sign(tx, frontier, chain.hash, None)
+            tx.execute(ledger_signatures.delete())
+
     def receipt(self, tx: Connection, sequence: int) -> EntryProof:
         """What proves an entry to whoever it is given: the head of its own size, signed now if it is the newest."""
         newest = self.sign_head(tx)
@@ -98,7 +179,7 @@ class Ledger:
         own = tx.scalar(select(ledger_heads.c.head).where(ledger_heads.c.size == sequence))
         if own is not None:
             return EntryProof(entry, SignedHead.from_json(own))
-        # The entry was followed by others before a head was signed: an earlier release signed none.
+        # The entry was followed by others before a head was signed: a transaction has one, and schema 1 had none.
         assert newest is not None
         until = select(ledger.c.hash).where(ledger.c.sequence <= newest.size).order_by(ledger.c.sequence)
         path = Tree(tx.scalars(until)).inclusion(sequence - 1, newest.size)
@@ -159,21 +240,18 @@ class Ledger:
 
         Args:
             sequence: Of the entry.
-            size: Of a head that was signed; 0 takes that of the newest entry, and signs it if it is new.
+            size: Of a head that was signed; 0 takes the newest.
 
         Raises:
             GymError: ``NOT_FOUND`` when there is no such entry, or no such head that holds it.
         """
         with self._database.reading() as tx:
             row = tx.execute(entries_from(sequence).limit(1)).first()
-            newest = int(tx.scalar(select(func.max(ledger.c.sequence))) or 0)
+            newest = int(tx.scalar(select(func.max(ledger_heads.c.size))) or 0)
             text = tx.scalar(select(ledger_heads.c.head).where(ledger_heads.c.size == (size or newest)))
         if row is None or row.sequence != sequence:
             raise GymError(ErrorCode.NOT_FOUND, f"the ledger has no entry {sequence}")
         head = SignedHead.from_json(text) if text else None
-        if head is None and not size:
-            with self._database.transaction() as tx:
-                head = self.sign_head(tx)
         if head is None or head.size < sequence:
             raise GymError(
                 ErrorCode.NOT_FOUND,
@@ -202,7 +280,7 @@ class Ledger:
         """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.verify``."""
         from gym_server.ledger.verify import verify_database
 
-        return verify_database(self._database, self.public_key)
+        return verify_database(self._database, self.public_key, self._anchor)
 
 
 def entries_from(sequence: int) -> Any:

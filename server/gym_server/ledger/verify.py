@@ -10,13 +10,14 @@ from gym_fed.ledger.entries import Entry, corrupt
 from gym_fed.ledger.export import LedgerCheck
 from gym_fed.ledger.heads import SignedHead
 from gym_fed.ledger.subjects import subjects
+from gym_server.ledger.anchor import Anchor
 from gym_server.ledger.chain import entries_from, entry_of, heads_from
 from gym_server.ledger.checks import CHECKS, TableCheck
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger_subjects
 
 
-def verify_database(database: Database, public_key: bytes) -> dict[str, int]:
+def verify_database(database: Database, public_key: bytes, anchor: Anchor | None = None) -> dict[str, int]:
     """Check everything that the ledger's signature stands for.
 
     Returns:
@@ -45,9 +46,13 @@ def verify_database(database: Database, public_key: bytes) -> dict[str, int]:
                 position += 1
         if position < len(heads):
             raise corrupt(f"head {heads[position].size} is of entries that are not there")
+        checked = progress.done()
+        if (signed := checked.head.size if checked.head else 0) != checked.entries:
+            raise corrupt(f"entries {signed + 1} to {checked.entries} are under no signed head")
+        if anchor is not None:
+            anchor.check(tx, signed, again=True)
         _check_names(tx, named)
         counts = {check.name: _compare(tx, check, told[check.name]) for check in CHECKS}
-    checked = progress.done()
     return {"entries": checked.entries, "heads": checked.heads, **counts}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = url
         self.engine = create_engine(url)
+        self.before_commit: list[Callable[[Connection], object]] = []
+        """Called at the end of every write transaction, inside it."""
+        self.after_commit: list[Callable[[Connection], object]] = []
+        """Called when a write transaction is durable."""
         if self.engine.dialect.name == "sqlite":
             _make_sqlite_durable(self.engine)
 
@@ -53,8 +57,13 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One write transaction: commits at the end, rolls back on any exception."""
-        with self.engine.connect() as connection, connection.begin():
-            yield connection
+        with self.engine.connect() as connection:
+            with connection.begin():
+                yield connection
+                for call in self.before_commit:
+                    call(connection)
+            for call in self.after_commit:
+                call(connection)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

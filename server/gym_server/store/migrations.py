@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, inspect, select
+from sqlalchemy import Connection, LargeBinary, inspect, literal_column, select
 
 from gym_fed.ledger.subjects import subjects
-from gym_server.store.tables import ledger, ledger_subjects, settings
+from gym_server.store.tables import ledger, ledger_signatures, ledger_subjects, settings
 
 SCHEMA_VERSION = "2"
 
@@ -26,8 +26,13 @@ def migrate(tx: Connection, found: str) -> str:
 
 
 def _signatures_to_heads(tx: Connection) -> None:
-    """Version 2 signs heads, which stand for every entry before them, and no entry by itself."""
+    """Version 2 signs heads, which stand for every entry before them, and no entry by itself.
+
+    The old signatures are kept until ``Ledger`` has checked them and signed the first head.
+    """
     if "signature" in {column["name"] for column in inspect(tx).get_columns("ledger")}:
+        copied = select(ledger.c.sequence, literal_column("signature", LargeBinary))
+        tx.execute(ledger_signatures.insert().from_select(["sequence", "signature"], copied))
         tx.exec_driver_sql("ALTER TABLE ledger DROP COLUMN signature")
     for sequence, body in tx.execute(select(ledger.c.sequence, ledger.c.body)).all():
         for contributor in sorted(subjects(body)):

@@ -241,6 +241,14 @@ ledger_heads = Table(
     Column("frontier", Text, nullable=False),
 )
 
+# Signatures of single entries, from a database of schema 1; they are checked and go when the first head is signed.
+ledger_signatures = Table(
+    "ledger_signatures",
+    metadata,
+    Column("sequence", Integer, primary_key=True),
+    Column("signature", LargeBinary, nullable=False),
+)
+
 # Who is named in an entry: an index over the ledger, made from it and checked against it.
 ledger_subjects = Table(
     "ledger_subjects",

@@ -1,0 +1,63 @@
+"""The newest signed head in a file outside the database: an older copy of the database is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.ledger.heads import SignedHead
+from gym_server.store.tables import ledger
+
+
+class Anchor:
+    """The head in one file, written after the transaction that signed it.
+
+    Args:
+        path: The file; None: nothing is kept, and nothing is checked.
+        public_key: Of the hub.
+    """
+
+    def __init__(self, path: Path | None, public_key: bytes) -> None:
+        self._path = path
+        self._key = public_key
+        self._checked = False
+
+    def keep(self, head: SignedHead | None) -> None:
+        """Keep a head, unless a later one is there already."""
+        if self._path is None or head is None:
+            return
+        before = self._read()
+        if before is None or before.size < head.size:
+            write_atomically(self._path, head.to_json().encode("utf-8"), mode=0o600)
+
+    def check(self, tx: Connection, signed: int, again: bool = False) -> None:
+        """Whether the ledger, of which ``signed`` entries are signed, still holds what the file tells of.
+
+        It is looked at once a process, or ``again``.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` when it ends before that, or holds something else in its place.
+        """
+        if self._checked and not again:
+            return
+        head = self._read()
+        if head is not None:
+            head.verify(self._key)
+            found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
+            if head.size > signed or found != head.head.hash:
+                what = "ends before it" if head.size > signed else "holds another one"
+                raise GymError(
+                    ErrorCode.STATE_CORRUPT,
+                    f"ledger: the head of entry {head.size} was signed and is in {self._path}; the database {what}",
+                    "the database is an older copy, or was changed. To go on from it is a fork, which whoever saw that "
+                    "head can prove; if you must, tell your contributors, and delete the file",
+                )
+        self._checked = True
+
+    def _read(self) -> SignedHead | None:
+        if self._path is None or not self._path.exists():
+            return None
+        return SignedHead.from_json(self._path.read_text(encoding="utf-8"))
