@@ -22,6 +22,7 @@ from gym_fed.models import load_model
 from gym_fed.training import Trainer
 from gym_fed.training.checks import check_config
 from gym_fed.training.private.gradients import ClippedGradients, example_losses, require_exact
+from gym_fed.training.private.loop import _physical_batches, _require_finite
 from gym_fed.training.private.noise import LatticeNoise, noisy_optimizer
 from gym_fed.training.private.plan import make_plan
 from gym_fed.training.private.sampling import poisson_sample
@@ -115,6 +116,55 @@ def test_the_sum_of_clipped_gradients_is_that_of_a_loop_over_the_examples(
     assert error < 1e-6
     clipped.close()
     assert not any(hasattr(w, "grad_sample") or hasattr(w, "summed_grad") for w in model.parameters())
+
+
+@pytest.mark.parametrize(("mode", "tuning"), [("hooks", "full"), ("functorch", "lora"), ("ghost", "lora")])
+def test_an_example_that_overflows_adds_nothing_and_changes_nothing_for_the_others(
+    tiny_base: Path, mode: str, tuning: str
+) -> None:
+    sums, trap, whole = [], 62, batch()
+    whole["input_ids"][0, 3] = whole["labels"][0, 3] = trap
+    for rows in (slice(0, 4), slice(1, 4)):
+        model, chosen = model_of(tiny_base, tuning), {key: value[rows] for key, value in whole.items()}
+        weights = [w for w in model.parameters() if w.requires_grad]
+        model.get_input_embeddings().register_forward_hook(
+            lambda module, given, out: out.masked_fill((given[0] == trap)[..., None], math.inf)
+        )
+        optimizer = noisy_optimizer(
+            torch.optim.SGD(weights, lr=1.0),
+            mode,
+            noise_multiplier=1.0,
+            max_grad_norm=NORM,
+            expected_batch_size=4,
+        )
+        for weight in weights:
+            weight.summed_grad = torch.zeros_like(weight)
+        losses = ClippedGradients(model, mode, NORM).add(chosen, optimizer)
+        assert torch.isfinite(losses).tolist() == [False, True, True, True][rows]
+        sums.append(torch.cat([w.summed_grad.flatten() for w in weights]))
+    assert 0 < float(sums[0].norm()) <= 3 * NORM + 1e-5
+    assert torch.allclose(sums[0], sums[1], atol=1e-6)
+
+
+def test_a_row_is_padded_by_its_own_length_alone() -> None:
+    rows = [{"input_ids": [n] * n, "labels": [n] * n} for n in (3, 16, 17, 30, 5)]
+    batches = list(_physical_batches(rows, 2, max_length=30))
+    assert [tuple(b["input_ids"].shape) for b in batches] == [(2, 16), (1, 16), (2, 30)]
+    assert batches[0]["input_ids"][0].tolist() == [3] * 16
+    assert batches[0]["labels"][0].tolist() == [3] * 3 + [-100] * 13
+    assert batches[0]["attention_mask"].sum(1).tolist() == [3, 16]
+
+
+def test_losses_that_are_not_finite_end_no_run_and_weights_that_are_not_do(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    settings = config(tmp_path, tiny_base, max_steps=2, save_final=False, optimizer="sgd")
+    loaded = load_model(str(tiny_base))
+    loaded.model.model.embed_tokens.register_forward_hook(lambda module, given, out: out * math.inf)
+    result = Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(dataset=ROWS)
+    assert result.losses == [0.0, 0.0]
+    with pytest.raises(GymError, match="noised weights are not finite after step 1"):
+        _require_finite([torch.tensor([0.0, math.nan])], 1)
 
 
 def test_tied_weights_are_refused_with_ghost_by_name_and_remedy(tiny_base: Path) -> None:

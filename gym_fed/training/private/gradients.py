@@ -65,6 +65,8 @@ class ClippedGradients:
     def add(self, batch: Batch, optimizer: Any) -> torch.Tensor:
         """Add a physical batch to ``summed_grad`` of the trained weights; its losses, ``[n]`` float32 without a graph.
 
+        An example whose gradient's norm is not finite adds nothing.
+
         Args:
             batch: See ``example_losses``; at least one example.
             optimizer: A ``NoisyOptimizer``, or with ``ghost`` a ``NoisyGhostOptimizer``.
@@ -72,12 +74,18 @@ class ClippedGradients:
         losses = example_losses(self.model, batch)
         if self.mode == "ghost":
             torch.autograd.backward(losses.sum(), retain_graph=True)
-            shares = self.hooks.get_clipping_coef()
+            shares = self.hooks.get_clipping_coef().detach()
+            counted = torch.isfinite(self.hooks.get_norm_sample())
             _forget_gradients(optimizer.params)
             self.hooks.disable_hooks()
-            torch.autograd.backward((shares.detach() * losses).sum())
+            weighed = shares * losses
+            if not counted.all():  # even times 0 they would leave NaN in the sum
+                rest = {key: value[counted] for key, value in batch.items()}
+                weighed = shares[counted] * example_losses(self.model, rest)
+            if len(weighed):
+                torch.autograd.backward(weighed.sum())
+                optimizer.accumulate()
             self.hooks.enable_hooks()
-            optimizer.accumulate()
         else:
             torch.autograd.backward(losses.sum())
             optimizer.clip_and_accumulate()

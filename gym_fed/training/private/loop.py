@@ -4,6 +4,9 @@ A step draws a Poisson batch, adds up clipped gradients in physical batches of `
 the sum and divides it by the expected size of a batch. A batch may be empty: then the step is noise, as it has to be.
 Batches and noise come from the operating system's randomness, so that no two runs are alike and nothing is skipped on
 a resume: steps since the last checkpoint are drawn anew, and what was drawn before them is in no weight that is kept.
+
+The weights may be those of somebody who wants to know whether a row is there. So nothing ends a run but what the noised
+weights tell, and what becomes of a row does not depend on the rows beside it: it is padded by its own length alone.
 """
 
 from __future__ import annotations
@@ -11,18 +14,22 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
 
+from gym_fed.data.encoding import IGNORED
+from gym_fed.errors import ErrorCode
 from gym_fed.training.job import Job
 from gym_fed.training.private.gradients import ClippedGradients, require_exact
 from gym_fed.training.private.noise import noisy_optimizer
 from gym_fed.training.private.plan import Plan, make_plan
 from gym_fed.training.private.sampling import poisson_sample
+from gym_fed.training.spikes import Diverged
 
-_COLUMNS = ("input_ids", "labels")
+_PAD_TO = 16
 
 
 class DpSgd:
@@ -31,6 +38,7 @@ class DpSgd:
     plan: Plan
     grad_sample_mode: str
     rows: list[dict[str, Any]]
+    max_length: int
 
     def _inner_training_loop(
         self,
@@ -73,7 +81,7 @@ class DpSgd:
         return trainer._finalize_training(trial, plan.steps * plan.expected_batch_size, started)
 
     def _step(self, model: Any, gradients: ClippedGradients, optimizer: Any, loss: float) -> float:
-        """One step; the mean loss of its examples, or the last one's where there are none."""
+        """One step; the mean of its examples' finite losses, or the last one's where there are none."""
         trainer: Any = self
         control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
         trainer.control = control
@@ -83,10 +91,8 @@ class DpSgd:
             weight.summed_grad = torch.zeros_like(weight)
         losses = []
         physical = trainer.args.per_device_train_batch_size
-        for start in range(0, len(chosen), physical):
-            rows = [self.rows[index] for index in chosen[start : start + physical]]
-            batch = trainer.data_collator([{key: row[key] for key in _COLUMNS} for row in rows])
-            trainer._total_train_tokens += sum(len(row["input_ids"]) for row in rows)
+        for batch in _physical_batches([self.rows[index] for index in chosen], physical, self.max_length):
+            trainer._total_train_tokens += int(batch["attention_mask"].sum())
             on_device = {key: value.to(trainer.args.device) for key, value in batch.items()}
             losses.append(gradients.add(on_device, optimizer))
         optimizer.add_noise()
@@ -94,7 +100,9 @@ class DpSgd:
         optimizer.original_optimizer.step()
         trainer.lr_scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(torch.cat(losses).mean()) if losses else loss
+        _require_finite(optimizer.params, trainer.state.global_step + 1)
+        finite = [float(one) for one in torch.cat(losses) if torch.isfinite(one)] if losses else []
+        return sum(finite) / len(finite) if finite else loss
 
     def _after_step(self, loss: float, a_pass: int, trial: Any, ignored: Any, started: float) -> None:
         """Count the step; log, evaluate and save as the trainer's callbacks say."""
@@ -112,6 +120,47 @@ class DpSgd:
             trainer._maybe_log_save_evaluate(told, None, trainer.model, trial, state.epoch, ignored, started)
 
 
+def _physical_batches(
+    rows: list[dict[str, Any]], size: int, max_length: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Rows of about one length at a time, each padded to a multiple of ``_PAD_TO`` that its own length decides.
+
+    What a batch's longest row decided for the others would couple them: padding is masked, but 0 times infinity is not.
+    """
+    by_length: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        own = len(row["input_ids"])
+        length = max(own, min(max_length, math.ceil(own / _PAD_TO) * _PAD_TO))
+        by_length.setdefault(length, []).append(row)
+    for length, alike in sorted(by_length.items()):
+        for start in range(0, len(alike), size):
+            yield _padded(alike[start : start + size], length)
+
+
+def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
+    """``input_ids``, ``labels`` and ``attention_mask``, each ``[n, length]`` int64; a row's last token fills it up."""
+    missing = [length - len(row["input_ids"]) for row in rows]
+    filled = {
+        "input_ids": [
+            [*row["input_ids"], *row["input_ids"][-1:] * more]
+            for row, more in zip(rows, missing, strict=True)
+        ],
+        "labels": [[*row["labels"], *[IGNORED] * more] for row, more in zip(rows, missing, strict=True)],
+        "attention_mask": [[1] * (length - more) + [0] * more for more in missing],
+    }
+    return {key: torch.tensor(values) for key, values in filled.items()}
+
+
+def _require_finite(weights: list[torch.Tensor], step: int) -> None:
+    """Whether the noised weights can be trained on; they alone decide, for they are what is published."""
+    if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+        raise Diverged(
+            ErrorCode.DATA_INVALID,
+            f"the noised weights are not finite after step {step}: training has diverged",
+            "lower learning_rate",
+        )
+
+
 @cache
 def private(trainer: type) -> type:
     """A TRL trainer class that trains by ``DpSgd``; hand what it makes to ``prepared``."""
@@ -124,4 +173,5 @@ def prepared(trainer: Any, job: Job) -> Any:
     trainer.plan = make_plan(job.config, len(job.encoded))
     trainer.grad_sample_mode = job.config.privacy.grad_sample_mode
     trainer.rows = job.encoded
+    trainer.max_length = job.config.max_length
     return trainer

@@ -61,7 +61,7 @@ class LatticeNoise:
 
 
 class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
-    """Clips by Opacus, divides by the expected size of the batch, and noises by ``LatticeNoise``."""
+    """Clips, divides by the expected size of the batch, and noises by ``LatticeNoise``."""
 
     lattice: LatticeNoise
 
@@ -69,6 +69,21 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
     def accumulated_iterations(self) -> int:
         """Physical batches are parts of one logical batch, whose expected size divides the sum once."""
         return 1
+
+    def clip_and_accumulate(self) -> None:
+        """Add clipped gradients of single examples to ``summed_grad``; one whose norm is not finite adds nothing.
+
+        Opacus' own multiplies it by 0, which leaves NaN: whoever made the weights could see one example that way.
+        """
+        samples = [self._get_flat_grad_sample(weight) for weight in self.params]
+        norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in samples]).norm(dim=0)
+        counted = torch.isfinite(norms)
+        shares = (self.max_grad_norm / (norms[counted] + 1e-6)).clamp(max=1.0)
+        everyone = bool(counted.all())
+        for weight, sample in zip(self.params, samples, strict=True):
+            _check_processed_flag(weight.grad_sample)
+            weight.summed_grad += torch.einsum("i,i...", shares, sample if everyone else sample[counted])
+            _mark_as_processed(weight.grad_sample)
 
     def add_noise(self) -> None:
         """Put the noised sum into ``grad`` of every trained weight."""
