@@ -69,15 +69,17 @@ class RewardsConfig(StrictModel):
     """A measured update whose score is not above this share of the mean positive score earns nothing this round."""
 
     min_norm_ratio: Factor = 0.01
-    """An update whose norm is below this share of the round's median norm counts as one of zeros, and is rejected."""
+    """An update whose norm is below this share of the round's median norm (of two: of the smaller) counts as one of
+    zeros, and is rejected."""
 
     similarity_threshold: Cosine | None = 0.9
     """From this cosine on (of whole updates, of their tensors one by one, or of their signs) two updates of different
     contributors are one: the first is merged, the others are rejected. docs/rewards.md has what was measured. Null:
     only copies of bytes are found."""
 
-    stale_threshold: Cosine | None = 0.99
-    """From this cosine on an update is an earlier one of the contributor's own, or an earlier soup, sent again. (An
+    stale_threshold: Cosine | None = 0.999
+    """From this cosine on an update is an earlier one of the contributor's own, or an earlier soup, sent again, and is
+    rejected; no standing is lost by likeness to one's own work, since honest work on few rows is that alike. (An
     earlier update of somebody else is told by ``similarity_threshold``.) Null: not looked for."""
 
     stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3

@@ -47,8 +47,9 @@ def similarities(updates: Sequence[DeltaFile], spec: BaseSpec) -> Matrix:
         size += stack.rows * stack.cols
         stack.release()
     found = np.maximum(_cosines(whole), layered / max(1, size))
-    if any(_is_mixed(stack.name, updates) for stack in stacks):
-        found = np.maximum(found, _values_against_signs(stacks, factors))
+    mixed = _mixed_pairs([stack.name for stack in stacks], updates)
+    if mixed.any():
+        found = np.where(mixed, np.maximum(found, _values_against_signs(stacks, factors)), found)
     return np.asarray(np.round(found, _DIGITS))
 
 
@@ -89,8 +90,17 @@ def _equal_signs(stack: Stack, products: Matrix) -> Matrix:
     return np.asarray(np.where(np.outer(held, held), agreed, 0.0))
 
 
-def _is_mixed(name: str, updates: Sequence[DeltaFile]) -> bool:
-    return len({update.record(name).codec for update in updates if name in update}) > 1
+def _mixed_pairs(names: Sequence[str], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
+    """``[n, n]``: whether two updates hold some tensor in different codecs.
+
+    Of two dense updates values against signs say too much, whatever a third one was written with.
+    """
+    found = np.zeros((len(updates), len(updates)), dtype=bool)
+    for name in names:
+        codecs = [update.record(name).codec if name in update else "" for update in updates]
+        kinds = np.array(codecs)
+        found |= (kinds[:, None] != kinds[None]) & np.outer(kinds != "", kinds != "")
+    return found
 
 
 def _values_against_signs(stacks: Sequence[Stack], factors: torch.Tensor) -> Matrix:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from gym_server.rewards.free_riders import _zeros
 from gym_server.rewards.rescore import rescore
 from gym_server.show_rewards import rewards_shown
 
-from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.config.credits import RewardsConfig
+from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
 from gym_fed.soup.similarity import leaders, similarities
 from tests.support.judged_rounds import DENSE, SIGNS, Delta, Judged
 
@@ -121,7 +123,7 @@ def test_old_work_sent_again_is_stale_but_new_work_on_the_same_data_is_not(
     again = here.encode({n: t / 2 for n, t in decoded(here, soup.sha256).items()}, DENSE)
     found = here.round(
         {
-            "ann": honest["ann"],
+            "ann": (scaled(honest["ann"]), SIGNS),
             "dan": scaled(honest["bob"]),
             "eve": again,
             "bob": here.trained("bob", seed=5, steps=12),
@@ -131,7 +133,8 @@ def test_old_work_sent_again_is_stale_but_new_work_on_the_same_data_is_not(
     assert "by bob of round 1 again" in found["dan"]["reason"]
     assert "stale: the soup of round 1 again" in found["eve"]["reason"]
     assert {who for who, one in found.items() if one["credit"]} == {"bob"}
-    assert found["ann"]["reputation"] == 0.0
+    assert found["ann"]["reputation"] == 0.2, "likeness to one's own work is no proof of cheating"
+    assert found["dan"]["reputation"] == found["eve"]["reputation"] == 0.0
     assert found["bob"]["reputation"] > 0.2
 
 
@@ -219,9 +222,29 @@ def test_a_chain_of_small_steps_does_not_make_one_of_two_that_are_unlike() -> No
     assert leaders(alike, [1, 0, 2], 0.9) == [1, 1, 1]
 
 
-def test_an_update_of_zeros_is_like_nothing(tmp_path: Path) -> None:
-    from gym_fed.delta import encode_delta
+def test_a_round_of_two_is_not_measured_by_the_larger_one() -> None:
+    assert _zeros(RewardsConfig(), {"honest": 1.0, "300 times as large": 300.0}) == {}
+    assert set(_zeros(RewardsConfig(), {"zeros": 0.0, "honest": 1.0, "too": 1.1})) == {"zeros"}
 
+
+def test_the_likeness_of_two_updates_does_not_depend_on_the_codec_of_a_third(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = {"w": torch.randn(16, 32)}
+    sent = [first, jittered(first, 0.5), {"w": torch.randn(16, 32)}]
+    base = {"w": torch.zeros(16, 32)}
+    spec = BaseSpec.of(base, "tiny")
+    found = []
+    for third in (DENSE, SIGNS):
+        files = []
+        for i, (delta, codec) in enumerate(zip(sent, (DENSE, DENSE, third), strict=True)):
+            path = tmp_path / f"{third.codec}{i}.gymdelta"
+            encode_delta(delta, base, codec, path, spec)
+            files.append(DeltaFile.open(path, spec))
+        found.append(float(similarities(files, spec)[0, 1]))
+    assert found[0] == found[1] < 0.93
+
+
+def test_an_update_of_zeros_is_like_nothing(tmp_path: Path) -> None:
     spec = BaseSpec.of({"w": torch.zeros(4, 8)}, "tiny")
     files = []
     for i, codec in enumerate((DENSE, SIGNS)):

@@ -74,7 +74,7 @@ def appraise(
         Contribution(
             row.update_id,
             row.contributor,
-            _outcome(judgement, row.contributor in found.earning),
+            _outcome(judgement, findings.get(row.update_id), row.contributor in found.earning),
             before[row.contributor],
             measured.scores.get(row.update_id),
             similarity.get(row.update_id),
@@ -138,7 +138,9 @@ def _measured(
     )
 
 
-def _outcome(judgement: Judgement, earning: bool) -> Outcome:
+def _outcome(judgement: Judgement, finding: Finding | None, earning: bool) -> Outcome:
     if judgement.verdict == "merged":
         return Outcome.POSITIVE if earning else Outcome.NOTHING
+    if finding is not None and finding.blameless:
+        return Outcome.NOTHING
     return Outcome.CHEATING if judgement.cheating else Outcome.REJECTED

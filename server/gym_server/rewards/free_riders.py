@@ -35,11 +35,13 @@ class Finding:
     Attributes:
         reason: In words for the contributor and the ledger.
         cheating: Whether it is proven, not only worthless.
+        blameless: Whether honest work can look like that too: the update is rejected, and no standing is lost.
         leader: The update of the same round that it is a copy of.
     """
 
     reason: str
     cheating: bool = True
+    blameless: bool = False
     leader: str = ""
 
 
@@ -48,7 +50,8 @@ class _Earlier:
     """Something of an earlier round that can be sent again."""
 
     what: str
-    contributor: str  # empty for a soup
+    contributors: frozenset[str]  # whose work it is
+    soup: bool
     merged: bool
     sha256: str
     base_digest: str
@@ -87,7 +90,7 @@ def free_riders(
 def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, Finding]:
     if not config.min_norm_ratio or not norms:
         return {}
-    least = config.min_norm_ratio * statistics.median(norms.values())
+    least = config.min_norm_ratio * statistics.median_low(norms.values())  # of two: the smaller
     return {
         update: Finding(
             f"its norm {norm:.3g} is nothing beside the round's median (rewards.min_norm_ratio)",
@@ -136,7 +139,9 @@ def _stale(
                         alike[i, len(left) + j],
                     )
                     if threshold is not None and likeness >= threshold and row.update_id not in found:
-                        found[row.update_id] = Finding(f"stale: {old.what} again (similarity {likeness:.3f})")
+                        own = row.contributor in old.contributors
+                        reason = f"stale: {old.what} again (similarity {likeness:.3f})"
+                        found[row.update_id] = Finding(reason, cheating=not own, blameless=own)
     return found
 
 
@@ -145,7 +150,7 @@ def _threshold(config: RewardsConfig, contributor: str, old: _Earlier) -> float 
 
     One's own update of an aborted round was not used, and may come again.
     """
-    if old.contributor and old.contributor != contributor:
+    if not old.soup and contributor not in old.contributors:
         return config.similarity_threshold
     return config.stale_threshold if old.merged else None
 
@@ -159,13 +164,17 @@ def _earlier(fed: Federation, server_round: int) -> dict[int, list[_Earlier]]:
         kept = select(updates).where(where, updates.c.verdict.in_(_USED)).order_by(updates.c.update_id)
         for row in tx.execute(kept):
             what = f"update {row.update_id[:12]} by {row.contributor} of round {row.server_round}"
-            old = _Earlier(what, row.contributor, row.verdict == "merged", row.delta_sha256, _base(row))
+            used = row.verdict == "merged"
+            old = _Earlier(what, frozenset({row.contributor}), False, used, row.delta_sha256, _base(row))
             found.setdefault(row.server_round, []).append(old)
         where = (versions.c.server_round >= first) & (versions.c.server_round < server_round)
         for row in tx.execute(select(versions).where(where)).all():
             parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.height - 1))
             what = f"the soup of round {row.server_round}"
-            soup = _Earlier(what, "", True, row.soup_sha256, parent or fed.journal.base_digest)
+            of = (one.contributors for one in found.get(row.server_round, []) if one.merged)
+            who = frozenset[str]().union(*of)
+            base = parent or fed.journal.base_digest
+            soup = _Earlier(what, who, True, True, row.soup_sha256, base)
             found.setdefault(row.server_round, []).append(soup)
     return found
 
