@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from gym_client.home import Home
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import drop_torn_line, write_atomically
 from gym_fed.identity.keys import server_id
-from gym_fed.ledger import EntryProof, SignedHead, contradiction, fork_document
+from gym_fed.ledger import EntryProof, SignedHead, check_fork, contradiction, fork_document
 from gym_fed.ledger.entries import Entry, parsed
 
 Prove = Callable[[int, int], EntryProof]
@@ -45,7 +45,8 @@ class Heads:
         """By size.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for a line that is no head which the hub signed.
+            GymError: ``STATE_CORRUPT`` for a line that has not the form of a head. Signatures are checked when a head
+                is held against another one.
         """
         if not self.path.exists():
             return {}
@@ -59,8 +60,21 @@ class Heads:
         return max(self.kept().values(), key=lambda head: head.size, default=None)
 
     def require_one_ledger(self) -> None:
-        """Raise ``LEDGER_FORKED`` while a proof of two ledgers of this hub lies in ``proofs/``."""
+        """Raise ``LEDGER_FORKED`` while a proof of two ledgers of this hub lies in ``proofs/``.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` too, for a file there that proves nothing.
+        """
         for path in sorted(self._home.proofs.glob(f"{self.server}-*.json")):
+            try:
+                check_fork(json.loads(path.read_bytes()), self._key)
+            except (ValueError, GymError) as error:
+                why = error.message if isinstance(error, GymError) else str(error)
+                raise GymError(
+                    ErrorCode.STATE_CORRUPT,
+                    f"{path} is no proof of two ledgers of {self.server}: {why}",
+                    "something changed it after it was checked: look at it, then move it away",
+                ) from error
             raise GymError(
                 ErrorCode.LEDGER_FORKED,
                 f"the hub {self.server} has two ledgers, which {path} proves",
@@ -82,13 +96,38 @@ class Heads:
         self._require_signed(head.verify)
         kept = self.kept()
         if (same := kept.get(head.size)) is not None:
+            self._require_own(same)
             self._refuse_if(same, head, None)
             if not is_newest or head.size == max(kept):
                 return
         if kept:
+            self._require_own(kept[max(kept)])
             self._compare(kept[max(kept)], head, prove, is_newest)
         if same is None:
             self._append(head)
+
+    def accuse(self, kept: SignedHead, others: Iterable[SignedHead], prove: Prove) -> None:
+        """Raise the fork between a head that was kept and a ledger, verified, in which it is not.
+
+        Args:
+            kept: Of which the ledger has another entry, or other entries before it.
+            others: The ledger's heads, of which the last is over all of it.
+            prove: Proves an entry under the last one.
+
+        Raises:
+            GymError: ``LEDGER_FORKED`` with its proof; ``STATE_CORRUPT`` when the file of kept heads was changed.
+        """
+        self._require_own(kept)
+        last = kept
+        for last in others:
+            self._refuse_if(kept, last, None)
+        self._refuse_if(kept, last, prove(kept.size, last.size))
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"{self.server} signed a head of size {kept.size} over other entries than those of its ledger; it is in "
+            f"{self.path}",
+            "show it to the other contributors and to the coordinator, with the ledger",
+        )
 
     def _compare(self, old: SignedHead, new: SignedHead, prove: Prove, is_newest: bool) -> None:
         self._refuse_if(old, new, None)
@@ -105,8 +144,7 @@ class Heads:
         except GymError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
-            why = f"it cannot show entry {low.size}, which it signed, in the ledger that it has now"
-            raise self._forked(why, (low, shown), None) from error
+            raise self.withheld(low) from error
         self._require_signed(proof.verify)
         if proof.entry.sequence != low.size or (size and proof.head.size != size):
             raise GymError(
@@ -123,16 +161,49 @@ class Heads:
         if reason is not None:
             raise self._forked(f"it signed {reason}", (one, other), proof)
 
-    def _forked(self, why: str, heads: tuple[SignedHead, SignedHead], proof: EntryProof | None) -> GymError:
-        low, high = sorted(heads, key=lambda head: head.size)
-        path = self._home.proofs / f"{self.server}-{low.size}-{high.size}.json"
-        document = fork_document(self._key, heads, proof)
+    def keep_proof(self, document: dict[str, Any]) -> tuple[Path, str]:
+        """Check the proof of a fork and put it into ``proofs/``; gives its path, and what it proves.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for what proves nothing.
+        """
+        reason = check_fork(document, self._key)
+        low, high = sorted(int(told["head"]["size"]) for told in document["heads"])
+        path = self._home.proofs / f"{self.server}-{low}-{high}.json"
         write_atomically(path, json.dumps(document, indent=2, sort_keys=True).encode())
+        return path, reason
+
+    def withheld(self, head: SignedHead | None) -> GymError:
+        """The error for a hub that does not show what it has signed: its database was put back, or it hides something.
+
+        Nobody else can be shown that by what was signed; as soon as the hub signs another entry in its place, it can.
+        """
+        what = f"entry {head.size}" if head is not None else "any head"
+        return GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"the hub {self.server} cannot show {what}, which it signed, in the ledger that it has now",
+            f"it was put back to an older state, or keeps something back: ask its coordinator. What it signed is in "
+            f"{self.path}",
+        )
+
+    def _forked(self, why: str, heads: tuple[SignedHead, SignedHead], proof: EntryProof | None) -> GymError:
+        path, _ = self.keep_proof(fork_document(self._key, heads, proof))
         return GymError(
             ErrorCode.LEDGER_FORKED,
             f"the hub {self.server} has two ledgers: {why}. Both signed heads are in {path}",
             "show the file to the other contributors and to the coordinator; nothing is sent to this hub any more",
         )
+
+    def _require_own(self, head: SignedHead) -> None:
+        """A head that was kept is what it was when it was checked, before anybody is accused with it."""
+        try:
+            head.verify(self._key)
+        except GymError as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{self.path}: {error.message}: the file was changed after the head was checked",
+                "delete the line of that head; the hub's newest one is kept anew",
+            ) from error
 
     def _require_signed(self, verify: Callable[[bytes], None]) -> None:
         try:

@@ -23,7 +23,7 @@ def key_for(home: Home, pin: ServerPin) -> SigningKey:
             "run gym-client key rotate again; it goes on where it stopped",
         )
     key = store.find(pin.public_key) if pin.public_key else store.main()
-    return key.of_account(pin.contributor) if pin.contributor else key
+    return key.of_account(pin.account) if pin.account else key
 
 
 def key_at(home: Home, server: str) -> SigningKey:
@@ -35,6 +35,11 @@ def key_at(home: Home, server: str) -> SigningKey:
 
 
 def enrolled(home: Home) -> list[ServerPin]:
-    """The hubs at which this home has an account, by address."""
+    """The hubs at which this home takes part, by address."""
+    return [pin for pin in with_account(home) if pin.contributor]
+
+
+def with_account(home: Home) -> list[ServerPin]:
+    """The hubs at which this home has an account, also one that it left: it still has what it earned."""
     pins = [ServerPin.read(path) for path in sorted(home.servers.glob("*.json"))]
-    return [pin for pin in pins if pin.contributor]
+    return [pin for pin in pins if pin.account]

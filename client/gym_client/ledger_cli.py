@@ -145,7 +145,7 @@ def compare(
     from gym_client.heads import Heads
     from gym_client.known import enrolled_client
     from gym_client.receipts import ask_proof
-    from gym_fed.ledger import EntryProof, SignedHead, check_fork
+    from gym_fed.ledger import EntryProof, SignedHead
 
     folder = open_home(home, passphrase_file)
     pin = _pin(folder, server)
@@ -157,10 +157,11 @@ def compare(
         raise GymError(ErrorCode.DATA_INVALID, f"{file} is not JSON: {error}") from error
     key = bytes.fromhex(pin.ledger_key)
     if isinstance(document, dict) and "heads" in document:
+        kept_at, reason = Heads(folder, key).keep_proof(document)
         raise GymError(
             ErrorCode.LEDGER_FORKED,
-            f"{file} proves that {pin.server} signed {check_fork(document, key)}",
-            "show it to the other contributors and to the coordinator",
+            f"{file} proves that {pin.server} signed {reason}; it is in {kept_at} now",
+            "show it to the other contributors and to the coordinator; nothing goes on with this hub while it is there",
         )
     theirs = SignedHead.from_dict(document)
 

@@ -29,8 +29,15 @@ class ServerPin(StrictModel):
     name: str = ""
     contributor: str = ""
     """Id of this contributor's account there; empty before enrolment and after leaving."""
+    left: str = ""
+    """Id of an account that was left; it can be joined again, with its key only."""
     public_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """The key that the account has there, hex; empty: the home's own."""
+
+    @property
+    def account(self) -> str:
+        """Id of the account there, left or not; empty where there was none."""
+        return self.contributor or self.left
 
     @classmethod
     def load(cls, home: Home, address: Address) -> ServerPin | None:

@@ -17,7 +17,7 @@ from gym_client.tally import Tally
 from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import server_id
-from gym_fed.ledger import Entry, EntryProof, SignedHead, Tree, verify_file
+from gym_fed.ledger import Entry, EntryProof, Frontier, SignedHead, Tree, verify_file
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _TRIES = 3
@@ -104,17 +104,21 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
     kept = heads.kept()
     expected = dict(_receipts(home, server, key))
     found: dict[int, str] = {}
+    roots: dict[int, str] = {}
+    frontier = Frontier()
 
     def visit(entry: Entry, body: dict[str, Any]) -> None:
         tally(entry, body)
+        frontier.append(entry.hash)
         if entry.sequence in expected or entry.sequence in kept:
             found[entry.sequence] = entry.hash
+            roots[entry.sequence] = frontier.root() if entry.sequence in kept else ""
 
     _, checked = verify_file(path, key, visit)
     assert checked.head is not None
     for size, head in sorted(kept.items()):
-        if size <= checked.entries and head.head.hash != found[size]:
-            heads.see(checked.head, lambda sequence, _: proof_in(path, sequence, checked.head))
+        if size <= checked.entries and (head.head.hash, head.head.root) != (found[size], roots[size]):
+            heads.accuse(head, heads_in(path), lambda sequence, _: proof_in(path, sequence, checked.head))
     for sequence, entry_hash in sorted(expected.items()):
         if sequence > checked.entries:
             raise GymError(
@@ -138,6 +142,12 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
         sum(amount > 0 for amount in tally.credits.values()),
         tally.balance,
     )
+
+
+def heads_in(path: Path) -> list[SignedHead]:
+    """The signed heads of a ledger in a file that was verified."""
+    with path.open("rb") as file:
+        return [SignedHead.from_json(row[:-1].decode()) for row in file if row.startswith(b'{"head":')]
 
 
 def proof_in(path: Path, sequence: int, head: SignedHead | None) -> EntryProof:

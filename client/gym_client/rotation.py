@@ -11,7 +11,7 @@ from typing import Any
 
 from gym_client.address import Address
 from gym_client.home import Home
-from gym_client.hub_keys import enrolled
+from gym_client.hub_keys import enrolled, with_account
 from gym_client.keystore import Keystore
 from gym_client.pins import ServerPin
 from gym_client.transport import HubClient
@@ -39,13 +39,13 @@ def rotate(home: Home, another: bool = False) -> dict[str, Any]:
         _begin(home, store)
     target = store.next() if store.next_path.exists() else store.main()
     told = []
-    for pin in enrolled(home):
+    for pin in with_account(home):
         error = None if pin.public_key == target.public_key.hex() else _ask(home, store, pin, target)
         told.append(_told(pin, error, "rotated"))
         failpoint("key-rotated-at-a-hub")
     if store.next_path.exists():
         store.promote()
-    store.forget_former({pin.public_key for pin in enrolled(home)})
+    store.forget_former({pin.public_key for pin in with_account(home)})
     return {"public_key": target.public_key.hex(), "servers": told}
 
 
@@ -67,7 +67,7 @@ def revoke(
         GymError: ``UNAUTHENTICATED`` when the home has no account to revoke.
     """
     store = Keystore(home.folder)
-    pins = [pin for pin in enrolled(home) if address is None or pin.address == str(address)]
+    pins = [pin for pin in with_account(home) if address is None or pin.address == str(address)]
     if not pins and address is not None and contributor:
         known = ServerPin.load(home, address)
         pins = [known.but(contributor=contributor)] if known is not None else []
@@ -87,7 +87,7 @@ def revoke(
 def _begin(home: Home, store: Keystore) -> None:
     old = store.main().public_key.hex()
     store.keep_main()
-    for pin in enrolled(home):
+    for pin in with_account(home):
         if not pin.public_key:
             pin.but(public_key=old).save(home, Address.parse(pin.address))
     store.prepare(SigningKey.generate())
@@ -95,7 +95,7 @@ def _begin(home: Home, store: Keystore) -> None:
 
 
 def _lagging(home: Home, store: Keystore) -> bool:
-    """Whether some hub has an older key than the home's."""
+    """Whether some hub at which the home takes part has an older key than the home's."""
     newest = store.main().public_key.hex()
     return any(pin.public_key not in ("", newest) for pin in enrolled(home))
 
@@ -105,7 +105,7 @@ def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymErr
         old = store.find(pin.public_key) if pin.public_key else store.main()
         with _client(home, pin, old) as client:
             statement = Rotation(
-                rotate=pin.contributor, new_key=new.public_key.hex(), server=pin.server, issued_at=now()
+                rotate=pin.account, new_key=new.public_key.hex(), server=pin.server, issued_at=now()
             )
             request = pb.RotateKeyRequest(
                 new_public_key=new.public_key,
@@ -126,10 +126,10 @@ def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymErr
 
 def _declare(home: Home, pin: ServerPin, signer: SigningKey) -> GymError | None:
     statement = Revocation(
-        revoke=pin.contributor, key=signer.public_key.hex(), server=pin.server, issued_at=now()
+        revoke=pin.account, key=signer.public_key.hex(), server=pin.server, issued_at=now()
     )
     request = pb.RevokeKeyRequest(
-        contributor=pin.contributor,
+        contributor=pin.account,
         signing_key=signer.public_key,
         statement_json=statement.to_json(),
         signature=statement.sign(signer),
@@ -152,7 +152,7 @@ def _told(pin: ServerPin, error: GymError | None, done: str) -> dict[str, Any]:
     told: dict[str, Any] = {
         "address": pin.address,
         "server": pin.server,
-        "contributor": pin.contributor,
+        "contributor": pin.account,
         done: error is None,
     }
     return told if error is None else {**told, "error": error.to_dict()}

@@ -69,8 +69,7 @@ class HubClient:
                 "it is another hub at the same address; ask its coordinator",
             )
         self._repin(server=found, name=reply.name, ledger_key=reply.ledger_public_key.hex())
-        if reply.ledger_head_json:
-            self._see(reply)
+        self._see(reply)
         return reply
 
     def enrol(self, name: str, invite: str = "") -> str:
@@ -92,12 +91,12 @@ class HubClient:
             contributor
         ):  # of a key that came later, it is the account's first key's
             raise GymError(ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, which is no id")
-        self._repin(contributor=contributor, public_key=self._key.public_key.hex())
+        self._repin(contributor=contributor, left="", public_key=self._key.public_key.hex())
         return str(contributor)
 
     def forget_enrolment(self) -> None:
-        """After ``Leave``: the next join enrols again."""
-        self._repin(contributor="", public_key="")
+        """After ``Leave``: the next join enrols again, with the key that the account has."""
+        self._repin(contributor="", left=self.pin.contributor, public_key=self._key.public_key.hex())
         self._session, self._expires_at = "", 0
 
     def authenticate(self) -> None:
@@ -143,6 +142,7 @@ class HubClient:
         Raises:
             GymError: The hub's refusal, or ``UNAVAILABLE`` and ``DEADLINE_EXCEEDED`` of the transport.
         """
+        self._require_one_ledger(method)
         for attempt in range(2):
             metadata, session = self._metadata(method)
             try:
@@ -156,6 +156,7 @@ class HubClient:
 
     def stream(self, method: str, request: Any, seconds: float | None) -> Any:
         """A call answered by a stream; the caller iterates inside ``errors()`` and cancels it when done."""
+        self._require_one_ledger(method)
         metadata, _ = self._metadata(method)
         return getattr(self._stub, method)(request, timeout=seconds, metadata=metadata)
 
@@ -237,10 +238,19 @@ class HubClient:
         def prove(sequence: int, size: int) -> EntryProof:
             return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
 
-        head = SignedHead.from_json(reply.ledger_head_json)
         heads = Heads(self.home, reply.ledger_public_key)
         heads.require_one_ledger()
-        heads.see(head, prove, is_newest=True)
+        if reply.ledger_head_json:
+            heads.see(SignedHead.from_json(reply.ledger_head_json), prove, is_newest=True)
+        elif (before := heads.newest()) is not None:
+            raise heads.withheld(before)
+
+    def _require_one_ledger(self, method: str) -> None:
+        """Nothing goes on with a hub that was found to have two ledgers, but that a lost key can be revoked there."""
+        from gym_client.heads import Heads
+
+        if self.pin.ledger_key and method != "RevokeKey":
+            Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
 
     def _server(self) -> str:
         if not self.pin.server:

@@ -7,6 +7,7 @@ with an entry proved to be under it proves one against the head that was signed 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from gym_fed.ledger.merkle import verify_inclusion
 
 FORMAT = "gym-head-1"
 FORK_FORMAT = "gym-fork-1"
+_SIGNATURE = re.compile(r"[0-9a-f]{128}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,10 @@ class SignedHead:
             or set(head) != {*kinds, *whole}
             or any(type(head[name]) is not kind for name, kind in {**kinds, **whole}.items())
             or not isinstance(found["signature"], str)
+            or not _SIGNATURE.fullmatch(found["signature"])
             or head["format"] != FORMAT
             or not (is_hash(head["hash"]) and is_hash(head["root"]))
             or head["size"] < 1
-            or found["signature"] != found["signature"].lower()
         ):
             raise corrupt(f"{str(found)[:80]} is no signed head of format {FORMAT}")
         return cls(Head(**head), found["signature"])

@@ -222,6 +222,25 @@ def test_a_hub_that_is_away_keeps_the_old_key_until_the_command_is_given_again(
         away.stop()
 
 
+@pytest.mark.parametrize("is_away", [False, True], ids=["hub there", "hub away"])
+def test_an_account_that_was_left_keeps_its_key_and_is_joined_again(
+    home: Home, hub: KeyHub, is_away: bool
+) -> None:
+    account, old = enrol(home, hub), home.key.public_key
+    with client_of(home, hub) as client:
+        client.forget_enrolment()
+    assert enrolled(home) == []
+    if is_away:
+        hub.stop()
+    for _ in range(2):
+        rotate(home, another=True)
+    if is_away:
+        hub.start()
+    with client_of(home, hub) as client:
+        assert client.sign({"a": 1}) == Keystore(home.folder).find(hub.enrolled[account].hex()).sign({"a": 1})
+        assert (hub.enrolled[account] == old) is is_away
+
+
 @pytest.mark.parametrize("where", ["key-prepared", "key-rotation-answered", "key-rotated-at-a-hub"])
 def test_a_rotation_that_is_killed_goes_on_with_the_same_key(home: Home, hub: KeyHub, where: str) -> None:
     account = enrol(home, hub)

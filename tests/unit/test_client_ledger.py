@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger import EntryProof, SignedHead, check_fork
+from gym_fed.ledger import EntryProof, SignedHead, Tree, check_fork
 from gym_fed.ledger.export import first_line, lines
 from tests.support.tiny_hub import TinyHub
 
@@ -115,8 +116,45 @@ def test_a_ledger_that_became_shorter_is_refused(real: RealLedger, heads: Heads)
     backup = real.saved()
     heads.see(real.tell("second"), real.ledger.proof)
     real.restore(backup)
-    message = forked(heads.see, first, real.ledger.proof, is_newest=True)
-    assert "cannot show entry 2" in message
+    with pytest.raises(GymError, match="cannot show entry 2, which it signed") as caught:
+        heads.see(first, real.ledger.proof, is_newest=True)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT, "nothing that was signed contradicts anything yet"
+    heads.require_one_ledger()
+
+
+def test_a_kept_head_that_was_changed_on_disk_accuses_nobody(real: RealLedger, heads: Heads) -> None:
+    for name in ("first", "second"):
+        heads.see(real.tell(name), real.ledger.proof)
+    text = heads.path.read_text()
+    digit = text.rindex('"root":"') + 8
+    heads.path.write_text(text[:digit] + ("0" if text[digit] != "0" else "1") + text[digit + 1 :])
+    with pytest.raises(GymError, match="changed after the head was checked") as caught:
+        heads.see(real.tell("third"), real.ledger.proof, is_newest=True)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+    heads.require_one_ledger()
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["a head of its size follows", "none of its size"])
+def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
+    real: RealLedger, heads: Heads, tmp_path: Path, later: bool
+) -> None:
+    """Its hash is right, and an entry that never was can be proved under its root."""
+    for name in ("one", "two"):
+        real.tell(name)
+    good = real.tell("three")
+    path = tmp_path / "ledger.jsonl"
+    entries, signed = list(real.ledger.entries()), list(real.ledger.heads())
+    tree = Tree([entries[0].hash, "ab" * 32, good.head.hash])
+    heads.see(SignedHead.sign(KEY, replace(good.head, root=tree.root(3))), real.ledger.proof)
+    if not later:
+        real.tell("four")
+        entries, signed = list(real.ledger.entries()), list(real.ledger.heads())
+        signed = [head for head in signed if head.size != 3]
+    text = [first_line(KEY.public_key), *lines(entries, signed)]
+    path.write_text("".join(line + "\n" for line in text))
+    wanted = "two different heads of size 3" if later else "signed a head of size 3 over other entries"
+    with pytest.raises(GymError, match=wanted):
+        verify_copy(heads._home, path, KEY.public_key, Tally("c" + "0" * 16))
 
 
 def test_a_head_that_was_overtaken_is_no_fork(real: RealLedger, heads: Heads) -> None:
@@ -301,9 +339,37 @@ def test_two_contributors_compare_heads_and_prove_two_ledgers(scene: Scene, tmp_
     assert isinstance(again.exception, GymError)
     assert "two different heads of size 5" in again.exception.message
     assert str(proof) in forked(scene.client.status), "the proof stays, whatever the hub shows now"
+    copy = tmp_path / "proof of somebody else.json"
+    proof.rename(copy)
+    assert isinstance(scene.run("ledger", "compare", str(copy)).exception, GymError)
+    assert proof.exists(), "what somebody else proves is kept as well"
+    scene.hub.stop()  # so that whatever is sent fails otherwise
+    for command in (["status"], ["rewards"], ["leave"], ["transfer", "--to", scene.me, "--amount", "1"]):
+        shown = scene.run(*command)
+        assert isinstance(shown.exception, GymError)
+        assert shown.exception.code is ErrorCode.LEDGER_FORKED, command
+    scene.hub.start()
     proof.unlink()
     scene.hub.tell("note", {"text": "shown to all"})
     assert "entry 5 is another one" in forked(scene.client.status)
+
+
+def test_a_hub_that_shows_no_head_any_more_is_refused(scene: Scene) -> None:
+    scene.client.status()
+    scene.hub.heads = []
+    with pytest.raises(GymError, match="cannot show entry 4, which it signed"):
+        scene.client.status()
+
+
+def test_a_signature_has_one_spelling(real: RealLedger) -> None:
+    told = real.tell("first").to_dict()
+    for text in (
+        told["signature"].upper(),
+        told["signature"][:2] + " " + told["signature"][2:],
+        told["signature"][:-2],
+    ):
+        with pytest.raises(GymError, match="is no signed head"):
+            SignedHead.from_dict({**told, "signature": text})
 
 
 def test_a_proof_of_something_else_is_no_proof(scene: Scene) -> None:
