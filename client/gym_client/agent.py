@@ -26,7 +26,7 @@ from gym_client.heartbeats import Lease, heartbeats
 from gym_client.home import Home
 from gym_client.hooks import Hooks, hooks_set
 from gym_client.policy import Policy
-from gym_client.privacy_terms import require_as_announced
+from gym_client.privacy_terms import Promises, require_as_announced, require_as_promised
 from gym_client.private_round import Spending, kept_here
 from gym_client.secure import stage_of
 from gym_client.stream import WorkStream
@@ -101,6 +101,7 @@ class Agent:
         node_config: What the app finds in ``context.node_config``; ``home`` and ``by-reference`` are added.
         policy: Limits on what is fetched, trained and sent; from the home when absent.
         announced: The recipe that was shown before joining; a task that protects examples less is refused.
+        promises: What the hub promised then; before every task it is asked whether it still does.
         display: Where news and progress go.
         stop: Set from outside to end the work at the next checkpoint, as ``stop()`` does.
     """
@@ -114,17 +115,15 @@ class Agent:
         node_config: UserConfig | None = None,
         policy: Policy | None = None,
         announced: TrainingRecipe | None = None,
+        promises: Promises | None = None,
         display: Display | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        self.app = app
-        self.home = home
-        self.client = client
+        self.app, self.home, self.client = app, home, client
         self.policy = policy or Policy.load(home.policy_path)
         self.display = display or Display()
-        self._announced = announced
-        self._private = False
-        self._spent = Spending(home)
+        self._announced, self._promises = announced, promises
+        self._private, self._spent = False, Spending(home)
         self.node_config: UserConfig = {
             **(node_config or {}),
             "home": str(home.folder),
@@ -134,8 +133,7 @@ class Agent:
         self._stop = stop or threading.Event()
         self._contexts: dict[int, Context] = {}
         self._account = Account(home, client, self.display)
-        self._failures = 0
-        self._masked = 0  # updates that still are to be unmasked
+        self._failures = self._masked = 0  # the latter: updates that still are to be unmasked
 
     def stop(self) -> None:
         """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
@@ -258,7 +256,7 @@ class Agent:
         if "task" in task.content.configs:
             for entry in task.content.configs["task"].entries:
                 if entry.key == "spec":
-                    self._check(parse_task(entry.value.text))
+                    self._check(parse_task(entry.value.text), lease)
         missing = [ref for ref in references(task.content) if not self._cache.has(ref.sha256, ref.size_bytes)]
         total = sum(ref.size_bytes for ref in missing)
         self.policy.check_download(total)
@@ -277,10 +275,13 @@ class Agent:
             self._cache.path(ref.sha256) for ref in references(task.content) if ref.stype != DELTA_STYPE
         )
 
-    def _check(self, spec: TaskSpec) -> None:
+    def _check(self, spec: TaskSpec, lease: Lease) -> None:
         self._private = spec.recipe.privacy is not None
         self.policy.check(spec)
         require_as_announced(self._announced, spec.recipe)
+        if self._promises is not None:
+            status = self._patiently(self.client.status, lease)
+            require_as_promised(self.policy, self._promises, Promises.parse(status.privacy_json))
         if spec.server != self.client.pin.server:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
@@ -339,7 +340,7 @@ class Agent:
             raise lost or error
         self.display.tell("failed", f"task failed: {error}", error=error.to_dict())
         self._failures += 1
-        told = kept_here(error) if self._private else error
+        told = kept_here() if self._private else error
         try:
             self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, told)), None)
         except GymError as refused:

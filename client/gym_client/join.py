@@ -126,14 +126,12 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
 
         known = bool(pin.server)
         status = patiently(client, stop, away, client.status) if known else client.status()
-        recipe = None
-        if status.recipe_json:
-            recipe = announced(status)[0]
-            policy.check_recipe(recipe, status.base_digest)
-            check_promises(policy, Promises.parse(status.privacy_json))
-            model = global_model(setup.model or status.base_model)
-            if not consent.offer(make_offer(client, status, model, data, setup, name)):
-                raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the terms were not accepted")
+        recipe, promises = announced(status)[0], Promises.parse(status.privacy_json)
+        policy.check_recipe(recipe, status.base_digest)
+        check_promises(policy, promises)
+        model = global_model(setup.model or status.base_model)
+        if not consent.offer(make_offer(client, status, model, data, setup, name)):
+            raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the terms were not accepted")
         patiently(client, stop, away, lambda: enter(client, name, door.token))
         _remember(home, setup, options)
         display.tell(
@@ -146,6 +144,7 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
             node_config=_node_config(setup),
             policy=policy,
             announced=recipe,
+            promises=promises,
             display=display,
             stop=stop,
         )

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gym_fed.training.private import Plan
 
 
+_CHANGED = "the hub changed its terms after you joined; look at them again with gym-client join"
+
+
 @dataclass(frozen=True)
 class Promises:
     """What a hub says of privacy before a contributor joins: ``StatusReply.privacy_json``.
@@ -40,7 +43,7 @@ class Promises:
             told = json.loads(text) if text else {}
             central = told.get("central") or None
             if central is not None:
-                float(central["epsilon"])
+                float(central["epsilon"]), float(central.get("target_delta", 0.0))
             return cls(central, bool(told.get("secure_aggregation")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GymError(
@@ -53,6 +56,11 @@ class Promises:
     def hub_epsilon(self) -> float:
         """The budget of the hub's own privacy; infinite where it has none."""
         return math.inf if self.central is None else float(self.central["epsilon"])
+
+    @property
+    def hub_delta(self) -> float:
+        """At which that budget is told; infinite where there is none."""
+        return math.inf if self.central is None else float(self.central.get("target_delta", 0.0))
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,31 @@ def check_promises(policy: Policy, promises: Promises) -> None:
         )
 
 
+def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> None:
+    """Refuse a hub that promises less of its own than was shown before joining, or than the policy wants.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` naming the promise.
+    """
+    check_promises(policy, now)
+    for name, before, told in (
+        ("epsilon", promised.hub_epsilon, now.hub_epsilon),
+        ("target_delta", promised.hub_delta, now.hub_delta),
+    ):
+        if told > before:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the server now promises {name} {told:g} for all you send, and {before:g} was shown before joining",
+                _CHANGED,
+            )
+    if promised.secure_aggregation and not now.secure_aggregation:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            "the server now sees every update by itself, and secure aggregation was shown before joining",
+            _CHANGED,
+        )
+
+
 def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe) -> None:
     """Refuse a task that protects examples less than what was shown before joining.
 
@@ -192,7 +225,7 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
     """
     if announced is None or announced.privacy is None:
         return
-    hint = "the hub changed its recipe after you joined; look at its terms again with gym-client join"
+    hint = _CHANGED
     if asked.privacy is None:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
@@ -200,6 +233,16 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
             hint,
         )
     before, now = announced.privacy, asked.privacy
+    for name, said, wanted in (
+        ("algorithm", announced.algorithm, asked.algorithm),
+        ("max_length", announced.max_length, asked.max_length),
+    ):
+        if said != wanted:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the task's recipe.{name} is {wanted!r}, and {said!r} was announced: it decides which rows are left",
+                hint,
+            )
     for name, was, value, worse in (
         (
             "privacy.noise_multiplier",

@@ -64,9 +64,14 @@ class PrivateRound:
         return replace(trained, num_examples=1, metrics=told)
 
 
-def kept_here(error: GymError) -> GymError:
-    """What a hub is told of a private task that failed: messages may speak of rows, of their number, of the budget."""
-    return GymError(error.code, "the reason stays with the contributor, for the task is private")
+def kept_here() -> GymError:
+    """What a hub is told of a private task that failed: always the same.
+
+    Messages may speak of rows, of their number, of the budget; and a code alone could tell how long a row is.
+    """
+    return GymError(
+        ErrorCode.POLICY_REFUSED, "the reason stays with the contributor, for the task is private"
+    )
 
 
 class Spending:

@@ -50,6 +50,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self.receipt: dict[str, Any] = {"verdict": "received"}
         self.entries: list[Entry] = []
         self.heads: list[SignedHead] = []
+        self.privacy_json = ""
         self.break_upload_after: int | None = None
         self.break_download_after: int | None = None
         self.serve: Callable[[bytes], bytes] = lambda data: data
@@ -112,6 +113,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
             name="tiny",
             ledger_public_key=self.key.public_key,
             enrolment="open",
+            privacy_json=self.privacy_json,
             ledger_head_json=self.heads[-1].to_json() if self.heads else "",
         )
 

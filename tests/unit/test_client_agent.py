@@ -20,6 +20,7 @@ from gym_client.home import Home
 from gym_client.hooks import current_hooks
 from gym_client.join import enter
 from gym_client.policy import Policy
+from gym_client.privacy_terms import Promises
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 
@@ -54,14 +55,19 @@ class Scene:
         )
         enter(self.client, "me", "")
 
-    def agent(self, work: Callable[[Message, Context], RecordDict], policy: Policy | None = None) -> Agent:
+    def agent(
+        self,
+        work: Callable[[Message, Context], RecordDict],
+        policy: Policy | None = None,
+        promises: Promises | None = None,
+    ) -> Agent:
         app = ClientApp()
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
             return Message(work(message, context), reply_to=message)
 
-        return Agent(app, self.home, self.client, policy=policy, display=self.display)
+        return Agent(app, self.home, self.client, policy=policy, promises=promises, display=self.display)
 
     def task(self, message_id: str, content: RecordDict | None = None) -> pb.Task:
         def put(data: bytes) -> None:

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_client.address import Address
 from gym_client.display import PlainDisplay, readable_bytes
+from gym_client.home import Home
+from gym_client.join import enter
+from gym_client.transport import HubClient
+from gym_client.trust import establish
 from rich.console import Console
 
 from tests.support.hub import BIN
@@ -80,12 +85,19 @@ def test_data_that_is_not_there_is_named_before_the_server_is_asked(tmp_path: Pa
     assert "no.jsonl" in error["message"]
 
 
-def test_join_status_and_leave_of_a_plain_flower_hub(tmp_path: Path, hub: TinyHub) -> None:
+def test_a_hub_that_announces_no_terms_is_not_joined(tmp_path: Path, hub: TinyHub) -> None:
+    error = error_of("join", "--server", hub.address, "--home", tmp_path / "h", "--yes")
+    assert error["code"] == "policy-refused"
+    assert "announces a recipe that is refused" in error["message"]
+    assert not hub.enrolled
+
+
+def test_status_and_leave(tmp_path: Path, hub: TinyHub) -> None:
     place = ("--server", hub.address, "--home", tmp_path / "h")
-    hub.finish()
-    done = gym_client("join", *place, "--yes")
-    assert done.returncode == 0, done.stderr
-    assert "balance 3 credits" in done.stdout
+    home, address = Home.open(tmp_path / "h"), Address.parse(hub.address)
+    client = HubClient(home, address, establish(home, address, hub.fingerprint, lambda _: False))
+    enter(client, "me", "")
+    client.close()
     hub.verdicts = [
         {"update": "a" * 64, "server_round": 1, "verdict": "merged", "reason": "", "bytes": 10, "credit": 3}
     ]

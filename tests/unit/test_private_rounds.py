@@ -21,6 +21,7 @@ from gym_client.privacy_terms import (
     make_terms,
     planned,
     require_as_announced,
+    require_as_promised,
 )
 from typer.testing import CliRunner
 
@@ -169,6 +170,8 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
         ({"privacy": {"noise_multiplier": 1.0, "target_delta": 1e-4}}, "target_delta"),
         ({"max_steps": 5}, "max_steps"),
         ({"gradient_accumulation_steps": 2}, "batch"),
+        ({"max_length": 9}, "decides which rows are left"),
+        ({"algorithm": "pretrain"}, "decides which rows are left"),
     ],
 )
 def test_a_task_weaker_than_announced_is_refused(change: dict[str, Any], named: str) -> None:
@@ -179,11 +182,37 @@ def test_a_task_weaker_than_announced_is_refused(change: dict[str, Any], named: 
     require_as_announced(TrainingRecipe(), asked)
 
 
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [
+        ({"central": {"epsilon": 5.0, "target_delta": 1e-5}}, "epsilon 5"),
+        ({"central": {"epsilon": 4.0, "target_delta": 1e-4}}, "target_delta 0.0001"),
+        ({}, "epsilon inf"),
+        ({"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": False}, "by itself"),
+    ],
+    ids=["epsilon", "delta", "none", "secure"],
+)
+def test_a_hub_that_promises_less_than_was_shown_gets_no_further_round(
+    scene: Scene, rounds: Rounds, now: dict[str, Any], named: str
+) -> None:
+    shown = {"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": named == "by itself"}
+    promised = Promises.parse(json.dumps(shown))
+    scene.hub.privacy_json = json.dumps(now)
+    content = RecordDict({"task": ConfigRecord({"spec": json.dumps(rounds.task(server=scene.hub.server))})})
+    scene.hub.give(scene.task("m1", content))
+    scene.hub.finish()
+    scene.agent(empty, promises=promised).run()
+    assert named in scene.error_of("m1").reason
+    with pytest.raises(GymError, match="epsilon 4"):
+        require_as_promised(Policy(max_hub_epsilon=3.0), promised, promised)
+    require_as_promised(Policy(), promised, promised)
+
+
 def test_the_hub_is_not_told_why_a_private_task_failed(scene: Scene, rounds: Rounds) -> None:
     task = rounds.task(server=scene.hub.server, recipe=PRIVATE)
 
     def fail(message: Any, context: Any) -> RecordDict:
-        raise GymError(ErrorCode.INTERNAL, "row 17 holds a secret")
+        raise GymError(ErrorCode.INTERNAL, "row 17 holds a secret")  # any other code would look the same
 
     content = RecordDict({"task": ConfigRecord({"spec": json.dumps(task)})})
     scene.hub.give(scene.task("m1", content))
@@ -192,5 +221,5 @@ def test_the_hub_is_not_told_why_a_private_task_failed(scene: Scene, rounds: Rou
     calls = iter([fail, empty])
     scene.agent(lambda message, context: next(calls)(message, context)).run()
     assert "secret" not in scene.error_of("m1").reason
-    assert "stays with the contributor" in scene.error_of("m1").reason
+    assert scene.error_of("m1").reason.startswith("policy-refused: the reason stays with the contributor")
     assert any("secret" in text for text in scene.display.texts("failed"))
