@@ -16,6 +16,7 @@ ScoreMethod = Literal[
 _DEFAULT_QUALITY = 0.8
 _OFF_WHERE_UPDATES_ARE_HIDDEN = (
     "similarity_threshold",
+    "together_threshold",
     "stale_threshold",
     "min_norm_ratio",
 )
@@ -77,6 +78,11 @@ class RewardsConfig(StrictModel):
     contributors are one: the first is merged, the others are rejected. docs/rewards.md has what was measured. Null:
     only copies of bytes are found."""
 
+    together_threshold: Cosine | None = 0.35
+    """Updates that are this far beyond the round's background b (the median cosine of its pairs), by (cosine - b) /
+    (1 - b), are merged and paid as one: so are those that share no weights while both leave many out. Null: everybody
+    is paid alone."""
+
     stale_threshold: Cosine | None = 0.999
     """From this cosine on an update is an earlier one of the contributor's own, or an earlier soup, sent again, and is
     rejected; no standing is lost by likeness to one's own work, since honest work on few rows is that alike. (An
@@ -90,6 +96,11 @@ class RewardsConfig(StrictModel):
     hold_seconds: float = Field(7 * 24 * 3600, ge=0)
     """Credits younger than this cannot be moved, and a transfer settles when it and the sender's key are as old; in
     this time a stolen key's transfers are undone by revoking it."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether updates are compared with anything."""
+        return any((self.similarity_threshold, self.together_threshold, self.stale_threshold))
 
     @property
     def measures(self) -> bool:

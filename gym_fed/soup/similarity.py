@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,8 +27,26 @@ _DIGITS = 6
 """Similarities are rounded, so that a sum in another order does not change who is like whom."""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """How alike updates are, two by two; both matrices are symmetric, and 0 for an update of zeros, with anything.
+
+    Attributes:
+        similarity: ``[n, n]`` float64: 1 for updates that differ at most in scales.
+        cosine: ``[n, n]`` float64: of the whole updates, as if all were dense.
+    """
+
+    similarity: Matrix
+    cosine: Matrix
+
+
 def similarities(updates: Sequence[DeltaFile], spec: BaseSpec) -> Matrix:
-    """``[n, n]`` float64, symmetric: 1 for updates that differ at most in scales; 0 for one of zeros, with anything.
+    """``Comparison.similarity``."""
+    return compare(updates, spec).similarity
+
+
+def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
+    """Compare updates with each other.
 
     Args:
         updates: Open deltas of models shaped like ``spec``, of any versions. A tensor that one leaves out is zero.
@@ -46,11 +65,13 @@ def similarities(updates: Sequence[DeltaFile], spec: BaseSpec) -> Matrix:
         layered += stack.rows * stack.cols * np.maximum(_cosines(products), _equal_signs(stack, products))
         size += stack.rows * stack.cols
         stack.release()
-    found = np.maximum(_cosines(whole), layered / max(1, size))
+    cosine = _cosines(whole)
+    found = np.maximum(cosine, layered / max(1, size))
     mixed = _mixed_pairs([stack.name for stack in stacks], updates)
     if mixed.any():
         found = np.where(mixed, np.maximum(found, _values_against_signs(stacks, factors)), found)
-    return np.asarray(np.round(found, _DIGITS))
+    cosine = _as_if_dense(cosine, _in_signs(stacks, updates))
+    return Comparison(np.asarray(np.round(found, _DIGITS)), np.asarray(np.round(cosine, _DIGITS)))
 
 
 def leaders(alike: Matrix, order: Sequence[int], threshold: float) -> list[int]:
@@ -78,6 +99,25 @@ def _cosines(products: Matrix) -> Matrix:
     norms = np.sqrt(np.maximum(products.diagonal(), 0.0))
     scale = np.outer(norms, norms)
     return np.asarray(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0.0))
+
+
+def _as_if_dense(cosine: Matrix, signs: NDArray[np.bool_]) -> Matrix:
+    """What cosines of sign deltas say of the updates that were written so: of normal pairs with correlation r the signs
+    have (2 / pi) asin r, and the values of one with the signs of the other r sqrt(2 / pi)."""
+    both, one = np.outer(signs, signs), signs[:, None] != signs[None]
+    found = np.where(both, np.sin(np.pi / 2 * np.clip(cosine, -1.0, 1.0)), cosine)
+    return np.asarray(np.where(one, np.clip(cosine * math.sqrt(math.pi / 2), -1.0, 1.0), found))
+
+
+def _in_signs(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
+    """``[n]``: whether most weights of an update are signs."""
+    signs, held = np.zeros(len(updates)), np.zeros(len(updates))
+    for stack in stacks:
+        for i, update in enumerate(updates):
+            if stack.name in update:
+                held[i] += stack.rows * stack.cols
+                signs[i] += stack.rows * stack.cols * (update.record(stack.name).codec == "bitdelta")
+    return np.asarray(2 * signs > held)
 
 
 def _equal_signs(stack: Stack, products: Matrix) -> Matrix:

@@ -23,7 +23,7 @@ from gym_server.federation import Federation
 from gym_server.frozen_a import foreign_a
 from gym_server.global_model import GlobalModel
 from gym_server.rewards.appraisal import appraise, reputation_weights
-from gym_server.rewards.free_riders import Finding, free_riders
+from gym_server.rewards.free_riders import Finding, Likeness, free_riders
 from gym_server.root import root_update
 from gym_server.rounds import Judgement, Round, SoupRecord
 from gym_server.secure.unmask import secure_ingredient
@@ -65,7 +65,7 @@ def merge_round(
         return
     loaded = _screen_revoked(fed, _load(fed, current))
     judged = _screen_untrained(fed, current, _screen_frozen_a(current, model, loaded))
-    judged, findings, similarity = _screen_free_riders(fed, current, judged)
+    judged, findings, likeness = _screen_free_riders(fed, current, judged)
     judged = _screen_norms(fed, judged)
     judged = _screen_heldout(fed, model, judged)
     kept = [u for u in judged if u.kept]
@@ -104,7 +104,7 @@ def merge_round(
         current.server_round,
         [(u.row, u.judgement) for u in judged],
         findings,
-        similarity,
+        likeness,
         soup.report.coefficients,
         ingredients.weights,
         should_stop,
@@ -168,16 +168,16 @@ def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) 
 
 def _screen_free_riders(
     fed: Federation, current: Round, judged: list[_Update]
-) -> tuple[list[_Update], dict[str, Finding], dict[str, float]]:
+) -> tuple[list[_Update], dict[str, Finding], Likeness]:
     """Zeros, copies and stale updates neither weigh in the soup nor earn; see ``gym_server.rewards.free_riders``."""
     if fed.config.secure_aggregation is not None:
-        return judged, {}, {}  # masked votes have no geometry, and the config asks for none of it
-    findings, similarity = free_riders(fed, [u.row for u in judged if u.kept], current.server_round)
+        return judged, {}, Likeness()  # masked votes have no geometry, and the config asks for none of it
+    findings, likeness = free_riders(fed, [u.row for u in judged if u.kept], current.server_round)
     screened = []
     for update in judged:
         finding = findings.get(update.row.update_id)
         screened.append(update if finding is None else update.rejected(finding.reason, finding.cheating))
-    return screened, findings, similarity
+    return screened, findings, likeness
 
 
 def _screen_untrained(fed: Federation, current: Round, judged: list[_Update]) -> list[_Update]:

@@ -29,7 +29,12 @@ PRIVATE: dict[str, Any] = {
     "codec": {"codec": "dense", "error_feedback": False},
     "admission": {"norm_ratio": None},
     "gate": {"screen_updates": False},
-    "rewards": {"similarity_threshold": None, "stale_threshold": None, "min_norm_ratio": 0},
+    "rewards": {
+        "similarity_threshold": None,
+        "together_threshold": None,
+        "stale_threshold": None,
+        "min_norm_ratio": 0,
+    },
     "privacy": {"noise_multiplier": 1.0, "clipping_norm": 0.5, "epsilon": 30.0},
 }
 NAMES = ("ann", "bob", "cat")

@@ -19,7 +19,12 @@ OPEN: dict[str, Any] = {
     "soup": {"aggregator": "mean"},
     "admission": {"norm_ratio": None},
     "gate": {"screen_updates": False},
-    "rewards": {"similarity_threshold": None, "stale_threshold": None, "min_norm_ratio": 0},
+    "rewards": {
+        "similarity_threshold": None,
+        "together_threshold": None,
+        "stale_threshold": None,
+        "min_norm_ratio": 0,
+    },
 }
 VOTES = {"mechanism": "discrete_gaussian", "epsilon": 5.0}
 COLUMNS: dict[str, dict[str, Any]] = {

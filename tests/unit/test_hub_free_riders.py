@@ -208,7 +208,8 @@ def test_what_is_claimed_of_examples_buys_neither_weight_nor_credit(
 def test_without_a_threshold_copies_are_merged_and_paid(
     hub: Callable[..., Judged], honest: dict[str, Delta]
 ) -> None:
-    here = hub(rewards={"similarity_threshold": None, "stale_threshold": None, "min_norm_ratio": 0})
+    off = {"similarity_threshold": None, "together_threshold": None, "stale_threshold": None}
+    here = hub(rewards={**off, "min_norm_ratio": 0})
     found = here.round({"ann": honest["ann"], "copy": scaled(honest["ann"]), "bob": honest["bob"]})
     assert {one["verdict"] for one in found.values()} == {"merged"}
     assert {one["similarity"] for one in found.values()} == {None}

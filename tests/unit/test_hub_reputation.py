@@ -188,7 +188,12 @@ def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str)
         RewardsConfig().refuse_hidden(section)
     with pytest.raises(ValueError, match=f"looks into single updates, which {section} hides"):
         RewardsConfig(score="estimate").refuse_hidden(section)
-    off: dict[str, Any] = {"similarity_threshold": None, "stale_threshold": None, "min_norm_ratio": 0}
+    off: dict[str, Any] = {
+        "similarity_threshold": None,
+        "together_threshold": None,
+        "stale_threshold": None,
+        "min_norm_ratio": 0,
+    }
     RewardsConfig(**off).refuse_hidden(section)
     config = {"privacy": {"epsilon": 4.0}} if section == "privacy" else {section: {}}
     with pytest.raises(ValueError, match=r"rewards: {stale_threshold: null}"):

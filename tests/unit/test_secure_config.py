@@ -16,7 +16,12 @@ GOOD: dict[str, Any] = {
     "soup": {"aggregator": "mean"},
     "admission": {"norm_ratio": None},
     "gate": {"screen_updates": False},
-    "rewards": {"min_norm_ratio": 0, "similarity_threshold": None, "stale_threshold": None},
+    "rewards": {
+        "min_norm_ratio": 0,
+        "similarity_threshold": None,
+        "together_threshold": None,
+        "stale_threshold": None,
+    },
 }
 PRIVATE = {"mechanism": "discrete_gaussian", "epsilon": 100.0}
 NO_STEP = {"threshold": 3, "begin_with": 4}

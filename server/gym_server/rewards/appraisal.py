@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from gym_fed.soup.reputation import Outcome
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
-from gym_server.rewards.free_riders import Finding
+from gym_server.rewards.free_riders import Finding, Likeness
 from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
 from gym_server.rewards.split import split
 from gym_server.rewards.standing import Account, Contribution, record, standings
@@ -37,7 +37,7 @@ def appraise(
     server_round: int,
     judged: Sequence[tuple[Any, Judgement]],
     findings: Mapping[str, Finding],
-    similarity: Mapping[str, float],
+    likeness: Likeness,
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
     should_stop: Callable[[], bool],
@@ -50,7 +50,7 @@ def appraise(
         server_round: The round.
         judged: A row of ``updates`` and its judgement, for every update of the round, by id.
         findings: Of the free-riders among them.
-        similarity: How like its nearest neighbour each is.
+        likeness: How alike they are.
         coefficients: What each merged update counts for in the aggregate, where the rule weighs whole updates.
         weights: Of the merged updates, where reputations make them.
         should_stop: Whether the hub is to stop.
@@ -64,12 +64,22 @@ def appraise(
     measured = _measured(fed, model, merged, coefficients, weights, should_stop)
     before = _standings(fed, [row.contributor for row, _ in judged])
     who = {row.update_id: row.contributor for row, _ in merged}
+    update_of = {who: update for update, who in who.items()}
+
+    def together(earning: Collection[str]) -> list[list[str]]:
+        if config.together_threshold is None:
+            return []
+        groups = likeness.together([update_of[one] for one in earning], config.together_threshold)
+        return [[who[update] for update in group] for group in groups]
+
     found = split(
         config,
         {name: before[name] for name in who.values()},
         {who[u]: score for u, score in measured.scores.items()} if config.measures else None,
         {who[u]: luck for u, luck in measured.luck.items()},
+        together,
     )
+    sharing = {one: len(group) for group in found.together for one in group}
     contributions = [
         Contribution(
             row.update_id,
@@ -77,7 +87,8 @@ def appraise(
             _outcome(judgement, findings.get(row.update_id), row.contributor in found.earning),
             before[row.contributor],
             measured.scores.get(row.update_id),
-            similarity.get(row.update_id),
+            likeness.nearest.get(row.update_id),
+            1.0 / sharing.get(row.contributor, 1),
         )
         for row, judgement in judged
     ]
@@ -87,7 +98,8 @@ def appraise(
             clusters.setdefault(finding.leader, []).append(update)
 
     def write(tx: Connection, height: int) -> None:
-        account = Account(height, contributions, measured.told, clusters, found.unpaid)
+        groups = [[update_of[one] for one in group] for group in found.together]
+        account = Account(height, contributions, measured.told, clusters, groups, found.unpaid)
         record(tx, fed.ledger, server_round, account, config.reputation)
 
     judgements = [

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import select
 
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.delta import BaseSpec, DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.soup.similarity import leaders, similarities
+from gym_fed.soup.similarity import Matrix, compare, leaders, similarities
+from gym_fed.soup.together import beyond, groups_of, torn_apart
 from gym_server.federation import Federation
 from gym_server.store.tables import updates, versions
 
@@ -57,9 +59,34 @@ class _Earlier:
     base_digest: str
 
 
+@dataclass(frozen=True)
+class Likeness:
+    """How alike the updates of a round are that are neither zeros nor stale.
+
+    Attributes:
+        nearest: By update, the largest similarity to another of the round.
+        updates: The order of ``links``.
+        cosines: ``[n, n]`` of the whole updates.
+        torn: ``[n, n]`` pairs that look like one update cut in two.
+    """
+
+    nearest: dict[str, float] = field(default_factory=dict)
+    updates: list[str] = field(default_factory=list)
+    cosines: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
+    torn: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
+
+    def together(self, updates: Collection[str], threshold: float) -> list[list[str]]:
+        """Those of ``updates`` that are paid as one, two or more at a time; docs/rewards.md has the rule."""
+        places = [i for i, update in enumerate(self.updates) if update in updates]
+        among = np.ix_(places, places)
+        links = np.where(self.torn[among], 1.0, beyond(self.cosines[among]))
+        groups = groups_of(links, threshold)
+        return [[self.updates[places[i]] for i in group] for group in groups if len(group) > 1]
+
+
 def free_riders(
     fed: Federation, rows: Sequence[Any], server_round: int
-) -> tuple[dict[str, Finding], dict[str, float]]:
+) -> tuple[dict[str, Finding], Likeness]:
     """Look through a round's updates.
 
     Args:
@@ -68,23 +95,24 @@ def free_riders(
         server_round: The round.
 
     Returns:
-        A finding for each update that free-rides; for each update the largest similarity to another of the round.
+        A finding for each update that free-rides; how alike the updates are.
     """
     config, found = fed.config.rewards, dict[str, Finding]()
-    nearest: dict[str, float] = {}
-    if not (config.min_norm_ratio or config.similarity_threshold or config.stale_threshold):
-        return found, nearest  # nobody looks into updates, as where they are hidden
+    alike = Likeness()
+    if not (config.min_norm_ratio or config.compares):
+        return found, alike  # nobody looks into updates, as where they are hidden
     with ExitStack() as stack:
         files = {row.update_id: _opened(stack, fed, row.delta_sha256, _base(row)) for row in rows}
         found |= _zeros(config, {update: file.norm() for update, file in files.items()})
         left = [row for row in rows if row.update_id not in found]
         if config.stale_threshold is not None or config.similarity_threshold is not None:
             found |= _stale(fed, left, files, server_round)
-        if config.similarity_threshold is not None:
-            left = [row for row in left if row.update_id not in found]
-            copies, nearest = _copies(fed, left, files, config.similarity_threshold)
-            found |= copies
-    return found, nearest
+        left = [row for row in left if row.update_id not in found]
+        if len(left) > 1 and (config.similarity_threshold or config.together_threshold):
+            alike, similarity = _likeness(fed, left, files)
+            if config.similarity_threshold is not None:
+                found |= _copies(left, similarity, config.similarity_threshold)
+    return found, alike
 
 
 def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, Finding]:
@@ -101,15 +129,20 @@ def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, Finding]
     }
 
 
-def _copies(
-    fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile], threshold: float
-) -> tuple[dict[str, Finding], dict[str, float]]:
-    if len(rows) < 2:
-        return {}, {}
-    alike = similarities([files[row.update_id] for row in rows], fed.base)
-    order = sorted(range(len(rows)), key=lambda i: (rows[i].received_at, rows[i].update_id))
-    off = np.where(np.eye(len(rows), dtype=bool), -1.0, alike)
+def _likeness(fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile]) -> tuple[Likeness, Matrix]:
+    opened = [files[row.update_id] for row in rows]
+    compared = compare(opened, fed.base)
+    off = np.where(np.eye(len(rows), dtype=bool), -1.0, compared.similarity)
     nearest = {row.update_id: float(off[i].max()) for i, row in enumerate(rows)}
+    torn = np.zeros(off.shape, dtype=bool)
+    if fed.config.rewards.together_threshold is not None:
+        torn = torn_apart(opened, fed.base)
+    likeness = Likeness(nearest, [row.update_id for row in rows], compared.cosine, torn)
+    return likeness, compared.similarity
+
+
+def _copies(rows: Sequence[Any], alike: Matrix, threshold: float) -> dict[str, Finding]:
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].received_at, rows[i].update_id))
     found = {}
     for i, leader in enumerate(leaders(alike, order, threshold)):
         if leader != i:
@@ -119,7 +152,7 @@ def _copies(
                 f"{first.contributor}, which came first",
                 leader=first.update_id,
             )
-    return found, nearest
+    return found
 
 
 def _stale(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.soup.rewards import split_pool
@@ -16,12 +16,14 @@ class Split:
     Attributes:
         credits: Whole credits by contributor.
         earning: Contributors whose update counts as a positive contribution.
+        together: Those of them who were paid as one.
         unpaid: Why a part of the pool was not paid out; empty where all of it was.
     """
 
     credits: dict[str, int]
     earning: frozenset[str]
     unpaid: str = ""
+    together: list[list[str]] = field(default_factory=list)
 
 
 def split(
@@ -29,6 +31,7 @@ def split(
     standings: Mapping[str, float],
     scores: Mapping[str, float] | None = None,
     luck: Mapping[str, float] | None = None,
+    together: Callable[[Collection[str]], list[list[str]]] = lambda _: [],
 ) -> Split:
     """Split the pool over the contributors of the merged updates, each of whom has one.
 
@@ -37,18 +40,26 @@ def split(
         standings: For each contributor of a merged update the reputation before the round.
         scores: For each what the update gave; None where nothing is measured.
         luck: For each the score up to which it may be chance.
+        together: Given those who earn, groups of them that are paid as one: by the mean of their scores, with one part
+            for having taken part (by the best standing among them), divided equally.
     """
     earning = _earning(config, standings, scores, luck or {})
     quality = round(config.pool * config.weights[0]) if scores is not None else 0
-    by_score = split_pool(
-        quality, {who: scores[who] if who in earning else 0.0 for who in scores} if scores else {}
-    )
     ramp = config.participation_ramp and any(standings[who] > 0.0 for who in earning)
-    shares = {who: (standings[who] if ramp else 1.0) if who in earning else 0.0 for who in standings}
-    by_work = split_pool(config.pool - quality, shares)
+    groups = together(earning)
+    grouped = {who for group in groups for who in group}
+    units = {group[0]: group for group in groups} | {who: [who] for who in standings if who not in grouped}
+    values, work = dict.fromkeys(units, 0.0), dict.fromkeys(units, 0.0)
+    for name, members in units.items():
+        if name in earning:
+            values[name] = sum(scores[who] for who in members) / len(members) if scores is not None else 0.0
+            work[name] = max(standings[who] for who in members) if ramp else 1.0
+    by_score, by_work = split_pool(quality, values), split_pool(config.pool - quality, work)
+    found: dict[str, int] = {}
+    for name, members in units.items():
+        found |= split_pool(by_score[name] + by_work[name], dict.fromkeys(members, 1.0))
     unpaid = "" if earning else "no update of the round gave anything that could be measured"
-    found = {who: by_score.get(who, 0) + by_work.get(who, 0) for who in standings}
-    return Split(found, frozenset(earning), unpaid)
+    return Split(found, frozenset(earning), unpaid, groups)
 
 
 def _earning(

@@ -36,6 +36,8 @@ class Contribution:
     """The contributor's reputation before the round."""
     score: float | None = None
     similarity: float | None = None
+    share: float = 1.0
+    """Of what a positive round gives: those who are paid as one rise as one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Account:
         height: Of the version that the round made.
         method: ``method``, ``options``, ``evaluations``, ``stopped``.
         clusters: Updates that are copies of one, by that one.
+        together: Updates that were paid as one.
         unpaid: Why a part of the pool was not paid out.
     """
 
@@ -53,6 +56,7 @@ class Account:
     contributions: list[Contribution]
     method: dict[str, Any]
     clusters: Mapping[str, list[str]] = field(default_factory=dict)
+    together: list[list[str]] = field(default_factory=list)
     unpaid: str = ""
 
 
@@ -71,7 +75,7 @@ def record(
 ) -> None:
     """Write a round's scores and reputations, and one entry of kind ``contribution`` that tells of them."""
     moved = {
-        c.contributor: after(c.standing, c.outcome, config.up, config.rejected, config.cheating)
+        c.contributor: after(c.standing, c.outcome, c.share * config.up, config.rejected, config.cheating)
         for c in account.contributions
     }
     for one in account.contributions:
@@ -101,6 +105,7 @@ def record(
                 c.update_id: c.similarity for c in account.contributions if c.similarity is not None
             },
             "clusters": dict(account.clusters),
+            "together": account.together,
             "reputations": moved,
             "unpaid": account.unpaid,
         },
