@@ -1,9 +1,11 @@
 """A contributor's side of secure aggregation: its secrets of one round on disk, and its word at every stage.
 
-``tasks/secure-<server>-<round>/state.json`` (mode 0600) holds the round's private keys and what was promised with them.
+``secure/<server>-<round>/state.json`` (mode 0600) holds the round's private keys and what was promised with them.
 It is written before anything that follows from it leaves this machine, so that a killed agent goes on with the same
 keys, masks one vector only, and answers for each other contributor once: with a share of its seed or of its mask key,
-never with both. The folder goes when the round is over.
+never with both. It is no task's folder, whose name would be the hub's to choose. It goes when the round is over;
+``secure/begun.json`` remembers the last round that was begun with each hub, and neither it nor any before it is begun
+again, whatever the hub says of it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import MessageType
 from pydantic import ValidationError
 
+from gym_client.begun import Begun, rounds_folder
 from gym_client.home import Home
-from gym_client.tasks import TaskFolder, Trained
+from gym_client.tasks import TaskFolder, Trained, drop_old
 from gym_fed.config.base import StrictModel
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
@@ -32,6 +35,7 @@ from gym_fed.privacy.secure_aggregation.keys import (
     new_secret,
     public_of,
     seal,
+    share_commitments,
     shared_key,
     unseal,
 )
@@ -58,7 +62,6 @@ if TYPE_CHECKING:
     from gym_fed.delta import BaseSpec
     from gym_fed.wire.v1 import hub_pb2 as pb
 
-_PREFIX = "secure"
 _OPEN = ("", "admitted")
 
 
@@ -100,8 +103,9 @@ class SecureRound:
         self._spec = spec
         self._threshold = spec.secure_aggregation.threshold
         self._key = key
-        self._tasks = home.tasks
-        self._folder = home.task_folder(f"{_PREFIX}-{spec.server}-{spec.server_round}")
+        self._rounds = rounds_folder(home)
+        self._folder = self._rounds / f"{spec.server}-{spec.server_round}"
+        self._begun = Begun(home, spec.server)
         # Its name within the round, whatever the account; a key that is rotated meanwhile does not change it.
         begun = self._load().advert.advert if self._path.exists() else None
         self._me = begun.contributor if begun is not None else contributor_id(key.public_key)
@@ -109,10 +113,20 @@ class SecureRound:
     # ---- the stages ----
 
     def advertise(self) -> SignedAdvert:
-        """Signed public keys of this round; the same ones however often they are asked for."""
+        """Signed public keys of this round; the same ones however often they are asked for.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` for a round that was begun and forgotten, or an earlier one.
+        """
         if self._path.exists():
+            self._begun.note(self._spec.server_round)
             return self._load().advert
-        _drop_earlier(self._tasks, self._spec)
+        if self._spec.server_round <= self._begun.last:
+            raise self._refused(
+                f"round {self._begun.last} of this hub was begun on this machine before, and its secrets are gone; "
+                "votes that are masked a second time give away where the two sums differ"
+            )
+        _drop_earlier(self._rounds, self._spec)
         mask_private, cipher_private, seed = new_secret(), new_secret(), new_secret()
         advert = Advert(
             server=self._spec.server,
@@ -131,6 +145,7 @@ class SecureRound:
             advert=signed,
         )
         self._keep(state)
+        self._begun.note(self._spec.server_round)
         failpoint("client-secure-advertised")
         return signed
 
@@ -154,15 +169,16 @@ class SecureRound:
         count = len(roster.adverts)
         seeds = split_secret(bytes.fromhex(state.seed), self._threshold, count)
         mask_keys = split_secret(bytes.fromhex(state.mask_private), self._threshold, count)
-        sealed, own = {}, None
+        sealed, commitments, own = {}, {}, None
         for signed, seed, mask_key in zip(roster.adverts, seeds, mask_keys, strict=True):
             other = signed.advert.contributor
+            commitments[other] = share_commitments(seed, mask_key, self._me, other)
             if other == self._me:
                 own = (seed.hex(), mask_key.hex())
                 continue
             plain = json.dumps([seed.hex(), mask_key.hex()]).encode()
             sealed[other] = seal(self._pair_key(state, signed.advert), plain, self._me, other).hex()
-        shares = Shares(sealed=sealed)
+        shares = Shares.sign(sealed, commitments, roster, self._key)
         self._keep(state.model_copy(update={"roster": roster, "shares": shares, "own": own}))
         failpoint("client-secure-shared")
         return shares
@@ -172,7 +188,7 @@ class SecureRound:
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for senders who did not begin or are too few, for another list than before, and
-                for a share that is not what its sender sealed.
+                for a share that is not what its sender sealed, or not what it told the hub of it.
         """
         state, told = self._load(), parse(Masking, text)
         adverts = self._adverts(state)
@@ -191,6 +207,11 @@ class SecureRound:
         for sender, sealed in told.sealed.items():
             plain = unseal(self._pair_key(state, adverts[sender]), bytes.fromhex(sealed), sender, self._me)
             received[sender] = _pair_of_shares(plain, sender)
+            seed, mask_key = map(bytes.fromhex, received[sender])
+            if told.commitments.get(sender) != share_commitments(seed, mask_key, sender, self._me):
+                raise self._refused(
+                    f"the shares that {sender} sealed are not those that the hub has its word on"
+                )
         self._keep(state.model_copy(update={"received": received}))
 
     def mask(self, folder: TaskFolder, trained: Trained, base: BaseSpec, uses: str) -> Trained:
@@ -256,7 +277,7 @@ class SecureRound:
             raise self._refused(f"{len(survivors)} survivors are fewer than the threshold {self._threshold}")
         self._keep(state.model_copy(update={"survivors": survivors}))
         failpoint("client-secure-confirmed")
-        return Confirmation.sign(survivors, self._key, self._spec.server, self._spec.server_round)
+        return Confirmation.sign(survivors, self._roster(state), self._key)
 
     def unmask(self, text: object) -> Revealed:
         """A share for each who masks: of its seed where the hub has its votes, of its mask key where it has not.
@@ -268,7 +289,7 @@ class SecureRound:
         state, told = self._load(), parse(Unmasking, text)
         if state.survivors is None or state.survivors != told.survivors:
             raise self._refused("the hub names other survivors than this contributor has signed")
-        check_confirmed(told, self._adverts(state), self._threshold)
+        check_confirmed(told, self._roster(state), self._threshold)
         assert state.received is not None
         assert state.own is not None
         members, survivors = {*state.received, self._me}, state.survivors
@@ -301,10 +322,13 @@ class SecureRound:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self._path, state.model_dump_json().encode(), mode=0o600)
 
-    def _adverts(self, state: _State) -> dict[str, Advert]:
+    def _roster(self, state: _State) -> Roster:
         if state.roster is None:
             raise self._refused("the hub passes on shares before it has said who began")
-        return {signed.advert.contributor: signed.advert for signed in state.roster.adverts}
+        return state.roster
+
+    def _adverts(self, state: _State) -> dict[str, Advert]:
+        return self._roster(state).of()
 
     def _pair_key(self, state: _State, other: Advert) -> bytes:
         private, public = bytes.fromhex(state.cipher_private), bytes.fromhex(other.cipher_key)
@@ -347,18 +371,20 @@ def stage_of(task: pb.Task) -> str | None:
 
 
 def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:
-    """Delete the secrets of every round on whose update the last word is spoken."""
+    """Delete the secrets of every round on whose update the last word is spoken, and those of a hub that went away."""
+    if rounds_folder(home).exists():
+        drop_old(rounds_folder(home))
     for verdict in verdicts:
         if str(verdict.get("verdict", "")) not in _OPEN:
-            folder = home.tasks / f"{_PREFIX}-{server}-{int(verdict.get('server_round', 0))}"
+            folder = rounds_folder(home) / f"{server}-{int(verdict.get('server_round', 0))}"
             if folder.exists():
                 shutil.rmtree(folder)
 
 
-def _drop_earlier(tasks: Path, spec: TaskSpec) -> None:
+def _drop_earlier(rounds: Path, spec: TaskSpec) -> None:
     """A hub that opens a round has ended all before it."""
-    stem = f"{_PREFIX}-{spec.server}-"
-    for folder in tasks.glob(f"{stem}*"):
+    stem = f"{spec.server}-"
+    for folder in rounds.glob(f"{stem}*"):
         number = folder.name.removeprefix(stem)
         if number.isdecimal() and int(number) < spec.server_round:
             shutil.rmtree(folder)

@@ -16,6 +16,7 @@ from torch import Tensor
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, ErrorFeedback, encode_source
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.secure_aggregation.votes import fold, require_votes
 from gym_fed.soup.merging import SoupReport
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.private import PrivateReport, PrivateRound, SignVotes
@@ -25,6 +26,7 @@ from gym_fed.soup.registry import build_aggregator, build_optimizer
 def soup_from_votes(
     sums: Iterable[tuple[str, NDArray[np.int16]]],
     voters: int,
+    bits: int,
     step_norm: float,
     recipe: SoupRecipe,
     out_path: str | Path,
@@ -39,9 +41,14 @@ def soup_from_votes(
     ``majority_vote`` takes its sign, and leaves a weight alone where as many say plus as minus. (Behind noise a tie
     counts as plus, as in ``gym_fed.soup.private``: there it says nothing.)
 
+    Whether these are sums of votes at all is asked without noise only. With it they are folded, so that whatever they
+    are a vote changes a coordinate by one and the round ends in the same way.
+
     Args:
-        sums: Name and ``[size]`` sums of votes in {-1, 0, 1}, for every tensor of the base in order of name.
+        sums: Name and ``[size]`` sums modulo 2^bits of votes in {-1, 0, 1}, for every tensor of the base in order of
+            name; from ``sum_masked``.
         voters: How many contributors voted.
+        bits: k of the sums.
         step_norm: L2 norm that one contributor's votes stand for.
         recipe: The rules; ``mean`` or ``majority_vote``.
         out_path: Where the soup goes.
@@ -51,7 +58,8 @@ def soup_from_votes(
         private: Noise that is added to the sum before anything else; ``discrete_gaussian``.
 
     Raises:
-        GymError: ``UPDATE_REFUSED`` when the aggregate overflows float32.
+        GymError: ``UPDATE_REFUSED`` when the aggregate overflows float32, and without noise for sums that are none of
+            votes.
     """
     coordinates = spec.num_parameters
     aggregator = build_aggregator(recipe)
@@ -64,13 +72,14 @@ def soup_from_votes(
         merged: dict[str, Tensor] = {}
         for name, total in sums:
             if query is not None:
-                values: NDArray[np.float64] = query.value(
-                    total.astype(np.int64) + query.begin(name)(len(total))
-                )
-            elif aggregator.name == "majority_vote":
-                values = np.sign(total).astype(np.float64) * vote
+                noised = fold(total, bits) + query.begin(name)(len(total))
+                values: NDArray[np.float64] = query.value(noised)
             else:
-                values = total.astype(np.float64) * (vote / voters)
+                require_votes(name, total, voters)
+                if aggregator.name == "majority_vote":
+                    values = np.sign(total).astype(np.float64) * vote
+                else:
+                    values = total.astype(np.float64) * (vote / voters)
             shape = as_matrix(spec.shapes[name])
             target = torch.from_numpy(np.memmap(scratch, np.float32, "w+", scratch.seek(0, 2), shape))
             target.copy_(torch.from_numpy(values).to(torch.float32).reshape(shape))

@@ -115,9 +115,17 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
         optimizer = OptimizerState.load(state[OPTIMIZER], lineage, rule.rule)
     if ingredients.secure is not None:
         found = ingredients.secure
-        sums, step = found.sums(fed.base), found.step_norm
         report = soup_from_votes(
-            sums, found.voters, step, recipe, out_path, spec, feedback, optimizer, ingredients.private
+            found.sums(fed.base),
+            found.voters,
+            found.bits,
+            found.step_norm,
+            recipe,
+            out_path,
+            spec,
+            feedback,
+            optimizer,
+            ingredients.private,
         )
         return Soup(report, out_path, feedback, optimizer)
     with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ SECURE: dict[str, Any] = {
     "secure_aggregation": {"threshold": 3, "begin_with": 4, "stage_seconds": 120, "step_norm": 1.0},
     "admission": {"norm_ratio": None},
     "gate": {"screen_updates": False},
-    "rewards": {"min_norm_ratio": 0, "similarity_threshold": None, "stale_threshold": None},
+    "rewards": {"min_norm_ratio": 0, "similarity_threshold": None, "together_threshold": None, "stale_threshold": None},
 }
 NAMES = ["ann", "bob", "cyd"]
 
@@ -61,7 +61,7 @@ def test_who_is_killed_after_sharing_its_keys_is_left_out_of_the_sum(federation:
     assert_summed(federation, set(NAMES))
     for name in NAMES:
         assert "1 updates sent" in federation.log(name)
-        assert not list((federation.folder / name / "tasks").glob("secure-*"))  # secrets go with the round
+        assert not list((federation.folder / name / "secure").glob("s*"))  # secrets go with the round
 
 
 @pytest.mark.parametrize("line", ["secure-share", "secure-train", "secure-confirm", "secure-unmasked"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -51,6 +52,9 @@ class Round:
 
     def __init__(self, folder: Path) -> None:
         self.homes = {name: Home.open(str(folder / name)) for name in NAMES}
+        self.begin()
+
+    def begin(self) -> None:
         self.of = {name: SecureRound(home, task(), home.key) for name, home in self.homes.items()}
         self.ids = {name: home.key.contributor for name, home in self.homes.items()}
         self.roster = Roster(
@@ -61,8 +65,10 @@ class Round:
         return {name: r.share(self.roster.model_dump_json()) for name, r in self.of.items()}
 
     def masking(self, shares: dict[str, Shares], name: str) -> str:
-        sealed = {self.ids[n]: s.sealed[self.ids[name]] for n, s in shares.items() if n != name}
-        return Masking(sealed=sealed).model_dump_json()
+        others, own = {self.ids[n]: s for n, s in shares.items() if n != name}, self.ids[name]
+        sealed = {dealer: s.sealed[own] for dealer, s in others.items()}
+        commitments = {dealer: s.commitments[own] for dealer, s in others.items()}
+        return Masking(sealed=sealed, commitments=commitments).model_dump_json()
 
     def mask(self, name: str, seed: int = 0, round_: SecureRound | None = None) -> Trained:
         folder = TaskFolder(self.homes[name].task_folder(f"task-{seed}"))
@@ -77,9 +83,8 @@ class Round:
 
     def unmasking(self, names: list[str], signers: list[str]) -> str:
         survivors = sorted(self.ids[name] for name in names)
-        server, number = task().server, task().server_round
         confirmations = {
-            self.ids[name]: Confirmation.sign(survivors, self.homes[name].key, server, number)
+            self.ids[name]: Confirmation.sign(survivors, self.roster, self.homes[name].key)
             for name in signers
         }
         return Unmasking(survivors=survivors, confirmations=confirmations).model_dump_json()
@@ -97,7 +102,7 @@ def refusal(action: Callable[[], object]) -> GymError:
 
 
 def test_secrets_lie_in_a_file_for_the_owner_alone_and_go_with_the_round(began: Round) -> None:
-    path = next(began.homes["ann"].tasks.glob("secure-*/state.json"))
+    path = next(began.homes["ann"].folder.glob("secure/*/state.json"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     server = began.roster.adverts[0].advert.server
     forget(began.homes["ann"], server, [{"server_round": 1, "verdict": "admitted"}])
@@ -105,7 +110,7 @@ def test_secrets_lie_in_a_file_for_the_owner_alone_and_go_with_the_round(began: 
     forget(began.homes["ann"], server, [{"server_round": 1, "verdict": "merged"}])
     assert not path.exists()
     SecureRound(began.homes["bob"], task(server_round=2), began.homes["bob"].key).advertise()
-    assert [p.name[-2:] for p in began.homes["bob"].tasks.glob("secure-*")] == ["-2"]
+    assert [p.name[-2:] for p in began.homes["bob"].folder.glob("secure/s*")] == ["-2"]
 
 
 def test_a_restarted_contributor_gives_the_same_keys_and_the_same_sealed_shares(began: Round) -> None:
@@ -140,10 +145,72 @@ def test_a_share_that_the_hub_tampered_with_is_refused(began: Round) -> None:
     shares = began.share()
     sealed = shares["bob"].sealed[began.ids["ann"]]
     forged = {**shares["bob"].sealed, began.ids["ann"]: sealed[:-2] + ("00" if sealed[-2:] != "00" else "01")}
-    shares["bob"] = Shares(sealed=forged)
+    shares["bob"] = shares["bob"].model_copy(update={"sealed": forged})
     error = refusal(lambda: began.of["ann"].receive(began.masking(shares, "ann")))
     assert error.code is ErrorCode.UPDATE_REFUSED
     assert began.ids["bob"] in error.message
+
+
+def test_a_share_that_is_not_what_its_dealer_told_the_hub_is_refused(began: Round) -> None:
+    """It would be taken for ann's own forgery when ann reveals it."""
+    shares = began.share()
+    dealt = shares["bob"].commitments
+    swapped = {**dealt, began.ids["ann"]: dealt[began.ids["cyd"]]}
+    shares["bob"] = shares["bob"].model_copy(update={"commitments": swapped})
+    error = refusal(lambda: began.of["ann"].receive(began.masking(shares, "ann")))
+    assert f"the shares that {began.ids['bob']} sealed are not those" in error.message
+
+
+def test_who_deals_shares_signs_for_each_of_them_and_for_everybody(began: Round) -> None:
+    shares, adverts = began.share(), began.roster.of()
+    told, ann = shares["ann"], adverts[began.ids["ann"]]
+    told.verify(ann, began.roster)
+    swapped = dict(zip(told.commitments, reversed(told.commitments.values()), strict=True))
+    for forged in (
+        told.model_copy(update={"commitments": swapped}),
+        told.model_copy(update={"signature": shares["bob"].signature}),
+    ):
+        error = refusal(lambda forged=forged: forged.verify(ann, began.roster))  # type: ignore[misc]
+        assert error.code is ErrorCode.SIGNATURE_INVALID
+    fewer = {holder: pair for holder, pair in told.commitments.items() if holder != began.ids["cyd"]}
+    short = told.model_copy(update={"commitments": fewer})
+    assert "deals shares to others" in refusal(lambda: short.verify(ann, began.roster)).message
+
+
+def test_a_round_that_was_begun_and_forgotten_is_not_begun_again(began: Round) -> None:
+    server = task().server
+    for home in began.homes.values():
+        forget(home, server, [{"server_round": 1, "verdict": "aborted"}])
+    assert "begun on this machine before" in refusal(began.begin).message
+    ann = began.homes["ann"]
+    SecureRound(ann, task(server_round=3), ann.key).advertise()
+    SecureRound(ann, task(server_round=3), ann.key).advertise()  # not forgotten yet
+    for earlier in (1, 2):
+        error = refusal(lambda n=earlier: SecureRound(ann, task(server_round=n), ann.key).advertise())  # type: ignore[misc]
+        assert error.code is ErrorCode.UPDATE_REFUSED
+
+
+def test_no_task_of_a_name_that_the_hub_chose_ends_a_round(began: Round) -> None:
+    ann = began.homes["ann"]
+    for name in (f"secure-{task().server}-1", f"{task().server}-1"):
+        TaskFolder(ann.task_folder(name)).drop()
+    assert SecureRound(ann, task(), ann.key).advertise() in began.roster.adverts
+
+
+def test_signatures_of_another_run_of_the_round_confirm_nothing(began: Round) -> None:
+    """A hub that has machines forget a round gathers signatures under several lists, one a run."""
+    listed = ["ann", "bob"]
+    stolen = Unmasking.model_validate_json(began.unmasking(listed, listed))
+    for home in began.homes.values():  # as on machines that were set up anew
+        shutil.rmtree(home.folder / "secure")
+    began.begin()
+    shares = began.share()
+    began.of["ann"].receive(began.masking(shares, "ann"))
+    began.mask("ann")
+    began.of["ann"].confirm(began.survivors(*listed))
+    error = refusal(lambda: began.of["ann"].unmask(stolen.model_dump_json()))
+    assert error.code is ErrorCode.SIGNATURE_INVALID
+    began.of["ann"].unmask(began.unmasking(listed, listed))
 
 
 def test_one_round_masks_one_vector_and_tells_no_metric_of_it(began: Round) -> None:

@@ -23,7 +23,15 @@ from gym_fed.privacy.secure_aggregation.keys import (
 from gym_fed.privacy.secure_aggregation.masks import Mask, MaskSum, pair_mask
 from gym_fed.privacy.secure_aggregation.messages import Advert, SignedAdvert, check_roster
 from gym_fed.privacy.secure_aggregation.shares import join_secret, split_secret
-from gym_fed.privacy.secure_aggregation.votes import bits_for, check_masked, signs, sum_masked, write_masked
+from gym_fed.privacy.secure_aggregation.votes import (
+    bits_for,
+    check_masked,
+    fold,
+    require_votes,
+    signs,
+    sum_masked,
+    write_masked,
+)
 
 SERVER, ROUND = "s" + "0" * 16, 3
 IDS = ["c1", "c2", "c3", "c4"]
@@ -71,7 +79,7 @@ def test_masks_of_all_pairs_cancel_and_leave_the_sum_of_the_votes(
             masks = [*masks_of(private, own), Mask(seeds[own])]
             write_masked(opened, spec, masks, bits, tmp_path / own)
         files.append(tmp_path / own)
-    found = dict(sum_masked(files, spec, [Mask(seed).inverse for seed in seeds.values()], bits, len(IDS)))
+    found = dict(sum_masked(files, spec, [Mask(seed).inverse for seed in seeds.values()], bits))
     for name in spec.shapes:
         assert (found[name] == sum(votes[name] for votes in plain)).all()
     assert set(plain[0]["a.weight"].tolist()) == {-1, 1}
@@ -91,13 +99,14 @@ def test_the_masks_of_who_went_are_taken_off_with_its_key(
             want = want + signs(opened, "a.weight", spec).astype(int)
             write_masked(opened, spec, masks_of(private, own), bits, tmp_path / own)
     files = [tmp_path / own for own in stayed]
-    with pytest.raises(GymError, match="no votes"):  # still masked
-        list(sum_masked(files, spec, [], bits, len(stayed)))
+    masked = dict(sum_masked(files, spec, [], bits))
+    with pytest.raises(GymError, match="no votes"):
+        require_votes("a.weight", masked["a.weight"], len(stayed))
     # What the survivors hold against the one who went, taken off with its private key and their public ones.
     off = [
         pair_mask(own, gone, private[gone], public_of(private[own]), SERVER, ROUND).inverse for own in stayed
     ]
-    found = dict(sum_masked(files, spec, off, bits, len(stayed)))
+    found = dict(sum_masked(files, spec, off, bits))
     assert (found["a.weight"] == want).all()
 
 
@@ -121,21 +130,25 @@ def test_pairs_agree_on_a_key_of_their_own_for_every_round_and_purpose() -> None
         shared_key(one, bytes(32), "mask", SERVER, ROUND)
 
 
-def test_a_threshold_of_shares_gives_the_secret_and_a_forged_one_among_more_does_no_harm() -> None:
+def test_a_threshold_of_shares_gives_the_secret_and_too_few_or_false_ones_name_their_dealer() -> None:
     secret = new_secret()
-    shares = split_secret(secret, 3, 5)
+    shares = split_secret(secret, 11, 20)
 
     def right(found: bytes) -> bool:
         return commitment(found) == commitment(secret)
 
-    assert join_secret(shares[1:4], 3, right, "seed") == secret
+    assert join_secret(shares[1:12], 11, right, "c1", "the seed") == secret
     forged = shares[0][:4] + bytes(byte ^ 1 for byte in shares[0][4:])
-    assert join_secret([forged, *shares[1:4]], 3, right, "seed") == secret
-    for few in (shares[:2], [forged, *shares[1:3]]):
-        with pytest.raises(GymError) as refused:
-            join_secret(few, 3, right, "seed of c1")
+    for dealt, why in (
+        (shares[:10], "10 shares, and 11 are needed"),
+        ([forged, *shares[1:]], "that c1 dealt"),
+        ([shares[1], *shares[1:]], "that c1 dealt"),
+        ([b""] * 11, "that c1 dealt"),
+    ):
+        with pytest.raises(GymError, match=why) as refused:
+            join_secret(dealt, 11, right, "c1", "the seed")
         assert refused.value.code is ErrorCode.ROUND_ABORTED
-        assert "seed of c1" in refused.value.message
+        assert "the seed of c1" in refused.value.message
 
 
 def test_a_share_that_was_tampered_with_or_misdirected_is_refused() -> None:
@@ -204,7 +217,22 @@ def test_a_file_that_is_no_masked_votes_is_refused(spec: BaseSpec, tmp_path: Pat
             check_masked(path, spec, 4)
 
 
-@pytest.mark.parametrize(("voters", "bits"), [(2, 3), (3, 3), (4, 4), (7, 4), (8, 5), (500, 10)])
-def test_as_many_bits_as_the_sum_needs_and_no_more(voters: int, bits: int) -> None:
+@pytest.mark.parametrize(("voters", "bits"), [(2, 3), (3, 4), (4, 4), (7, 5), (8, 5), (500, 11)])
+def test_as_many_bits_as_the_folded_sum_needs_and_no_more(voters: int, bits: int) -> None:
     assert bits_for(voters) == bits
-    assert (1 << bits) >= 2 * voters + 1 > 1 << bits - 1
+    assert (1 << bits) >= 4 * voters > 1 << bits - 1
+
+
+@pytest.mark.parametrize("voters", [2, 3, 4, 7])
+def test_one_vote_moves_a_folded_sum_by_one_at_most_whatever_a_liar_adds_to_it(voters: int) -> None:
+    bits = bits_for(voters)
+    modulus = 1 << bits
+    everything = np.arange(modulus)  # whatever the others and a liar come to
+    centred = np.where(everything >= modulus // 2, everything - modulus, everything).astype(np.int16)
+    folded = fold(centred, bits)
+    assert np.abs(folded - np.roll(folded, 1)).max() == 1
+    honest = np.arange(-voters, voters + 1).astype(np.int16)
+    assert (fold(honest, bits) == honest).all()
+    require_votes("w", honest, voters)
+    with pytest.raises(GymError, match="no votes"):
+        require_votes("w", centred, voters)

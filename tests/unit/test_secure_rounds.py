@@ -49,7 +49,7 @@ CONFIG: dict[str, Any] = {
     "codec": {"error_feedback": False},
     "admission": {"norm_ratio": None},
     "gate": {"screen_updates": False},
-    "rewards": {"min_norm_ratio": 0, "similarity_threshold": None, "stale_threshold": None},
+    "rewards": {"min_norm_ratio": 0, "similarity_threshold": None, "together_threshold": None, "stale_threshold": None},
 }
 
 
@@ -131,7 +131,7 @@ def test_the_soup_is_the_sum_of_the_votes_of_who_stayed_and_no_update_reaches_th
             "step_norm": STEP_NORM,
         }
     for name in NAMES:
-        states = list(grid.homes[name].tasks.glob("secure-*/state.json"))
+        states = list(grid.homes[name].folder.glob("secure/*/state.json"))
         assert [stat.S_IMODE(path.stat().st_mode) for path in states] == [0o600]
         for path in grid.homes[name].tasks.glob("*/finished.json"):
             told = json.loads(path.read_text())["manifest"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -266,8 +267,21 @@ def test_votes_added_up_under_masks_give_the_soup_of_votes_that_the_hub_adds_up(
             )
             for name in sorted(SHAPES)
         ]
-        hidden = soup_from_votes(sums, 3, 2.0, recipe(rule), tmp_path / f"{rule}-sum", SPEC, private=chosen)
+        hidden = soup_from_votes(
+            sums, 3, 4, 2.0, recipe(rule), tmp_path / f"{rule}-sum", SPEC, private=chosen
+        )
         assert hidden.sha256 == seen.sha256
+
+
+@pytest.mark.parametrize("others", [-1, 0, 1])
+def test_behind_noise_a_sum_that_no_votes_have_ends_no_round(others: int, tmp_path: Path) -> None:
+    """A liar adds n of its own: whether the sum is above n would be the others' vote, without any noise."""
+    sums = [(name, np.full(math.prod(SHAPES[name]), 3 + others, np.int16)) for name in sorted(SHAPES)]
+    chosen = private(mechanism="discrete_gaussian", clipping_norm=2.0)
+    soup_from_votes(sums, 3, 4, 2.0, recipe("mean"), tmp_path / "noised", SPEC, private=chosen)
+    if others > 0:
+        with pytest.raises(GymError, match="the sum of 3 votes is 4"):
+            soup_from_votes(sums, 3, 4, 2.0, recipe("mean"), tmp_path / "plain", SPEC)
 
 
 # ---- LoRA ----

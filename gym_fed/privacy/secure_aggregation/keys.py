@@ -33,6 +33,29 @@ def commitment(seed: bytes) -> str:
     return hashlib.sha256(b"gym-secagg-1 seed\0" + seed).hexdigest()
 
 
+def share_commitment(share: bytes, secret: str, dealer: str, holder: str) -> str:
+    """Hex sha256 that binds a dealer to the share of one of its secrets that it gives to one holder.
+
+    It says nothing of the share, which is as random as the secret to whoever has fewer than the threshold of them.
+
+    Args:
+        share: The share.
+        secret: ``seed`` or ``mask``.
+        dealer: Whose secret it is.
+        holder: For whom the share is.
+    """
+    whose = canonical_json(["gym-secagg-1 share", secret, dealer, holder])
+    return hashlib.sha256(whose + b"\0" + share).hexdigest()
+
+
+def share_commitments(seed: bytes, mask_key: bytes, dealer: str, holder: str) -> tuple[str, str]:
+    """To both shares that a dealer gives to a holder."""
+    return (
+        share_commitment(seed, "seed", dealer, holder),
+        share_commitment(mask_key, "mask", dealer, holder),
+    )
+
+
 def shared_key(private: bytes, public: bytes, purpose: str, server: str, server_round: int) -> bytes:
     """32 bytes that only the holders of two private keys can compute, of their own for every purpose and round.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
 from gym_fed.config.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import SigningKey, contributor_id, verify_signature
 
 ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK = "advertise", "share", "train", "confirm", "unmask"
@@ -22,6 +23,8 @@ MAX_CONTRIBUTORS = 400
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Id = Annotated[str, Field(pattern=r"^c[0-9a-f]{16}$")]
+ShareCommitments = tuple[Key, Key]
+"""Of the share of a seed and of that of a mask key, for one who holds them."""
 T = TypeVar("T", bound=StrictModel)
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=1024)]
 
@@ -75,17 +78,57 @@ class Roster(StrictModel):
 
     adverts: list[SignedAdvert] = Field(max_length=MAX_CONTRIBUTORS)
 
+    @property
+    def digest(self) -> str:
+        """Names one run of one round: the keys in it are made for that run alone."""
+        return canonical_digest(self.model_dump(mode="json"))
+
+    def of(self) -> dict[str, Advert]:
+        """Adverts by their owners' ids."""
+        return {signed.advert.contributor: signed.advert for signed in self.adverts}
+
 
 class Shares(StrictModel):
     """Contributor to hub, stage share: a sealed pair of shares for each other contributor, by its id."""
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
+    commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
+    """To the shares of everybody who began, its own among them; see ``share_commitment``."""
+    signature: Signature
+
+    @classmethod
+    def sign(
+        cls,
+        sealed: dict[str, str],
+        commitments: dict[str, ShareCommitments],
+        roster: Roster,
+        key: SigningKey,
+    ) -> Shares:
+        signature = key.sign(_dealt(commitments, roster)).hex()
+        return cls(sealed=sealed, commitments=commitments, signature=signature)
+
+    def verify(self, dealer: Advert, roster: Roster) -> None:
+        """Whether there is a sealed pair for everybody else, and the dealer's word on what is in each.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``.
+        """
+        everybody = {*roster.of()}
+        if {*self.sealed} != everybody - {dealer.contributor} or {*self.commitments} != everybody:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"{dealer.contributor} deals shares to others than the {len(everybody)} who began",
+            )
+        signed = _dealt(self.commitments, roster)
+        verify_signature(bytes.fromhex(dealer.public_key), signed, bytes.fromhex(self.signature))
 
 
 class Masking(StrictModel):
     """Hub to contributor, stage train: the sealed shares for it, by sender. Senders and it itself mask."""
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
+    commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
+    """What every sender has said to the hub of the pair in ``sealed``."""
 
 
 class Survivors(StrictModel):
@@ -95,17 +138,17 @@ class Survivors(StrictModel):
 
 
 class Confirmation(StrictModel):
-    """Contributor to hub, stage confirm: its signature under that list, the only one that it ever gives."""
+    """Contributor to hub, stage confirm: its signature under that list and the roster, the only one it ever gives."""
 
     signature: Signature
 
     @classmethod
-    def sign(cls, survivors: Sequence[str], key: SigningKey, server: str, server_round: int) -> Confirmation:
-        return cls(signature=key.sign(_confirmed(survivors, server, server_round)).hex())
+    def sign(cls, survivors: Sequence[str], roster: Roster, key: SigningKey) -> Confirmation:
+        return cls(signature=key.sign(_confirmed(survivors, roster)).hex())
 
-    def verify(self, advert: Advert, survivors: Sequence[str]) -> None:
-        """Raises ``SIGNATURE_INVALID`` unless the advert's owner signed this list."""
-        signed = _confirmed(survivors, advert.server, advert.server_round)
+    def verify(self, advert: Advert, survivors: Sequence[str], roster: Roster) -> None:
+        """Raises ``SIGNATURE_INVALID`` unless the advert's owner signed this list in this run of the round."""
+        signed = _confirmed(survivors, roster)
         verify_signature(bytes.fromhex(advert.public_key), signed, bytes.fromhex(self.signature))
 
 
@@ -123,24 +166,31 @@ class Revealed(StrictModel):
     mask_keys: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
 
 
-def _confirmed(survivors: Sequence[str], server: str, server_round: int) -> dict[str, object]:
-    return {"gym-secagg-1 survivors": list(survivors), "server": server, "server_round": server_round}
+def _confirmed(survivors: Sequence[str], roster: Roster) -> dict[str, object]:
+    return {"gym-secagg-1 survivors": list(survivors), "roster": roster.digest}
 
 
-def check_confirmed(told: Unmasking, adverts: Mapping[str, Advert], threshold: int) -> None:
-    """Whether ``threshold`` contributors signed the same list.
+def _dealt(commitments: dict[str, ShareCommitments], roster: Roster) -> dict[str, object]:
+    dealt = {holder: list(pair) for holder, pair in commitments.items()}
+    return {"gym-secagg-1 shares": dealt, "roster": roster.digest}
 
-    Everybody signs one list, so that no two lists have so many signatures as long as the threshold is more than half of
-    those who began. Without this a hub could tell each contributor of other survivors, and learn the sum of fewer votes
-    than the threshold from shares that no two of them would have given together.
+
+def check_confirmed(told: Unmasking, roster: Roster, threshold: int) -> None:
+    """Whether ``threshold`` contributors signed the same list, each with this roster before it.
+
+    Everybody signs one list for a roster, so that no two lists have so many signatures as long as the threshold is more
+    than half of those who began. Without this a hub could tell each contributor of other survivors, and learn the sum
+    of fewer votes than the threshold from shares that no two of them would have given together. The roster holds keys
+    that were made for this run, so that what was signed in another run of the same round does not count.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``.
     """
+    adverts = roster.of()
     for signer, confirmation in told.confirmations.items():
         if signer not in adverts:
             raise GymError(ErrorCode.UPDATE_REFUSED, f"{signer} confirms survivors, but did not begin")
-        confirmation.verify(adverts[signer], told.survivors)
+        confirmation.verify(adverts[signer], told.survivors, roster)
     if len(told.confirmations) < threshold:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,

@@ -8,14 +8,10 @@ not signed, and its state lives in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations, islice
 
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 
 from gym_fed.errors import ErrorCode, GymError
-
-_MAX_TRIES = 5_000
-"""Choices of shares that are tried before a secret is given up; only a liar's share makes more than one necessary."""
 
 
 def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
@@ -24,29 +20,37 @@ def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def join_secret(
-    shares: Sequence[bytes], threshold: int, is_right: Callable[[bytes], bool], what: str
+    shares: Sequence[bytes], threshold: int, is_right: Callable[[bytes], bool], dealer: str, what: str
 ) -> bytes:
-    """The secret that ``is_right``, from shares some of which may be forged.
+    """The secret that ``is_right``, from shares that are known to be as they were dealt.
+
+    Nothing is tried but the first ``threshold`` of them: a share that its holder forged was found by the dealer's
+    commitment to it, so that where these do not give the secret back, it is the dealer who never split it.
 
     Args:
-        shares: Each from another contributor.
+        shares: Each from another contributor, held against its ``share_commitment``.
         threshold: How many are needed.
-        is_right: Checks a candidate against what its owner published.
+        is_right: Checks the secret against what the dealer published.
+        dealer: Whose secret it is, for errors.
         what: Names the secret in errors.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` when no ``threshold`` of the shares give it.
+        GymError: ``ROUND_ABORTED`` when the shares are too few, or do not give it.
     """
-    if len(shares) >= threshold:
-        for chosen in islice(combinations(shares, threshold), _MAX_TRIES):
-            try:
-                secret = combine_shares(list(chosen))
-            except (ValueError, IndexError):
-                continue
-            if is_right(secret):
-                return secret
-    raise GymError(
-        ErrorCode.ROUND_ABORTED,
-        f"{what}: {len(shares)} shares, of which no {threshold} give it back",
-        "too few contributors stayed, or some sent false shares; the next round begins with fresh keys",
-    )
+    if len(shares) < threshold:
+        raise GymError(
+            ErrorCode.ROUND_ABORTED,
+            f"{what} of {dealer}: {len(shares)} shares, and {threshold} are needed",
+            "too few contributors stayed; the next round begins with fresh keys",
+        )
+    try:
+        secret = combine_shares(list(shares[:threshold]))
+    except (ValueError, IndexError):
+        secret = b""
+    if not is_right(secret):
+        raise GymError(
+            ErrorCode.ROUND_ABORTED,
+            f"{what} of {dealer}: the shares that {dealer} dealt do not give it back",
+            "its machine is broken or it lies: revoke it if that happens again",
+        )
+    return secret

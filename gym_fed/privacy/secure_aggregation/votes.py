@@ -1,8 +1,8 @@
 """Votes on signs as a file of masked whole numbers, and their sum modulo 2^k.
 
 A vote is the sign of a coordinate of what an update decodes to: 1, -1, or 0 (a tensor that the update leaves out, a
-dense zero), which abstains. Bits of ``bitdelta`` are votes as they are. With n voters a sum lies in [-n, n], so that k
-is the number of bits of 2n and no honest sum wraps.
+dense zero), which abstains. Bits of ``bitdelta`` are votes as they are. With n voters a sum lies in [-n, n]; numbers
+modulo 2^k hold it with room for ``fold`` when 2^k is 4n or more.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def bits_for(voters: int) -> int:
     Raises:
         GymError: ``CONFIG_INVALID`` for more voters than 16 bits hold.
     """
-    bits = (2 * voters).bit_length()
+    bits = (4 * voters - 1).bit_length()
     if bits > MAX_BITS:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{voters} contributors in one secure round; at most {(1 << MAX_BITS - 1) - 1} fit",
+            f"{voters} contributors in one secure round; at most {1 << MAX_BITS - 2} fit",
         )
     return bits
 
@@ -91,22 +91,23 @@ def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
 
 
 def sum_masked(
-    paths: Sequence[Path], spec: BaseSpec, masks: Sequence[Mask], bits: int, voters: int
+    paths: Sequence[Path], spec: BaseSpec, masks: Sequence[Mask], bits: int
 ) -> Iterator[tuple[str, NDArray[np.int16]]]:
     """The sum of the files with ``masks`` added, tensor by tensor in order of name.
+
+    It may be anything: what is under a mask nobody can check. ``require_votes`` or ``fold`` comes next.
 
     Args:
         paths: Files of masked votes.
         spec: The base.
         masks: What takes off the masks that do not cancel: inverses of them.
         bits: k.
-        voters: How many files; a sum beyond is what a liar or a wrong mask makes of it.
 
     Yields:
-        Name and ``[size]`` int16 sums.
+        Name and ``[size]`` int16 sums modulo 2^k, those nearest to zero.
 
     Raises:
-        GymError: ``UPDATE_REFUSED`` for sums that no votes have, and for a file that is no masked votes.
+        GymError: ``UPDATE_REFUSED`` for a file that is no masked votes.
     """
     stream = MaskSum(masks, bits)
     for path in paths:
@@ -123,13 +124,35 @@ def sum_masked(
                 for file in files:
                     words += _unpack(file, len(words), bits)
                 piece[:] = _centred(words[: len(piece)], bits)
-            if len(total) and int(np.abs(total).max()) > voters:
-                raise GymError(
-                    ErrorCode.UPDATE_REFUSED,
-                    f"tensor {name!r}: the sum of {voters} votes is {int(np.abs(total).max())} at some coordinate",
-                    "a contributor sent what are no votes; secure aggregation cannot say who",
-                )
             yield name, total
+
+
+def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
+    """Raises ``UPDATE_REFUSED`` for a sum that no votes have.
+
+    For rounds without noise only: the answer is a look at the sum.
+    """
+    most = int(np.abs(total.astype(np.int32)).max(initial=0))
+    if most > voters:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"tensor {name!r}: the sum of {voters} votes is {most} at some coordinate",
+            "a contributor sent what are no votes; secure aggregation cannot say who",
+        )
+
+
+def fold(total: NDArray[np.int16], bits: int) -> NDArray[np.int64]:
+    """``[size]`` sums modulo 2^k as whole numbers that one vote changes by one, whatever else was sent.
+
+    A triangular wave: s within [-2^(k-2), 2^(k-2)], and back towards zero beyond, so that the step from 2^(k-1) - 1 to
+    -2^(k-1) is one like any other. Sums of votes stay as they are, since n is at most 2^(k-2). Without it a liar could
+    put a coordinate next to where numbers wrap or where they are refused, and one honest vote would change the outcome
+    by more than the noise is made for.
+    """
+    wide = total.astype(np.int64)
+    quarter = 1 << (bits - 2)
+    beyond = np.sign(wide) * 2 * quarter - wide
+    return np.where(np.abs(wide) > quarter, beyond, wide)
 
 
 def _groups(count: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import cached_property
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -19,6 +20,7 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.secure import beginners, stayers
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_fed.privacy.secure_aggregation.keys import share_commitment
 from gym_fed.privacy.secure_aggregation.messages import (
     ACTIONS,
     ADVERTISE,
@@ -30,7 +32,6 @@ from gym_fed.privacy.secure_aggregation.messages import (
     Confirmation,
     Masking,
     Revealed,
-    Roster,
     Shares,
     SignedAdvert,
     Survivors,
@@ -122,18 +123,13 @@ class SecureRound:
 
     def _told(self, stage: Stage, node: int) -> StrictModel | None:
         if stage.name == SHARE:
-            adverts = self._stages.adverts(self._number, SHARE).values()
-            return Roster(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
+            return self._stages.roster(self._number)
         if stage.name == TRAIN:
-            adverts_of = self._stages.adverts(self._number, TRAIN)
-            own = adverts_of[node].advert.contributor
-            shares = self._stages.replies(self._number, SHARE, Shares)
+            own = self._stages.adverts(self._number)[node].advert.contributor
+            dealt = {dealer: shares for dealer, shares in self._dealt.items() if dealer != own}
             return Masking(
-                sealed={
-                    adverts_of[sender].advert.contributor: shares[sender].sealed[own]
-                    for sender in adverts_of
-                    if sender != node
-                }
+                sealed={dealer: shares.sealed[own] for dealer, shares in dealt.items()},
+                commitments={dealer: shares.commitments[own] for dealer, shares in dealt.items()},
             )
         if stage.name == CONFIRM:
             return Survivors(survivors=list(ids(self._stages, self._number, CONFIRM)))
@@ -180,21 +176,39 @@ class SecureRound:
             signed.verify(self._spec.server, self._number, self._threshold)
             self._check_owner(node, signed)
             return signed
-        own = self._stages.adverts(self._number)[node].advert.contributor
+        advert = self._stages.adverts(self._number)[node].advert
         if stage.name == SHARE:
             shares = parse(Shares, text)
-            self._same({*shares.sealed}, {*ids(self._stages, self._number, SHARE)} - {own})
+            shares.verify(advert, self._stages.roster(self._number))
             return shares
         if stage.name == CONFIRM:
             confirmation = parse(Confirmation, text)
-            advert = self._stages.adverts(self._number)[node].advert
-            confirmation.verify(advert, list(ids(self._stages, self._number, CONFIRM)))
+            survivors = list(ids(self._stages, self._number, CONFIRM))
+            confirmation.verify(advert, survivors, self._stages.roster(self._number))
             return confirmation
         revealed = parse(Revealed, text)
+        self._check_revealed(advert.contributor, revealed)
+        return revealed
+
+    def _check_revealed(self, holder: str, revealed: Revealed) -> None:
+        """Whether an answer is all of the shares that are due, each as it was dealt."""
         survivors = {*ids(self._stages, self._number, UNMASK)}
         self._same({*revealed.seeds}, survivors)
-        self._same({*revealed.mask_keys}, {*ids(self._stages, self._number, TRAIN)} - survivors)
-        return revealed
+        self._same({*revealed.mask_keys}, {*self._dealt} - survivors)
+        for secret, shares in (("seed", revealed.seeds), ("mask", revealed.mask_keys)):
+            for dealer, share in shares.items():
+                dealt = self._dealt[dealer].commitments[holder][secret == "mask"]
+                if share_commitment(bytes.fromhex(share), secret, dealer, holder) != dealt:
+                    raise GymError(
+                        ErrorCode.UPDATE_REFUSED, f"{holder} reveals a share that {dealer} did not deal"
+                    )
+
+    @cached_property
+    def _dealt(self) -> dict[str, Shares]:
+        """What everybody who masks dealt, by its id; known once the stage share is over."""
+        adverts = self._stages.adverts(self._number, TRAIN)
+        shares = self._stages.replies(self._number, SHARE, Shares)
+        return {signed.advert.contributor: shares[node] for node, signed in adverts.items()}
 
     def _check_owner(self, node: int, signed: SignedAdvert) -> None:
         with self._fed.database.reading() as tx:
@@ -318,7 +332,7 @@ class SecureRound:
         try:
             recover(members, survivors, revealed.values(), self._threshold, self._number)
         except GymError as error:
-            return self._abort(error.message) if over else False
+            return self._abort(error.message)  # more shares as they were dealt change nothing
         failpoint("secure-unmasked")
         return True
 

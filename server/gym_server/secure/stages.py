@@ -14,7 +14,15 @@ from sqlalchemy import select, update
 from gym_fed.config.base import StrictModel
 from gym_fed.delta import BaseSpec
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.privacy.secure_aggregation.messages import ADVERTISE, STAGES, TRAIN, SignedAdvert, parse
+from gym_fed.privacy.secure_aggregation.messages import (
+    ADVERTISE,
+    SHARE,
+    STAGES,
+    TRAIN,
+    Roster,
+    SignedAdvert,
+    parse,
+)
 from gym_fed.privacy.secure_aggregation.votes import bits_for, check_masked
 from gym_server.store.database import Database
 from gym_server.store.tables import secure_messages, secure_stages
@@ -125,6 +133,11 @@ class Stages:
         if name is None:
             return found
         return {node: found[node] for node in self.members(server_round, name)}
+
+    def roster(self, server_round: int) -> Roster:
+        """Who has begun, as everybody is told."""
+        adverts = self.adverts(server_round, SHARE).values()
+        return Roster(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
 
 
 def check_upload(database: Database, manifest: UpdateManifest, path: Path, spec: BaseSpec) -> None:

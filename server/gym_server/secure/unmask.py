@@ -47,7 +47,7 @@ class SecureSum:
 
     def sums(self, spec: BaseSpec) -> Iterator[tuple[str, NDArray[np.int16]]]:
         """Name and ``[size]`` sums of votes; see ``sum_masked``."""
-        return sum_masked(self.paths, spec, self.masks, self.bits, self.voters)
+        return sum_masked(self.paths, spec, self.masks, self.bits)
 
     def told(self) -> dict[str, Any]:
         """For the ledger's version entry: with the objects and the shares it makes the sum again."""
@@ -123,23 +123,27 @@ def recover(
 ) -> list[Mask]:
     """Masks to add to the survivors' sum: their own masks' inverses, and those of the pairs with who went.
 
-    Every secret is held against what its owner signed, so that a false share is found, and passed over where there are
-    enough others.
+    Args:
+        members: Who masked.
+        survivors: Whose masked votes are in the sum.
+        revealed: Answers whose every share is one that was dealt.
+        threshold: How many answers are needed.
+        server_round: The round.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` when a secret does not come back.
+        GymError: ``ROUND_ABORTED`` when a secret does not come back as its owner signed it.
     """
     answers = list(revealed)
     masks = []
     for own, advert in survivors.items():
         shares = [bytes.fromhex(answer.seeds[own]) for answer in answers]
-        seed = join_secret(shares, threshold, _is_seed(advert), f"the seed of {own}")
+        seed = join_secret(shares, threshold, _is_seed(advert), own, "the seed")
         masks.append(Mask(seed).inverse)
     for gone, advert in members.items():
         if gone in survivors:
             continue
         shares = [bytes.fromhex(answer.mask_keys[gone]) for answer in answers]
-        private = join_secret(shares, threshold, _is_private_key(advert), f"the mask key of {gone}")
+        private = join_secret(shares, threshold, _is_private_key(advert), gone, "the mask key")
         for own, other in survivors.items():
             public = bytes.fromhex(other.mask_key)
             masks.append(pair_mask(own, gone, private, public, advert.server, server_round).inverse)
