@@ -23,6 +23,9 @@ ACCOUNTED = {
 }
 """Aggregators whose L2 sensitivity to one contributor is known, by the mechanism that covers them."""
 
+_MAX_MULTIPLIER = 4096.0
+"""Above it noise on a lattice of 2^20 steps a clip has a standard deviation above ``gym_fed.privacy.noise.MAX_STD``."""
+
 
 class AdaptiveClipping(StrictModel):
     """Follow a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871, algorithm 1)."""
@@ -110,6 +113,13 @@ class PrivacyConfig(ReleasePrivacy):
             raise ValueError(
                 f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {least:g}, or the count "
                 "alone costs more than a round may"
+            )
+        told = self.adaptive_clipping.count_noise_std
+        left = (self.noise_multiplier**-2 - (2 * told) ** -2) ** -0.5
+        if left > _MAX_MULTIPLIER:
+            raise ValueError(
+                f"adaptive_clipping.count_noise_std {told:g} leaves the sum so little "
+                f"of the budget that its noise is {left:.3g} times the clip, beyond what can be drawn; raise it"
             )
         return self
 

@@ -2,7 +2,8 @@
 
 Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping" (arXiv:1905.03871), algorithm 1: every
 update says whether it is within the norm, the hub learns how many are with noise, and the norm moves a geometric step
-towards the wanted quantile. A contributor says +1/2 or -1/2, and nothing when it is zeroed out: sensitivity 1/2.
+towards the wanted quantile. A contributor says +1/2 or -1/2; one that is zeroed out says neither, though it is among
+the n that are public: sensitivity 1/2.
 """
 
 from __future__ import annotations

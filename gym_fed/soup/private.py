@@ -1,8 +1,9 @@
 """A round's updates merged with differential privacy: clipped, put on a lattice, added, noised, and only then seen.
 
 Adjacency is zero-out (Kairouz et al. 2021, arXiv:2103.00039, definition 1.1): a neighbour of a round is the same round
-with every value of one update zero. How many updates there are, n, is public. The query on n integer vectors x_i is,
-coordinate by coordinate, the sum of the middle n - 2t values:
+in which one update counts for nothing: every value zero in the sum, and neither within nor above the norm where those
+are counted (an update of zeros would count as within). How many updates there are, n, is public. The query on n integer
+vectors x_i is, coordinate by coordinate, the sum of the middle n - 2t values:
 
 * ``mean``: t = 0, the sum; without contributor i it changes by x_i.
 * ``trimmed_mean``: t values off either end. Moving one of n numbers from x_ij to 0 moves every order statistic in one

@@ -10,17 +10,23 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from gym_fed.config.privacy import PrivacyConfig, ReleasePrivacy
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon
+from gym_fed.privacy.noise import MAX_STD
 from gym_server.federation import Federation
-from gym_server.store.tables import ledger, privacy_spending, versions
+from gym_server.rounds import COLLECTING, MERGING
+from gym_server.store.tables import accounts, ledger, privacy_spending, settings, updates, versions
 
-ADJACENCY = "zero-out: all updates of one contributor replaced by nothing; the number of updates is public"
+ADJACENCY = "zero-out: one contributor's updates count for nothing in every sum and count; how many there are is public"
 SAMPLING = "none: every admitted update is in, and who takes part is public"
 SPENT = "the privacy budget is spent"
+_PROMISED = "privacy_promised"
+"""Key of the setting that keeps what contributors were promised last."""
+
+_MAX_VARIANCE = int(MAX_STD) ** 2 >> 16
 
 
 def spending(fed: Federation, server_round: int, contributors: Sequence[str]) -> Callable[[Connection], None]:
@@ -88,21 +94,31 @@ def check_promise(fed: Federation) -> None:
     """Whether the hub can keep what it promises, asked before it serves.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a budget that is not enough for the first round, and for a hub that promised
-            privacy and no longer does; ``DEPENDENCY_MISSING`` without dp-accounting.
+        GymError: ``CONFIG_INVALID`` for a budget that is not enough for the first round, for noise that cannot be
+            drawn, for a hub that promised privacy and no longer does, and for one that merged without noise before;
+            ``DEPENDENCY_MISSING`` without dp-accounting.
     """
     privacy = fed.config.privacy
-    with fed.database.reading() as tx:
-        began = bool(_events(tx))
+    with fed.database.snapshot() as tx:
+        began, without = bool(_events(tx)), _rounds_without_noise(tx)
+        heard = any(tx.scalar(select(func.count()).select_from(table)) for table in (accounts, updates))
+        promised = tx.scalar(select(settings.c.value).where(settings.c.key == _PROMISED))
     if privacy is None:
-        if began:
+        if began or (promised and heard):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "rounds of this hub were noised, and the config has no privacy section any more: soups without noise "
-                "would give away what was promised to stay hidden",
+                "this hub promised its contributors privacy, and the config has no privacy section any more: soups "
+                "without noise would give away what was promised to stay hidden",
                 "put the privacy section back, or start another hub with other contributors",
             )
         return
+    if without:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"privacy: {without} rounds of this hub were merged without noise, so that no epsilon would be true for "
+            "those whose updates are in them",
+            "start another hub for private rounds, with this one's model as its base (gym-server export)",
+        )
     first = _after_next(fed, privacy)
     if not began and first > privacy.epsilon:
         raise GymError(
@@ -111,6 +127,30 @@ def check_promise(fed: Federation) -> None:
             f"noise_multiplier {privacy.noise_multiplier:g}",
             "raise privacy.noise_multiplier or privacy.epsilon",
         )
+    if (
+        privacy.mechanism == "discrete_gaussian"
+        and privacy.noise_multiplier**2 * fed.base.num_parameters > _MAX_VARIANCE
+    ):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"privacy.noise_multiplier {privacy.noise_multiplier:g}: noise on votes of {fed.base.num_parameters} "
+            "weights is beyond what can be drawn exactly, and every merge would fail",
+            "lower privacy.noise_multiplier",
+        )
+    _remember(fed, privacy, promised)
+
+
+def _remember(fed: Federation, privacy: PrivacyConfig, before: str | None) -> None:
+    """Keep what is promised; a round that began under less of a promise ends here, before anything is merged."""
+    now = {"epsilon": privacy.epsilon, "target_delta": privacy.target_delta}
+    then = json.loads(before) if before else None
+    current = fed.journal.current()
+    if current is not None and current.state in (COLLECTING, MERGING):
+        if then is None:
+            fed.journal.abort(current.server_round, "it began before privacy was promised")
+        elif any(now[key] > then[key] for key in now):
+            fed.journal.abort(current.server_round, "it began under a stronger promise of privacy")
+    fed.database.set(_PROMISED, json.dumps(now))
 
 
 # ---- what is said ----
@@ -134,16 +174,23 @@ def promise(fed: Federation) -> dict[str, Any]:
     privacy = fed.config.privacy
     if privacy is None:
         return {}
+    clip = clipping_norm(fed)
+    with fed.database.snapshot() as tx:
+        return _promise(tx, privacy, clip)
+
+
+def _promise(tx: Connection, privacy: PrivacyConfig, clip: float) -> dict[str, Any]:
+    events = _events(tx)
     return {
         "mechanism": privacy.mechanism,
         "noise_multiplier": privacy.noise_multiplier,
-        "clipping_norm": clipping_norm(fed),
+        "clipping_norm": clip,
         "clipping": privacy.clipping,
         "adaptive_clipping": privacy.adaptive_clipping is not None,
         "epsilon": privacy.epsilon,
         "target_delta": privacy.target_delta,
-        "epsilon_spent": _spent(fed, privacy),
-        "epsilon_after_next_round": _after_next(fed, privacy),
+        "epsilon_spent": epsilon(events, privacy.target_delta),
+        "epsilon_after_next_round": epsilon([*events, _event(privacy)], privacy.target_delta),
         "adjacency": ADJACENCY,
         "sampling": SAMPLING,
     }
@@ -153,7 +200,7 @@ def status_json(fed: Federation) -> str:
     """``StatusReply.privacy_json``; empty where nothing is promised."""
     told: dict[str, Any] = {"central": promise(fed)} if fed.config.privacy is not None else {}
     if fed.config.secure_aggregation is not None:
-        told["secure_aggregation"] = True
+        told["secure_aggregation"] = {"threshold": fed.config.secure_aggregation.threshold}
     return json.dumps(told) if told else ""
 
 
@@ -163,7 +210,11 @@ def account_of(fed: Federation, contributor: str) -> dict[str, Any]:
     if privacy is None:
         return {}
     with fed.database.reading() as tx:
-        events = _events(tx, contributor)
+        return _account(tx, privacy, contributor)
+
+
+def _account(tx: Connection, privacy: PrivacyConfig, contributor: str) -> dict[str, Any]:
+    events = _events(tx, contributor)
     return {
         "epsilon": epsilon(events, privacy.target_delta),
         "target_delta": privacy.target_delta,
@@ -178,27 +229,31 @@ def of_caller(fed: Federation, contributor: str) -> dict[str, Any]:
 
 
 def report(fed: Federation) -> dict[str, Any]:
-    """All of it, for `gym-server privacy`."""
+    """All of it as of one moment, for `gym-server privacy`."""
     privacy = fed.config.privacy
     if privacy is None:
         return {"central": {}, "contributors": [], "rounds_without_noise": fed.journal.num_committed()}
-    with fed.database.reading() as tx:
+    clip = clipping_norm(fed)
+    with fed.database.snapshot() as tx:
         names = sorted(set(tx.scalars(select(privacy_spending.c.contributor))))
-        noised = set(tx.scalars(select(privacy_spending.c.server_round)))
-        committed = set(tx.scalars(select(versions.c.server_round)))
         events = _events(tx)
-    return {
-        "central": {
-            **promise(fed),
-            "accountant": accountant_name([*events, _event(privacy)]),
-            "rounds": sum(event.count for event in events),
-        },
-        "contributors": [{"contributor": name, **account_of(fed, name)} for name in names],
-        "rounds_without_noise": len(committed - noised),
-    }
+        return {
+            "central": {
+                **_promise(tx, privacy, clip),
+                "accountant": accountant_name([*events, _event(privacy)]),
+                "rounds": sum(event.count for event in events),
+            },
+            "contributors": [{"contributor": name, **_account(tx, privacy, name)} for name in names],
+            "rounds_without_noise": _rounds_without_noise(tx),
+        }
 
 
 # ---- helpers ----
+
+
+def _rounds_without_noise(tx: Connection) -> int:
+    noised = set(tx.scalars(select(privacy_spending.c.server_round)))
+    return len(set(tx.scalars(select(versions.c.server_round))) - noised)
 
 
 def _event(privacy: ReleasePrivacy) -> NoiseEvent:

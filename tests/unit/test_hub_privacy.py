@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from gym_server.strategy import DeltaSoup
 from gym_server.transfers import Transfers
 from sqlalchemy import select, update
 
+from gym_fed.config.privacy import PrivacyConfig
 from gym_fed.config.server import ServerConfig
 from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.config.training import LoraSettings
@@ -94,17 +96,76 @@ def test_the_same_without_privacy_is_taken() -> None:
     ServerConfig.model_validate({**PRIVATE, "privacy": None, "admission": {}, "gate": {}, "rewards": {}})
 
 
-def test_a_hub_that_promised_privacy_and_no_longer_does_will_not_run(tmp_path: Path, tiny_base: Path) -> None:
+def rewrite(folder: Path, **sections: Any) -> None:
+    """Replace sections of a hub's config file; None removes one."""
+    path = folder / "gym-server.yaml"
+    values = {**yaml.safe_load(path.read_text()), **sections}
+    path.write_text(yaml.safe_dump({key: value for key, value in values.items() if value is not None}))
+
+
+def test_a_hub_that_promised_privacy_to_somebody_will_not_run_without(
+    tmp_path: Path, tiny_base: Path
+) -> None:
     folder = private_hub(tmp_path / "hub", tiny_base)
     with Federation.open(folder) as fed:
         privacy.check_promise(fed)
-        PrivateRounds(fed).run()
-    path = folder / "gym-server.yaml"
-    values = yaml.safe_load(path.read_text())
-    del values["privacy"]
-    path.write_text(yaml.safe_dump(values))
+    rewrite(folder, privacy=None)
+    with Federation.open(folder) as fed:
+        privacy.check_promise(fed)  # nobody has heard it
+    rewrite(folder, privacy=PRIVATE["privacy"])
+    with Federation.open(folder) as fed:
+        PrivateRounds(fed).collect()
+    rewrite(folder, privacy=None)
     with Federation.open(folder) as fed, pytest.raises(GymError, match="put the privacy section back"):
         privacy.check_promise(fed)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        (None, {}, "it began before privacy was promised"),
+        ({}, {"epsilon": 31.0}, "it began under a stronger promise of privacy"),
+        ({}, {"epsilon": 29.0}, None),
+    ],
+)
+def test_a_round_that_began_under_less_of_a_promise_is_not_merged_under_another(
+    tmp_path: Path, tiny_base: Path, before: Any, now: dict[str, Any], reason: str | None
+) -> None:
+    told = None if before is None else {**PRIVATE["privacy"], **before}
+    folder = private_hub(tmp_path / "hub", tiny_base, privacy=told)
+    with Federation.open(folder) as fed:
+        privacy.check_promise(fed)
+        PrivateRounds(fed).collect(send=False)
+    rewrite(folder, privacy={**PRIVATE["privacy"], **now})
+    with Federation.open(folder) as fed:
+        privacy.check_promise(fed)
+        current = fed.journal.current()
+        assert current is not None
+        assert (current.state, current.reason) == (("aborted", reason) if reason else ("collecting", ""))
+
+
+def test_privacy_is_not_promised_after_rounds_without_noise(tmp_path: Path, tiny_base: Path) -> None:
+    folder = private_hub(tmp_path / "hub", tiny_base, privacy=None)
+    with Federation.open(folder) as fed:
+        assert PrivateRounds(fed).run().state == "committed"
+        assert privacy.report(fed)["rounds_without_noise"] == 1
+    rewrite(folder, privacy=PRIVATE["privacy"])
+    with (
+        Federation.open(folder) as fed,
+        pytest.raises(GymError, match="1 rounds of this hub were merged without"),
+    ):
+        privacy.check_promise(fed)
+
+
+def test_noise_that_cannot_be_drawn_is_refused_before_it_is_charged(tmp_path: Path, tiny_base: Path) -> None:
+    with pytest.raises(ValueError, match="beyond what can be drawn"):
+        PrivacyConfig(epsilon=30.0, adaptive_clipping={"count_noise_std": 0.5000000001})  # type: ignore[arg-type]
+    votes = {"mechanism": "discrete_gaussian", "noise_multiplier": 1000.0, "epsilon": 30.0}
+    with Federation.open(private_hub(tmp_path / "hub", tiny_base, privacy=votes)) as fed:
+        privacy.check_promise(fed)
+        fed.base = replace(fed.base, shapes={"weight": (300_000_000,)})
+        with pytest.raises(GymError, match="300000000 weights is beyond"):
+            privacy.check_promise(fed)
 
 
 def test_a_budget_below_one_round_is_refused_before_anybody_trains(tmp_path: Path, tiny_base: Path) -> None:
