@@ -78,7 +78,7 @@ class RewardsConfig(StrictModel):
     contributors are one: the first is merged, the others are rejected. docs/rewards.md has what was measured. Null:
     only copies of bytes are found."""
 
-    together_threshold: Cosine | None = 0.35
+    together_threshold: Cosine | None = 0.3
     """Updates that are this far beyond the round's background b (the median cosine of its pairs), by (cosine - b) /
     (1 - b), are merged and paid as one: so are those that share no weights while both leave many out. Null: everybody
     is paid alone."""

@@ -192,6 +192,23 @@ def test_many_keys_of_one_contributor_earn_what_one_would(
     )
 
 
+def test_keys_that_put_noise_on_one_update_are_merged_and_paid_as_one(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    noisy = {}
+    for i in range(3):
+        torch.manual_seed(i)
+        noise = {n: 0.6 * t.norm() / t.numel() ** 0.5 * torch.randn_like(t) for n, t in honest["ann"].items()}
+        noisy[f"ann{i}"] = {name: tensor + noise[name] for name, tensor in honest["ann"].items()}
+    here = hub()
+    found = here.round({**noisy, "bob": honest["bob"], "cat": (honest["cat"], SIGNS)})
+    assert {one["verdict"] for one in found.values()} == {"merged"}
+    assert sum(found[who]["credit"] for who in noisy) in (333, 334)
+    assert [len(group) for group in here.entries("contribution")[0]["together"]] == [3]
+    assert [found[who]["reputation"] for who in ("ann0", "bob")] == [0.066667, 0.2]
+    assert here.fed.ledger.verify()["reputations"] == 5
+
+
 def test_what_is_claimed_of_examples_buys_neither_weight_nor_credit(
     hub: Callable[..., Judged], honest: dict[str, Delta]
 ) -> None:
