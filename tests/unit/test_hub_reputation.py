@@ -186,8 +186,6 @@ def test_the_configs_of_the_guide_are_what_it_says() -> None:
 def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str) -> None:
     said = r"{similarity_threshold: null}.*{together_threshold: null}.*{min_norm_ratio: 0}"
     with pytest.raises(ValueError, match=said):
-        ValueError, match=r"{similarity_threshold: null}.*{together_threshold: null}.*{min_norm_ratio: 0}"
-    ):
         RewardsConfig().refuse_hidden(section)
     with pytest.raises(ValueError, match=f"looks into single updates, which {section} hides"):
         RewardsConfig(score="estimate").refuse_hidden(section)
