@@ -130,7 +130,9 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
         policy.check_recipe(recipe, status.base_digest)
         check_promises(policy, promises)
         model = global_model(setup.model or status.base_model)
-        if not consent.offer(make_offer(client, status, model, data, setup, name)):
+        offer = make_offer(client, status, model, data, setup, name)
+        offer.check(policy)
+        if not consent.offer(offer):
             raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the terms were not accepted")
         patiently(client, stop, away, lambda: enter(client, name, door.token))
         _remember(home, setup, options)

@@ -15,8 +15,10 @@ from gym_client.data import Data
 from gym_client.display import readable_bytes
 from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
+from gym_client.policy import Policy
 from gym_client.privacy_book import PrivacyBook
 from gym_client.privacy_terms import PrivacyTerms, Promises, make_terms, planned
+from gym_client.secure_terms import SecureTerms
 from gym_client.transport import HubClient
 from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy
@@ -46,10 +48,16 @@ class Offer:
     data: str
     num_examples: int
     privacy: PrivacyTerms
+    secure: SecureTerms | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+    def check(self, policy: Policy) -> None:
+        """Raise ``POLICY_REFUSED`` for masked votes over the policy's limit: their size is not training's to change."""
+        if self.secure is not None:
+            policy.check_update(self.update_bytes)
 
     def panel(self) -> Panel:
         """For a terminal."""
@@ -76,15 +84,13 @@ class Offer:
                 "leaves this machine",
                 f"public key of {self.contributor}, the name {self.name!r}, and each round:",
             ),
-            (
-                "",
-                f"a delta of at most {readable_bytes(self.update_bytes)} ({written}; {ratio:.1f} x smaller than the "
-                f"model in bf16, {readable_bytes(self.bf16_bytes)})",
+            *self._sent(
+                f"{ratio:.1f} x smaller than the model in bf16, {readable_bytes(self.bf16_bytes)}", written
             ),
             (
                 "",
                 "a signed manifest: round, digests, number of examples, loss, tokens, time"
-                if self.privacy.local is None
+                if self.privacy.local is None and self.secure is None
                 else "a signed manifest: round, digests, time; no loss, no number of examples or tokens",
             ),
             *(("privacy" if not number else "", line) for number, line in enumerate(self.privacy.lines())),
@@ -100,6 +106,22 @@ class Offer:
             ("server's key", key),
         ]
 
+    def _sent(self, ratio: str, written: str) -> list[tuple[str, str]]:
+        size = readable_bytes(self.update_bytes)
+        if self.secure is None:
+            return [("", f"a delta of at most {size} ({written}; {ratio})")]
+        return [
+            (
+                "",
+                f"masked votes of at most {size} (the signs of what {written} makes of the update; {ratio})",
+            ),
+            (
+                "",
+                f"keys of the round, sealed shares of its secrets for up to {self.secure.most - 1} others, signatures: "
+                f"at most {readable_bytes(self.secure.message_bytes)}",
+            ),
+        ]
+
 
 def make_offer(
     client: HubClient, status: pb.StatusReply, model: GlobalModel, data: Data, setup: Setup, name: str
@@ -113,7 +135,7 @@ def make_offer(
     model.require_base(status.base_digest, status.base_model)
     recipe, codec = announced(status)
     require_rows(data, recipe)
-    private = recipe.privacy is not None
+    private, secure = recipe.privacy is not None, SecureTerms.parse(status.privacy_json)
     plan = planned(recipe, model.tokenizer, data.rows) if private else None
     return Offer(
         server=status.name,
@@ -125,7 +147,7 @@ def make_offer(
         base_digest=status.base_digest,
         recipe=recipe.model_dump(mode="json"),
         codec=codec.model_dump(mode="json"),
-        update_bytes=update_bytes(model, recipe, codec),
+        update_bytes=secure.update_bytes(model.base) if secure else update_bytes(model, recipe, codec),
         bf16_bytes=_BF16_BYTES * model.base.num_parameters,
         device=describe_device(setup.device),
         data=data.description,
@@ -138,6 +160,7 @@ def make_offer(
             data.digest,
             status.num_rounds,
         ),
+        secure=secure,
     )
 
 

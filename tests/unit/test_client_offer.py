@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
 from gym_client.offer import Offer, announced
+from gym_client.policy import Policy
 from gym_client.privacy_terms import PrivacyTerms
+from gym_client.secure_terms import SecureTerms
 from rich.console import Console
 
 from gym_fed.config.delta import CodecPolicy
@@ -17,8 +20,11 @@ from gym_fed.config.task import LoraRecipe, TrainingRecipe
 from gym_fed.config.training import LoraSettings
 from gym_fed.delta import encode_delta, lora_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
 from gym_fed.training.tuning.lora import add_lora, lora_factors
 from gym_fed.wire.v1 import hub_pb2 as pb
+
+FINGERPRINT = "sha256:" + "0123456789abcdef" * 4
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +88,11 @@ def test_a_recipe_with_an_unknown_key_is_refused_by_name() -> None:
     assert caught.value.code is ErrorCode.POLICY_REFUSED
 
 
-def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
-    fingerprint = "sha256:" + "0123456789abcdef" * 4
+def an_offer(**changes: object) -> Offer:
     offer = Offer(
         server="s",
         address="h:1",
-        fingerprint=fingerprint,
+        fingerprint=FINGERPRINT,
         contributor="c1",
         name="me",
         base_model="tiny",
@@ -101,8 +106,34 @@ def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
         num_examples=3,
         privacy=PrivacyTerms(None, None, 0.0, None, None, 1, None, None, False),
     )
+    return replace(offer, **changes)
+
+
+def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
     console = Console(record=True, width=60, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(offer.panel())
+    console.print(an_offer().panel())
     shown = "".join(c for c in console.export_text() if c.isalnum() or c in ":.,")
-    assert fingerprint in shown
+    assert FINGERPRINT in shown
     assert "16.0xsmaller" in shown
+
+
+def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and_a_bare_manifest(
+    model: GlobalModel,
+) -> None:
+    secure = SecureTerms.parse('{"secure_aggregation": {"threshold": 3}}')
+    assert secure is not None
+    size = secure.update_bytes(model.base)
+    assert size == masked_bytes(model.base, bits_for(5))  # of up to five, or a hub could split them
+    offer = an_offer(secure=secure, update_bytes=size)
+    shown = "\n".join(text for _, text in offer.lines())
+    assert "masked votes of at most" in shown
+    assert "sealed shares of its secrets for up to 4 others" in shown
+    assert "no loss, no number of examples" in shown
+    assert "a delta of" not in shown
+    offer.check(Policy(max_update_bytes=size))
+    with pytest.raises(GymError, match="max_update_bytes") as caught:
+        offer.check(Policy(max_update_bytes=size - 1))
+    assert caught.value.code is ErrorCode.POLICY_REFUSED
+    assert SecureTerms.parse("") is SecureTerms.parse('{"central": {}}') is None
+    with pytest.raises(GymError, match="not with which threshold"):
+        SecureTerms.parse('{"secure_aggregation": true}')

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gym_client.home import Home
 from gym_client.secure import SecureRound, forget
+from gym_client.secure_terms import SecureTerms
 from gym_client.tasks import TaskFolder, Trained
 
 from gym_fed.config.delta import CodecPolicy
@@ -233,6 +234,13 @@ def test_for_each_other_a_share_of_the_seed_or_of_the_mask_key_and_never_both(be
     revealed = began.of["ann"].unmask(told)
     assert revealed.seeds.keys() == {began.ids["ann"], began.ids["bob"]}
     assert revealed.mask_keys.keys() == {began.ids["cyd"]}
+    said = [
+        began.of["ann"].advertise(),
+        shares["ann"],
+        began.of["ann"].confirm(began.survivors("ann", "bob")),
+    ]
+    sent = sum(len(message.model_dump_json()) for message in (*said, revealed))
+    assert 0.8 < sent / SecureTerms(task().secure_aggregation.threshold).message_bytes < 1
     restarted = SecureRound(began.homes["ann"], task(), began.homes["ann"].key)
     assert restarted.unmask(told) == revealed
     error = refusal(lambda: restarted.confirm(began.survivors("ann", "bob", "cyd")))

@@ -23,6 +23,7 @@ from gym_client.work import Setup, perform
 from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.payload import Inline
 from gym_server.replay import replay
+from gym_server.secure.stages import Stages
 from gym_server.setup import init_hub
 from gym_server.strategy.durable import DeltaSoup
 
@@ -32,7 +33,7 @@ from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.models import load_model
-from gym_fed.privacy.secure_aggregation.messages import RECORD, Advert, SignedAdvert
+from gym_fed.privacy.secure_aggregation.messages import RECORD, UNMASK, Advert, SignedAdvert
 from gym_fed.privacy.secure_aggregation.votes import MAGIC, signs
 from tests.support.local_grid import Killed, LocalGrid
 
@@ -49,7 +50,12 @@ CONFIG: dict[str, Any] = {
     "codec": {"error_feedback": False},
     "admission": {"norm_ratio": None},
     "gate": {"screen_updates": False},
-    "rewards": {"min_norm_ratio": 0, "similarity_threshold": None, "together_threshold": None, "stale_threshold": None},
+    "rewards": {
+        "min_norm_ratio": 0,
+        "similarity_threshold": None,
+        "together_threshold": None,
+        "stale_threshold": None,
+    },
 }
 
 
@@ -314,4 +320,6 @@ def test_false_shares_and_keys_of_another_are_passed_over(hub: Path, grid: Local
     assert run(hub, grid)["verdicts"] == {"merged": 3}
     assert ("dan", "query.share_keys") not in grid.heard
     with Federation.open(hub) as fed:
+        answers = [outcome for _, outcome in Stages(fed.database).tasks(1, UNMASK).values()]
+        assert sorted(answers) == ["failed", "replied", "replied"]  # ann's is no answer
         assert_sum_of(fed, grid, NAMES[:3], tmp_path, drawn_votes)
