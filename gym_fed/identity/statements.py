@@ -30,7 +30,7 @@ class Statement(StrictModel):
     model_config = ConfigDict(populate_by_name=True, strict=True)
 
     server: str = Field(max_length=128)
-    issued_at: int
+    issued_at: int = Field(ge=0, lt=2**53)
     """Unix seconds."""
     nonce: str = Field(default_factory=lambda: secrets.token_hex(16), pattern=r"^[0-9a-f]{32}$")
 

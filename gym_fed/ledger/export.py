@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.history import History
 from gym_fed.identity.keys import server_id
 from gym_fed.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
 from gym_fed.ledger.heads import SignedHead
@@ -43,7 +44,7 @@ class Checked:
 
 
 class LedgerCheck:
-    """Verifies entries and heads in their order: chain, canonical form, roots and signatures.
+    """Verifies entries and heads in their order: chain, canonical form, roots, the hub's signatures and the owners'.
 
     Args:
         public_key: Of the hub.
@@ -55,6 +56,7 @@ class LedgerCheck:
         self._visit = visit
         self._chain = Chain()
         self.frontier = Frontier()
+        self.history = History(server_id(public_key))
         self._heads = 0
         self._last: SignedHead | None = None
 
@@ -62,6 +64,7 @@ class LedgerCheck:
         """The next entry."""
         body = self._chain.add(entry)
         self.frontier.append(entry.hash)
+        self.history.add(entry.kind, body)
         self._visit(entry, body)
 
     def head(self, signed: SignedHead) -> None:

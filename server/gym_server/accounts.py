@@ -190,9 +190,15 @@ class Accounts:
         return _active(self._row(contributor), contributor)
 
     def leave(self, contributor: str) -> None:
-        """Withdraw an account; its record stays."""
+        """Withdraw an account; its record stays.
+
+        Raises:
+            GymError: ``KEY_REVOKED`` or ``UNAUTHENTICATED`` for an account that is not active any more.
+        """
         with self._database.transaction() as tx:
-            tx.execute(update(accounts).where(accounts.c.contributor == contributor).values(status="left"))
+            account = accounts.c.contributor == contributor
+            _active(tx.execute(select(accounts).where(account)).first(), contributor)
+            tx.execute(update(accounts).where(account).values(status="left"))
             tx.execute(update(nodes).where(nodes.c.contributor == contributor).values(connected_until=0.0))
             self._ledger.append(tx, "left", {"contributor": contributor})
 

@@ -244,6 +244,8 @@ class Keys:
         self._payouts.settle(tx)
         keys = account_keys.c.contributor == contributor
         lately = (account_keys.c.status == ROTATED) & (account_keys.c.valid_until >= now - self._hold)
+        also = select(account_keys.c.public_key).where(keys, lately).order_by(account_keys.c.valid_from)
+        revoked = {"also_revoked": [key.hex() for key in tx.scalars(also)], "hold_seconds": self._hold}
         tx.execute(update(account_keys).where(keys, lately).values(status=REVOKED))
         current = account_keys.c.status == ACTIVE
         tx.execute(update(account_keys).where(keys, current).values(status=REVOKED, valid_until=now))
@@ -258,7 +260,7 @@ class Keys:
             )
             .values(state="lost")
         )
-        body = {"contributor": contributor, "public_key": account.public_key.hex(), **told}
+        body = {"contributor": contributor, "public_key": account.public_key.hex(), **revoked, **told}
         self._ledger.append(tx, "revoked", body)
         return self._payouts.cancel(tx, contributor, "the sender's key was revoked")
 

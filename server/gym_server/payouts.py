@@ -1,7 +1,8 @@
 """Credits that change hands: asked for now, settled when the hold period is over, cancelled when the key is revoked.
 
 A transfer settles when ``hold_seconds`` have passed since it was asked for and since the sender's key last changed, so
-that whoever was robbed of a key has that long to revoke it. Credits that came in later than that stay where they are.
+that whoever was robbed of a key has that long to revoke it; a shorter period that comes later is not for it. Credits
+that came in less than that ago stay where they are.
 Whatever is due settles in the same transaction as the next round's commit, or when somebody looks; never twice.
 """
 
@@ -54,8 +55,9 @@ class Payouts:
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``STALE``, ``REPLAYED``; ``TRANSFER_REFUSED`` with the reason.
         """
-        order, now = TransferOrder.parse(statement_json), self._clock()
+        order = TransferOrder.parse(statement_json)
         with self._database.transaction() as tx:
+            now = self._clock()
             sender = tx.execute(select(accounts).where(accounts.c.contributor == caller)).one()
             if order.sender != caller:
                 raise GymError(
@@ -165,6 +167,7 @@ class Payouts:
                 amount=order.amount,
                 nonce=order.nonce,
                 status=PENDING,
+                hold_seconds=self._hold,
                 asked_at=now,
             )
         )
@@ -195,15 +198,18 @@ class Payouts:
         self._ledger.append(tx, f"transfer-{status}", body)
 
     def _due(self) -> Select[Any]:
-        ripe = self._clock() - self._hold
+        now = self._clock()
+        ripe = now - self._hold
         return (
             select(transfers)
             .join(account_keys, account_keys.c.contributor == transfers.c.sender)
             .where(
                 transfers.c.status == PENDING,
                 transfers.c.asked_at <= ripe,
+                transfers.c.asked_at + transfers.c.hold_seconds <= now,
                 account_keys.c.status == "active",
                 account_keys.c.valid_from <= ripe,
+                account_keys.c.valid_from + transfers.c.hold_seconds <= now,
             )
             .order_by(transfers.c.asked_at, transfers.c.transfer)
         )
@@ -220,7 +226,7 @@ class Payouts:
         if row.status == PENDING:
             where = (account_keys.c.contributor == row.sender) & (account_keys.c.status == "active")
             changed = float(tx.scalar(select(account_keys.c.valid_from).where(where)) or 0.0)
-            told["settles_at"] = int(max(row.asked_at, changed) + self._hold)
+            told["settles_at"] = int(max(row.asked_at, changed) + max(row.hold_seconds, self._hold))
         return told
 
 

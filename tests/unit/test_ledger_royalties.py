@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import contributor_id
 from gym_fed.ledger.royalties import PaidVersion, attribute, find_version, split, totals
 
-ANN, BOB, CAT, OWNER = ("c" + letter * 16 for letter in "abcd")
+KEYS = sorted((bytes([number]) * 32 for number in range(4)), key=contributor_id)
+ANN, BOB, CAT, OWNER = map(contributor_id, KEYS)
 CHAIN = [
     PaidVersion(1, "sha256:one", 1, 0.3, {ANN: 700, BOB: 300}),
     PaidVersion(2, "sha256:two", 3, 0.1, {BOB: 1000}),
@@ -83,13 +85,13 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
     init_hub(tmp_path / "hub", "royal", str(tiny_base), "open")
     with Federation.open(tmp_path / "hub") as fed:
         with fed.database.transaction() as tx:
-            for number, who in enumerate((ANN, BOB, CAT, OWNER)):
-                key = bytes([number]) * 32
+            for who, key in zip((ANN, BOB, CAT, OWNER), KEYS, strict=True):
                 tx.execute(
                     accounts.insert().values(
                         contributor=who, name=who, public_key=key, status="active", enrolled_at=0.0
                     )
                 )
+                fed.keys.first(tx, who, key)
             for paid in CHAIN:
                 losses = (1.0, 1.0 - paid.improvement) if paid.improvement is not None else (None, None)
                 told = {
@@ -106,9 +108,8 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
                     credit = {"server_round": paid.server_round, "contributor": who, "amount": amount}
                     fed.ledger.append(tx, "credit", credit)
                     tx.execute(credits.insert().values(**credit))
-            for number, who in enumerate((ANN, BOB, CAT, OWNER)):
-                key = bytes([number]) * 32
-                fed.ledger.append(tx, "enrolled", {"contributor": who, "public_key": key.hex()})
+            for who, key in zip((ANN, BOB, CAT, OWNER), KEYS, strict=True):
+                fed.ledger.append(tx, "enrolled", {"contributor": who, "name": who, "public_key": key.hex()})
             fed.ledger.sign_head(tx)
         yield fed
 

@@ -13,6 +13,7 @@ from gym_fed.ledger.subjects import subjects
 from gym_server.ledger.anchor import Anchor
 from gym_server.ledger.chain import entries_from, entry_of, heads_from
 from gym_server.ledger.checks import CHECKS, TableCheck
+from gym_server.ledger.times import Times
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger_subjects
 
@@ -28,9 +29,11 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
     """
     told: dict[str, dict[Any, Any]] = {check.name: {} for check in CHECKS}
     named: set[tuple[int, str]] = set()
+    times = Times()
 
     def visit(entry: Entry, body: dict[str, Any]) -> None:
         named.update((entry.sequence, contributor) for contributor in subjects(entry.body_json))
+        times.add(entry.kind, body)
         for check in CHECKS:
             if entry.kind in check.kinds:
                 told[check.name].update(check.told(entry.kind, body))
@@ -53,6 +56,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
             anchor.check(tx, signed, again=True)
         _check_names(tx, named)
         counts = {check.name: _compare(tx, check, told[check.name]) for check in CHECKS}
+        times.compare(tx, progress.history)
     return {"entries": checked.entries, "heads": checked.heads, **counts}
 
 

@@ -295,6 +295,7 @@ transfers = Table(
     Column("amount", Integer, nullable=False),
     Column("nonce", String, nullable=False),
     Column("status", String, nullable=False, index=True),  # pending | settled | cancelled
+    Column("hold_seconds", Float, nullable=False),  # as it was when it was asked for
     Column("asked_at", Float, nullable=False),
     Column("closed_at", Float),
     UniqueConstraint("sender", "nonce"),
