@@ -31,6 +31,7 @@ class Account:
         self._receipts = Receipts(home, client)
         self.receipts: list[dict[str, Any]] = []
         self.balance: int | None = None
+        self._spent: object = None
 
     def keep_receipt(self, message_id: str, group: str, text: str) -> None:
         """The hub has the reply on its disk: keep the receipt, end the task, let the verdict decide the residual.
@@ -66,10 +67,22 @@ class Account:
                 text = f"verdict: {told['verdict']} update {str(told['update'])[:12]}{why}"
                 self._display.tell("verdict", text, **told)
         self._receipts.fetch(verdicts)
+        self._tell_spent(json.loads(account.rewards_json or "{}").get("privacy"))
         if account.balance != self.balance:
             self.balance = account.balance
             self._display.tell("balance", f"balance: {account.balance} credits", balance=account.balance)
         return verdicts
+
+    def _tell_spent(self, spent: Any) -> None:
+        """What a hub with privacy of its own has spent on this contributor, whenever it has changed."""
+        if not isinstance(spent, dict) or spent == self._spent:
+            return
+        self._spent = spent
+        text = (
+            f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in {spent['rounds']} rounds "
+            f"(delta {spent['target_delta']:g})"
+        )
+        self._display.tell("hub-privacy", text, **spent)
 
     def _checked(self, text: str) -> dict[str, Any]:
         receipt = json.loads(text)

@@ -51,6 +51,9 @@ class Policy(StrictModel):
     max_hub_epsilon: float | None = Field(default=None, gt=0)
     """Largest budget of a hub's own (contributor-level) privacy; one that announces none is then refused."""
 
+    max_target_delta: float = Field(default=1e-3, gt=0, lt=1)
+    """Largest delta at which a hub or a recipe may tell its epsilon: at a large one any epsilon is small."""
+
     require_secure_aggregation: bool = False
     """Refuse hubs and tasks that let the hub see single updates."""
 
@@ -90,6 +93,9 @@ class Policy(StrictModel):
                 f"max_epsilon of this machine is {self.max_epsilon:g}",
                 "remove max_epsilon from policy.yaml to allow it",
             )
+        if recipe.privacy is not None:
+            told = recipe.privacy.target_delta
+            _at_most("recipe.privacy.target_delta", told, "max_target_delta", self.max_target_delta)
         _at_most("recipe.max_steps", recipe.max_steps, "max_steps", self.max_steps)
         _at_most("recipe.max_length", recipe.max_length, "max_length", self.max_length)
         batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps

@@ -43,7 +43,9 @@ class Promises:
             told = json.loads(text) if text else {}
             central = told.get("central") or None
             if central is not None:
-                float(central["epsilon"]), float(central.get("target_delta", 0.0))
+                budget, delta = float(central["epsilon"]), float(central["target_delta"])
+                if not (0 < budget < math.inf and 0 < delta < 1):  # NaN is in no range
+                    raise ValueError(f"epsilon {budget:g} at delta {delta:g}")
             return cls(central, bool(told.get("secure_aggregation")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GymError(
@@ -60,7 +62,7 @@ class Promises:
     @property
     def hub_delta(self) -> float:
         """At which that budget is told; infinite where there is none."""
-        return math.inf if self.central is None else float(self.central.get("target_delta", 0.0))
+        return math.inf if self.central is None else float(self.central["target_delta"])
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ class PrivacyTerms:
             told.append("hub: promises no noise of its own")
         else:
             told.append(
-                f"hub: promises epsilon {float(self.central['epsilon']):g} for all you send, by noise on what it "
-                "publishes"
+                f"hub: promises epsilon {float(self.central['epsilon']):g} (delta "
+                f"{float(self.central['target_delta']):g}) for all you send, by noise on what it publishes"
             )
         sees = (
             "only the sum of all updates"
@@ -183,6 +185,13 @@ def check_promises(policy: Policy, promises: Promises) -> None:
             ErrorCode.POLICY_REFUSED,
             f"the server promises {told}; max_hub_epsilon of this machine is {policy.max_hub_epsilon:g}",
             "raise or remove max_hub_epsilon in policy.yaml to allow it",
+        )
+    if promises.central is not None and promises.hub_delta > policy.max_target_delta:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the server tells its epsilon at delta {promises.hub_delta:g}, where any epsilon is small; "
+            f"max_target_delta of this machine is {policy.max_target_delta:g}",
+            "raise max_target_delta in policy.yaml to allow it",
         )
     if policy.require_secure_aggregation and not promises.secure_aggregation:
         raise GymError(

@@ -15,6 +15,9 @@ from gym_fed.config.base import StrictModel
 if TYPE_CHECKING:
     from gym_fed.config.soup import SoupRecipe
 
+TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
+"""The share of outcomes that epsilon does not speak of; with a large one any epsilon is had for nothing."""
+
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 
 ACCOUNTED = {
@@ -56,7 +59,7 @@ class ReleasePrivacy(StrictModel):
     clipping: Literal["whole", "per_layer"] = "whole"
     """``per_layer`` clips each of L tensors to ``clipping_norm / sqrt(L)`` (McMahan et al. 2018, arXiv:1710.06963)."""
 
-    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    target_delta: TargetDelta = 1e-5
 
     @model_validator(mode="after")
     def _votes_have_one_norm(self) -> ReleasePrivacy:
@@ -134,7 +137,7 @@ class LocalPrivacy(StrictModel):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """L2 norm to which the gradient of every example is clipped."""
 
-    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    target_delta: TargetDelta = 1e-5
     grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
     """How gradients of single examples are had; ``ghost`` needs only their norms, and less memory."""
 

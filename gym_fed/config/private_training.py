@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
-from gym_fed.config.privacy import LocalPrivacy
+from gym_fed.config.privacy import LocalPrivacy, TargetDelta
 
 PRIVATE_ALGORITHMS = ("sft", "pretrain")
 """Those whose loss is a mean over examples, none of which looks at another."""
@@ -28,7 +28,7 @@ class TrainingPrivacy(StrictModel):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """L2 norm to which the gradient of every example is clipped."""
 
-    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    target_delta: TargetDelta = 1e-5
     grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
     """How gradients of single examples are had; ``ghost`` needs only their norms, and less memory."""
 

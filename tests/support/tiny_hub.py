@@ -50,7 +50,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self.receipt: dict[str, Any] = {"verdict": "received"}
         self.entries: list[Entry] = []
         self.heads: list[SignedHead] = []
-        self.privacy_json = ""
+        self.privacy_json = self.rewards_json = ""
         self.break_upload_after: int | None = None
         self.break_download_after: int | None = None
         self.serve: Callable[[bytes], bytes] = lambda data: data
@@ -207,7 +207,10 @@ class TinyHub(hub_pb2_grpc.HubServicer):
     def Account(self, request: Any, context: Any) -> pb.AccountReply:
         self._enter("Account", request, context)
         return pb.AccountReply(
-            balance=3, status="active", verdicts_json=[json.dumps(v) for v in self.verdicts]
+            balance=3,
+            status="active",
+            verdicts_json=[json.dumps(v) for v in self.verdicts],
+            rewards_json=self.rewards_json,
         )
 
     def tell(self, kind: str, body: dict[str, Any]) -> EntryProof:

@@ -25,6 +25,7 @@ from gym_client.privacy_terms import (
 )
 from typer.testing import CliRunner
 
+from gym_fed.config.privacy import LocalPrivacy, PrivacyConfig
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
@@ -135,7 +136,9 @@ def test_the_terms_tell_a_round_and_all_rounds_before_joining(home: Home) -> Non
     book.charge(CHARGE)
     recipe = TrainingRecipe(**PRIVATE)
     plan = planned(recipe, load_tokenizer("gym-nano"), [{"text": f"{i} a row"} for i in range(8)])
-    promises = Promises.parse(json.dumps({"central": {"epsilon": 6}, "secure_aggregation": {"threshold": 3}}))
+    promises = Promises.parse(
+        json.dumps({"central": {"epsilon": 6, "target_delta": 1e-5}, "secure_aggregation": {"threshold": 3}})
+    )
     terms = make_terms(recipe, promises, plan, book, "d1", 2)
     assert terms.epsilon_per_round == terms.epsilon_spent == epsilon([COST], 1e-5)
     assert terms.epsilon_after_all == epsilon([replace_count(8)], 1e-5)
@@ -152,14 +155,23 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
     strict = Policy(max_epsilon=3.0)
     strict.check_recipe(TrainingRecipe(**PRIVATE), "d")
     assert "no recipe.privacy" in refusal(lambda: strict.check_recipe(TrainingRecipe(), "d"))
-    promised = Promises({"epsilon": 4.0})
+    promised = Promises({"epsilon": 4.0, "target_delta": 1e-5})
     check_promises(Policy(max_hub_epsilon=4.0), promised)
     assert "epsilon 4" in refusal(lambda: check_promises(Policy(max_hub_epsilon=3.9), promised))
     assert "no central privacy" in refusal(lambda: check_promises(Policy(max_hub_epsilon=100.0), Promises()))
     assert "by itself" in refusal(lambda: check_promises(Policy(require_secure_aggregation=True), promised))
     rounds.home.policy_path.write_text("require_secure_aggregation: true\n")
     assert "secure_aggregation" in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task())
-    assert "cannot be read" in refusal(lambda: Promises.parse('{"central": {"mechanism": "none"}}'))
+    for told in ('{"mechanism": "none"}', '{"epsilon": NaN, "target_delta": 1e-5}', '{"epsilon": 1.0}'):
+        assert "cannot be read" in refusal(lambda told=told: Promises.parse(f'{{"central": {told}}}'))
+    worthless = Promises({"epsilon": 0.1, "target_delta": 0.5})
+    assert "any epsilon is small" in refusal(lambda: check_promises(Policy(), worthless))
+    loose = TrainingRecipe(**{**PRIVATE, "privacy": {"noise_multiplier": 1.0, "target_delta": 0.01}})
+    assert "max_target_delta" in refusal(lambda: Policy().check_recipe(loose, "d"))
+    with pytest.raises(ValueError, match="less than or equal"):
+        LocalPrivacy(target_delta=0.5)
+    with pytest.raises(ValueError, match="less than or equal"):
+        PrivacyConfig(epsilon=1.0, target_delta=0.5)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +218,16 @@ def test_a_hub_that_promises_less_than_was_shown_gets_no_further_round(
     with pytest.raises(GymError, match="epsilon 4"):
         require_as_promised(Policy(max_hub_epsilon=3.0), promised, promised)
     require_as_promised(Policy(), promised, promised)
+
+
+def test_what_the_hub_spent_on_the_contributor_is_told_once_it_changes(scene: Scene) -> None:
+    spent = {"epsilon": 1.948, "target_delta": 1e-5, "rounds": 6}
+    scene.hub.rewards_json = json.dumps({"privacy": spent})
+    scene.hub.give(scene.task("m1"))
+    scene.hub.finish()
+    scene.agent(empty).run()
+    (told,) = scene.display.texts("hub-privacy")
+    assert told == "privacy at the hub: epsilon 1.95 is spent on what you sent in 6 rounds (delta 1e-05)"
 
 
 def test_the_hub_is_not_told_why_a_private_task_failed(scene: Scene, rounds: Rounds) -> None:
