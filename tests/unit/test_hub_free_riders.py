@@ -70,7 +70,8 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Callable[..., Judged]]:
             ]
             heldout = tmp_path / "heldout.jsonl"
             heldout.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            changes["gate"] = {"heldout": str(heldout), "max_length": 64, "screen_updates": False}
+            alone = changes.get("rewards", {}).get("score") == "improvement"
+            changes["gate"] = {"heldout": str(heldout), "max_length": 64, "screen_updates": alone}
         opened.append(Judged(folder, tiny_base, **changes))
         return opened[-1]
 
@@ -171,6 +172,21 @@ def test_noise_and_harm_earn_nothing_where_updates_are_measured(
     assert rescore(here.fed, 1)["same"]
     shown = {one["contributor"]: one for one in rewards_shown(here.fed)["contributors"]}
     assert shown["ann"]["rounds"][0]["score"] == found["ann"]["score"] > 0
+
+
+def test_noise_that_is_lucky_by_itself_earns_nothing(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    generator = torch.Generator().manual_seed(6)
+    lucky = {
+        name: torch.randn(t.shape, generator=generator) * t.norm() / t.numel() ** 0.5
+        for name, t in honest["cat"].items()
+    }
+    here = hub(measured=True, rewards={"score": "improvement"})
+    found = here.round({"ann": honest["ann"], "bob": honest["bob"], "noise": lucky})
+    assert found["noise"]["score"] > 0.05 * found["ann"]["score"], "beyond min_score_ratio"
+    assert (found["noise"]["verdict"], found["noise"]["credit"]) == ("merged", 0)
+    assert found["noise"]["reputation"] == 0.0 < found["ann"]["reputation"]
 
 
 @pytest.mark.parametrize("keys", [2, 3, 4])

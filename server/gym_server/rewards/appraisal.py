@@ -8,11 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from gym_fed.soup.contribution import GRADIENT_COST
 from gym_fed.soup.reputation import Outcome
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
 from gym_server.rewards.free_riders import Finding, Likeness
-from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
+from gym_server.rewards.scores import DIGITS, RoundScores, luck_of_improvement, score_updates
 from gym_server.rewards.split import split
 from gym_server.rewards.standing import Account, Contribution, record, standings
 from gym_server.rounds import Judgement
@@ -136,7 +137,11 @@ def _measured(
         return RoundScores({}, told={"method": "participation"})
     if config.score == "improvement":
         scores = {row.update_id: round(-(j.heldout_change or 0.0), DIGITS) for row, j in merged}
-        return RoundScores(scores, told={"method": "improvement", "evaluations": len(merged) + 1})
+        share = fed.config.soup.server_learning_rate / max(1, len(merged))
+        luck = luck_of_improvement(fed, model, [row for row, _ in merged], share)
+        return RoundScores(
+            scores, luck, told={"method": "improvement", "evaluations": len(merged) + 1 + GRADIENT_COST}
+        )
     return score_updates(
         fed,
         model,

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
@@ -98,6 +100,32 @@ def score_updates(
     scores |= {name: round(float(value), DIGITS) for name, value in zip(names, found.values, strict=True)}
     told |= {"evaluations": found.evaluations, "stopped": found.stopped}
     return RoundScores(scores, _luck(names, found), told)
+
+
+def luck_of_improvement(
+    fed: Federation, model: GlobalModel, rows: Sequence[Any], share: float
+) -> dict[str, float]:
+    """What blind chance may give each update at this share of the soup; one gradient of the held-out loss.
+
+    Args:
+        fed: The federation.
+        model: The model that the updates are for.
+        rows: Rows of ``updates``.
+        share: What each counts for in the step.
+    """
+    if not rows:
+        return {}
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(DeltaFile.open(fed.store.local_path(row.delta_sha256), model.spec))
+            for row in rows
+        ]
+        game = model.game(files, [share] * len(files))
+        game.slopes(np.zeros(len(files)))  # where the updates were tried: at the model without any other
+        chance = game.chance()
+    return {
+        row.update_id: round(_LUCK * float(value), DIGITS) for row, value in zip(rows, chance, strict=True)
+    }
 
 
 def _coefficients(
