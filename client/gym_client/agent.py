@@ -28,7 +28,7 @@ from gym_client.hooks import Hooks, hooks_set
 from gym_client.policy import Policy
 from gym_client.privacy_terms import Promises, require_as_announced, require_as_promised
 from gym_client.private_round import Spending, kept_here
-from gym_client.secure import stage_of
+from gym_client.secure import stage_of, titled
 from gym_client.stream import WorkStream
 from gym_client.tasks import TaskFolder, drop_old
 from gym_client.transport import HubClient
@@ -192,9 +192,7 @@ class Agent:
         """Work on a task until it is answered, or no answer is wanted any more."""
         lease = Lease(task.message_id, task.lease_seconds)
         self._private = False
-        self.display.tell(
-            "task", f"round {task.metadata.group_id}: task {task.message_id[:12]}", task=task.message_id
-        )
+        self.display.tell("task", titled(task), task=task.message_id)
         with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
             try:
                 request, sent = self._reply(task, lease)

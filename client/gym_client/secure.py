@@ -43,6 +43,7 @@ from gym_fed.privacy.secure_aggregation.masks import Mask, pair_mask
 from gym_fed.privacy.secure_aggregation.messages import (
     ACTIONS,
     RECORD,
+    STAGES,
     TRAIN,
     Advert,
     Confirmation,
@@ -368,6 +369,12 @@ def stage_of(task: pb.Task) -> str | None:
     if kind == MessageType.TRAIN:
         return TRAIN if RECORD in task.content.configs else None
     return next((stage for stage, action in ACTIONS.items() if kind == f"{MessageType.QUERY}.{action}"), None)
+
+
+def titled(task: pb.Task) -> str:
+    """What a task is, for people: of which round, and in a secure one of which stage."""
+    stage, told = stage_of(task), f"round {task.metadata.group_id}: task {task.message_id[:12]}"
+    return told if stage is None else f"{told} ({stage}, stage {STAGES.index(stage) + 1} of {len(STAGES)})"
 
 
 def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:

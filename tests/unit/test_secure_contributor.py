@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from gym_client.home import Home
-from gym_client.secure import SecureRound, forget
+from gym_client.secure import SecureRound, forget, titled
 from gym_client.secure_terms import SecureTerms
 from gym_client.tasks import TaskFolder, Trained
 
@@ -29,6 +29,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
     Survivors,
     Unmasking,
 )
+from gym_fed.wire.v1 import hub_pb2 as pb
 
 BASE = {"w": torch.zeros(16, 16)}
 SPEC = BaseSpec.of(BASE, "base")
@@ -298,3 +299,12 @@ def test_a_key_that_is_rotated_meanwhile_does_not_change_who_this_is_in_the_roun
     began.mask("ann", 0, rotated)
     rotated.confirm(began.survivors("ann", "bob"))
     assert began.ids["ann"] in rotated.unmask(began.unmasking(["ann", "bob"], ["ann", "bob"])).seeds
+
+
+def test_the_stage_of_a_secure_round_is_named_where_its_tasks_are_shown() -> None:
+    task = pb.Task(
+        message_id="m" * 20, metadata=pb.MessageMetadata(group_id="3", message_type="query.confirm")
+    )
+    assert titled(task) == f"round 3: task {'m' * 12} (confirm, stage 4 of 5)"
+    task.metadata.message_type = "train"
+    assert titled(task) == f"round 3: task {'m' * 12}"
