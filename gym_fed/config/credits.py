@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from gym_fed.config.amounts import MAX_AMOUNT
 from gym_fed.config.base import StrictModel
+from gym_fed.config.problems import Problem, Problems
 from gym_fed.config.soup import Option
 
 ScoreMethod = Literal[
@@ -44,7 +47,7 @@ class ReputationConfig(StrictModel):
 class RewardsConfig(StrictModel):
     """What a committed round is worth, and to whom."""
 
-    pool: int = Field(1000, ge=0)
+    pool: int = Field(1000, ge=0, le=MAX_AMOUNT)
     """Credits of one round."""
 
     score: ScoreMethod = "participation"
@@ -141,25 +144,29 @@ class RewardsConfig(StrictModel):
         return self
 
     def check_gate(self, heldout: bool, screens: bool) -> None:
-        """Raises ``ValueError`` where the gate lacks what the score is measured on."""
+        """Raises ``Problems`` where the gate lacks what the score is measured on."""
+        problems = []
         if self.measures and not heldout:
-            raise ValueError(f"rewards.score {self.score!r} is measured on held-out data; set gate.heldout")
-        if self.score == "improvement" and not screens:
-            raise ValueError("rewards.score 'improvement' needs gate.screen_updates: true")
-
-    def refuse_hidden(self, section: str) -> None:
-        """Raises ``ValueError`` for whatever looks into single updates, which ``section`` promises nobody does."""
-        problems = [
-            f"rewards.{key} compares updates with each other, and who is rejected would tell of them; write rewards: "
-            f"{{{key}: {'0' if key == 'min_norm_ratio' else 'null'}}}"
-            for key in _OFF_WHERE_UPDATES_ARE_HIDDEN
-            if getattr(self, key)
-        ]
-        if self.measures:
-            problems.insert(
-                0,
-                f"rewards.score {self.score!r} looks into single updates, which {section} hides; write rewards: "
-                "{score: participation}",
+            problems.append(
+                Problem("rewards.score", f"{self.score!r} is measured on held-out data; set gate.heldout")
             )
+        if self.score == "improvement" and not screens:
+            problems.append(Problem("rewards.score", "'improvement' needs gate.screen_updates: true"))
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems("", problems)
+
+    def looks_into_updates(self, section: str) -> Iterator[Problem]:
+        """Whatever looks into single updates, which ``section`` promises nobody does."""
+        if self.measures:
+            yield Problem(
+                "rewards.score",
+                f"{self.score!r} looks into single updates, which {section} hides; write rewards: {{score: "
+                "participation}",
+            )
+        for key in _OFF_WHERE_UPDATES_ARE_HIDDEN:
+            if getattr(self, key):
+                yield Problem(
+                    f"rewards.{key}",
+                    "compares updates with each other, and who is rejected would tell of them; write rewards: "
+                    f"{{{key}: {'0' if key == 'min_norm_ratio' else 'null'}}}",
+                )

@@ -6,11 +6,13 @@ to which an example's gradient is clipped, ``target_delta`` what is never called
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.problems import Problem, Problems
 
 if TYPE_CHECKING:
     from gym_fed.config.soup import SoupRecipe
@@ -68,23 +70,32 @@ class ReleasePrivacy(StrictModel):
         return self
 
     def refuse_unaccounted(self, soup: SoupRecipe) -> None:
-        """Raises ``ValueError`` with the reason where what a merge by ``soup`` gives away is not accounted for."""
+        """Raises ``Problems`` where what a merge by ``soup`` gives away is not accounted for."""
+        problems = list(self.unaccounted(soup))
+        if problems:
+            raise Problems("", problems)
+
+    def unaccounted(self, soup: SoupRecipe) -> Iterator[Problem]:
+        """What a merge by ``soup`` would give away beside what is accounted for."""
         known = ACCOUNTED[self.mechanism]
         if soup.aggregator not in known:
-            raise ValueError(
-                f"soup.aggregator {soup.aggregator!r}: what one contributor can change in it has no known bound, so "
-                f"no noise accounts for it; with privacy.mechanism {self.mechanism!r} use {' or '.join(known)}"
+            yield Problem(
+                "soup.aggregator",
+                f"{soup.aggregator!r}: what one contributor can change in it has no known bound, so no noise accounts "
+                f"for it; with privacy.mechanism {self.mechanism!r} use {' or '.join(known)}",
             )
         if soup.pre_aggregators:
-            raise ValueError(
-                f"soup.pre_aggregators {soup.pre_aggregators}: they compare updates with each other, so one can "
-                "change what becomes of all; remove them (privacy.clipping_norm caps the norms)"
+            yield Problem(
+                "soup.pre_aggregators",
+                f"{soup.pre_aggregators}: they compare updates with each other, so one can change what becomes of "
+                "all; remove them (privacy.clipping_norm caps the norms)",
             )
         if soup.max_norm is not None:
-            raise ValueError("soup.max_norm: privacy.clipping_norm clips; remove it")
+            yield Problem("soup.max_norm", ": privacy.clipping_norm clips; remove it")
         if soup.weighting != "uniform":
-            raise ValueError(
-                f"soup.weighting {soup.weighting!r}: weights that depend on the data are not accounted for; use uniform"
+            yield Problem(
+                "soup.weighting",
+                f"{soup.weighting!r}: weights that depend on the data are not accounted for; use uniform",
             )
 
 

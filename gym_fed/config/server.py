@@ -11,6 +11,7 @@ from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.private import check_private
+from gym_fed.config.problems import Problem, Problems
 from gym_fed.config.secure import check_secure
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import TrainingRecipe, check_distillation, check_frozen_a
@@ -120,19 +121,23 @@ class ServerConfig(StrictModel):
     def _parts_fit(self) -> ServerConfig:
         self.rewards.check_gate(self.gate.heldout is not None, self.gate.screen_updates)
         if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
-            raise ValueError(
-                "root.data is the gate's held-out set: what judges must not have been trained on"
+            raise Problems(
+                "",
+                [
+                    Problem(
+                        "root.data", "is the gate's held-out set: what judges must not have been trained on"
+                    )
+                ],
             )
         check_secure(self)
         check_private(self)
         check_distillation(self.recipe, self.codec)
         check_frozen_a(self.recipe, self.codec)
         if self.soup.codec.distill_steps:
-            raise ValueError(
-                "soup.codec.distill_steps: a hub has no contributor's text to distil on; set it to 0"
-            )
+            text = ": a hub has no contributor's text to distil on; set it to 0"
+            raise Problems("", [Problem("soup.codec.distill_steps", text)])
         try:
             self.soup.check_feasible(self.rounds.min_contributors)
         except GymError as error:
-            raise ValueError(f"soup and rounds.min_contributors: {error}") from error
+            raise Problems("", [Problem("soup", f"and rounds.min_contributors: {error}")]) from error
         return self

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gym_fed.config.problems import Problems
 from gym_fed.config.strict_yaml import (
     KeyPath,
     Mark,
@@ -65,8 +66,9 @@ def validate(
         return schema.model_validate(values)
     except ValidationError as error:
         lines = [
-            _describe(e, values, schema, source, marks or {}, from_command_line or set())
+            line
             for e in error.errors(include_url=False)
+            for line in _lines(e, values, schema, source, marks or {}, from_command_line or set())
         ]
         raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(dict.fromkeys(lines))) from error
 
@@ -135,6 +137,39 @@ def _key_for(container: dict[str, Any] | list[Any], key: str | int, path: KeyPat
     raise GymError(ErrorCode.CONFIG_INVALID, message, "items count from 0; to lengthen a list, set it whole")
 
 
+def _lines(
+    error: Any,
+    values: dict[str, Any],
+    schema: type[BaseModel],
+    source: str,
+    marks: dict[KeyPath, Mark],
+    overridden: set[KeyPath],
+) -> Iterator[str]:
+    """One line, or for a combination that is refused one for each reason."""
+    raised = error.get("ctx", {}).get("error")
+    if not isinstance(raised, Problems):
+        yield _describe(error, values, schema, source, marks, overridden)
+        return
+    cause: KeyPath = (*error["loc"], raised.cause) if raised.cause else ()
+    for problem in raised.found:
+        its_own = not raised.cause or problem.key.startswith(f"{raised.cause}.")
+        said = "" if its_own else f"{raised.cause}: "
+        path = (*error["loc"], *problem.key.split("."))
+        if any(path[: len(o)] == o for o in overridden):
+            yield f"--set: {said}{problem}"
+            continue
+        line, column = _mark(path, marks, otherwise=_mark(cause, marks))
+        yield f"{source}:{line}:{column}: {said}{problem}"
+
+
+def _mark(path: KeyPath, marks: dict[KeyPath, Mark], otherwise: Mark = (1, 1)) -> Mark:
+    """Where a key stands in the file, or the section that lacks it."""
+    known = path
+    while known not in marks and known:
+        known = known[:-1]
+    return marks.get(known, otherwise) if known else otherwise
+
+
 def _describe(
     error: Any,
     values: dict[str, Any],
@@ -153,10 +188,7 @@ def _describe(
         message = f"{message} (got {shown(error['input'])})"
     if any(path[: len(o)] == o for o in overridden):
         return f"--set: {dotted(path)}: {message}"
-    known = path
-    while known not in marks and known:
-        known = known[:-1]
-    line, column = marks.get(known, (1, 1))
+    line, column = _mark(path, marks, marks.get((), (1, 1)))
     return f"{source}:{line}:{column}: {dotted(path) or '(file)'}: {message}"
 
 

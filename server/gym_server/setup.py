@@ -56,7 +56,8 @@ soup:
   codec:
     codec: dense                # how the soup travels back
 
-# The hub sees the sum of the updates' signs alone; docs/secure-aggregation.md has what must be switched off for it.
+# The hub sees the sum of the updates' signs alone (docs/secure-aggregation.md). It wants what `privacy` below wants,
+# but soup.aggregator mean or majority_vote, and soup.num_malicious_nodes: 0.
 # secure_aggregation:
 #   threshold: 3                # who must stay to the end of a round; more than half of those who begin
 #   step_norm: 1.0              # L2 norm of the step that one contributor's signs stand for
@@ -77,10 +78,14 @@ rewards:
   score: participation          # or, with gate.heldout: improvement, estimate, shapley, ... (docs/rewards.md)
   # quality_weight: 0.8         # share of the pool split by score; the rest is for having taken part
   similarity_threshold: 0.9     # cosine from which two updates are one: the later is rejected
+  together_threshold: 0.3       # how far beyond the round's background updates are paid as one
+  stale_threshold: 0.999        # cosine from which an update is an earlier one sent again
+  min_norm_ratio: 0.01          # below this share of the median norm an update counts as one of zeros
   hold_seconds: 604800          # before credits can be moved, and before a transfer settles (docs/keys.md)
 
-# Differential privacy of the soups (docs/privacy.md). It wants soup.aggregator mean, trimmed_mean or median, and
-# admission.norm_ratio: null, gate.screen_updates: false, rewards.similarity_threshold: null.
+# Differential privacy of the soups (docs/privacy.md). It wants soup.aggregator mean, trimmed_mean or median;
+# admission.norm_ratio: null; gate.screen_updates: false; and under rewards similarity_threshold, together_threshold and
+# stale_threshold: null, min_norm_ratio: 0.
 # privacy:
 #   noise_multiplier: 1.0       # the noise, over the most that one contributor can change
 #   clipping_norm: 1.0          # every update is scaled down to this L2 norm

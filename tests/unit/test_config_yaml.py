@@ -404,3 +404,73 @@ def test_distillation_that_could_do_nothing_is_refused(values: dict[str, Any], t
 
     with pytest.raises(ValueError, match=told):
         ServerConfig.model_validate(values)
+
+
+HUB = """\
+name: a
+admission:
+  norm_ratio: 4.0
+gate:
+  max_loss_increase: 0.1
+soup: {aggregator: krum, num_malicious_nodes: 0}
+rewards: {similarity_threshold: null, stale_threshold: null, together_threshold: null}
+privacy: {epsilon: 3.0}
+"""
+
+
+def test_a_combination_that_is_refused_is_a_line_for_each_reason_at_the_key_or_its_section(
+    tmp_path: Path,
+) -> None:
+    from gym_fed.config.server import ServerConfig
+
+    file = tmp_path / "hub.yaml"
+    file.write_text(HUB)
+    with pytest.raises(GymError) as caught:
+        load_config(file, ServerConfig, ["soup.max_norm=1.0"])
+    lines = caught.value.message.splitlines()
+    starts = [
+        f"{file}:3:3: privacy: admission.norm_ratio rejects",
+        f"{file}:4:1: privacy: gate.screen_updates rejects",  # not in the file: its section
+        f"{file}:7:1: privacy: rewards.min_norm_ratio compares",
+        f"{file}:6:8: privacy: soup.aggregator 'krum': what one",
+        "--set: privacy: soup.max_norm: privacy.clipping_norm clips; remove it",
+    ]
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    file.write_text("name: a\n\nsecure_aggregation: {threshold: 3}\n")
+    with pytest.raises(GymError) as caught:
+        load_config(file, ServerConfig)
+    assert f"{file}:3:1: secure_aggregation.step_norm is missing" in caught.value.message
+    assert (
+        f"{file}:3:1: secure_aggregation: gate.screen_updates tries" in caught.value.message
+    )  # no section: the cause
+
+
+@pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])
+def test_the_template_of_a_hub_names_every_key_that_a_promise_wants(tmp_path: Path, section: str) -> None:
+    import yaml
+    from gym_server.setup import TEMPLATE
+
+    from gym_fed.config.credits import RewardsConfig
+    from gym_fed.config.server import ServerConfig
+
+    text = TEMPLATE.format(name="a", base_model="gym-nano", policy="open")
+    assert ServerConfig.model_validate(yaml.safe_load(text)).rewards == RewardsConfig()
+    head, _, rest = text.partition(f"# {section}:\n")
+    lines = rest.splitlines()
+    end = next((n for n, line in enumerate(lines) if not line.startswith("# ")), len(lines))
+    own = [line.removeprefix("# ") for line in lines[:end]]
+    file = tmp_path / "hub.yaml"
+    file.write_text("\n".join([f"{head}{section}:", *own, *lines[end:]]))
+    wanted = (
+        "admission.norm_ratio gate.screen_updates rewards.similarity_threshold rewards.together_threshold"
+    )
+    settings = [f"{key}=null" for key in (*wanted.split(), "rewards.stale_threshold")]
+    settings[1] = "gate.screen_updates=false"
+    settings += ["rewards.min_norm_ratio=0", "soup.aggregator=mean", "soup.num_malicious_nodes=0"]
+    assert getattr(load_config(file, ServerConfig, settings), section) is not None
+    comment = text.partition("# Differential privacy")[2].partition(":\n")[0]
+    with pytest.raises(GymError) as caught:
+        load_config(file, ServerConfig)
+    for line in caught.value.message.splitlines():
+        key = line.split(f"{section}: ")[1].split()[0]
+        assert key.rpartition(".")[2] in comment + head, key
