@@ -1,6 +1,7 @@
 """Contribution scores against exact Shapley values: agreement, cost, and what free-riders of every kind get.
 
-    python benchmarks/rewards.py [--part methods|game] [--shared FOLDER] [--seeds N] [--quick] [--json] [--plot FILE]
+    python benchmarks/rewards.py [--part methods|game|sybils] [--shared FOLDER] [--seeds N] [--quick] [--json]
+        [--plot FILE]
 
 Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in four
 compositions: eight honest contributors, also with a step twice as long; five with an update of zeros, one of noise and
@@ -8,7 +9,8 @@ an honest one with its signs flipped; five with a stale update, a copy under oth
 contributor's own text under a second key. All 256 coalitions are evaluated once for every round; each method is then
 counted as if it were alone. The share is of these 256, a gradient counting for three. Agreement is Spearman's rank
 correlation with the exact values. The settings of methods are their defaults, and were chosen on other seeds than
-these. ``--part game`` compares two definitions of the game itself with retraining (``_denominators.py``).
+these. ``--part game`` compares two definitions of the game itself with retraining (``_denominators.py``); ``--part
+sybils`` pays one contributor under many keys (``_sybils.py``; "peer" is with ``together_threshold: null``).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 from _denominators import measure
 from _report import Report, options
 from _rewards_rounds import COMPOSITIONS, CONTRIBUTORS, REPOSITORY, Season, World
+from _sybils import sybils
 from scipy.stats import spearmanr
 
 from gym_fed.evaluation.soup_game import SoupGame
@@ -48,22 +51,24 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5, help="rounds of each composition")
     parser.add_argument(
-        "--part", choices=("methods", "game"), help="one of the two comparisons; both by default"
+        "--part", choices=("methods", "game", "sybils"), help="one of the comparisons; all by default"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("rewards", peer="exact Shapley")
-    if arguments.part != "game":
+    if arguments.part in (None, "methods"):
         _methods(report, arguments)
-    if arguments.part != "methods" and not arguments.quick:
+    if arguments.part in (None, "game") and not arguments.quick:
         measure(report)
+    if arguments.part in (None, "sybils"):
+        sybils(report, _world(arguments), arguments)
     arguments.plot = None
     report.finish(arguments)
 
 
 def _methods(report: Report, arguments: argparse.Namespace) -> None:
     seeds = 1 if arguments.quick else arguments.seeds
-    world = World(arguments.shared if arguments.shared.is_dir() else None, 6 if arguments.quick else HELDOUT)
+    world = _world(arguments)
     found: Found = {}
     seconds: dict[str, list[float]] = {"evaluation": [], "estimate": []}
     alike: dict[str, list[float]] = {}
@@ -89,6 +94,10 @@ def _methods(report: Report, arguments: argparse.Namespace) -> None:
     if arguments.plot:
         _draw(found, arguments.plot)
         print(f"picture: {arguments.plot}")
+
+
+def _world(arguments: argparse.Namespace) -> World:
+    return World(arguments.shared if arguments.shared.is_dir() else None, 6 if arguments.quick else HELDOUT)
 
 
 def _score(game: SoupGame, composition: str, found: Found, seconds: dict[str, list[float]]) -> None:
