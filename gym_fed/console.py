@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
 import typer
@@ -18,8 +18,19 @@ from rich.console import Console
 from gym_fed import __version__
 from gym_fed.errors import ErrorCode, GymError
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PIPE_COLUMNS = 1000
+"""Width of a table that is not printed to a terminal; it takes no more than it needs."""
+
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def print_table(table: Table) -> None:
+    """A table whose cells are whole where nobody looks at the width: in a pipe or a file."""
+    out.print(table, width=None if out.is_terminal else PIPE_COLUMNS)
 
 
 def print_json(value: Any) -> None:

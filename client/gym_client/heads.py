@@ -50,10 +50,14 @@ class Heads:
         """
         if not self.path.exists():
             return {}
-        found = [
-            SignedHead.from_json(line) for line in self.path.read_text(encoding="utf-8").splitlines() if line
-        ]
-        return {head.size: head for head in found}
+        stamp, (known_as, known) = _stamp(self.path), _parsed.get(self.path, ((0, 0), {}))
+        if stamp != known_as:
+            text = self.path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line short
+            found = [SignedHead.from_json(line) for line in whole.splitlines() if line]
+            known = {head.size: head for head in found}
+            _parsed[self.path] = (stamp, known)
+        return dict(known)
 
     def newest(self) -> SignedHead | None:
         """The largest head that was seen."""
@@ -215,11 +219,22 @@ class Heads:
 
     def _append(self, head: SignedHead) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        known = self.kept()
         drop_torn_line(self.path)
         with self.path.open("ab") as file:
             file.write(head.to_json().encode("utf-8") + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        _parsed[self.path] = (_stamp(self.path), {**known, head.size: head})
+
+
+_parsed: dict[Path, tuple[tuple[int, int], dict[int, SignedHead]]] = {}
+"""Heads by their file, with its size and time of change: after years a file is long, and a round asks for it often."""
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def read_proof(reply: Any) -> EntryProof:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gym_client.address import Address
 from gym_client.home import Home
+from gym_client.hub_keys import with_account
 from gym_client.pins import ServerPin
 from gym_client.transport import HubClient
 from gym_client.trust import establish
@@ -14,12 +15,10 @@ def enrolled_client(home: Home, server: str | None, insecure: bool) -> HubClient
     """The client of a hub at which the home has an account.
 
     Raises:
-        GymError: ``USAGE`` without a server, ``UNAUTHENTICATED`` where the home has no account, and what
-            ``establish`` raises.
+        GymError: As ``address_of`` raises, ``UNAUTHENTICATED`` where the home has no account, and what ``establish``
+            raises.
     """
-    if server is None:
-        raise GymError(ErrorCode.USAGE, "no server given", "pass --server HOST")
-    address = Address.parse(server)
+    address = address_of(home, server)
     pin = ServerPin.load(home, address)
     if pin is None or not pin.contributor:
         raise GymError(
@@ -29,3 +28,18 @@ def enrolled_client(home: Home, server: str | None, insecure: bool) -> HubClient
         )
     insecure = insecure or not pin.fingerprint
     return HubClient(home, address, establish(home, address, None, lambda _: False, insecure))
+
+
+def address_of(home: Home, server: str | None) -> Address:
+    """The address that was given, or that of the one hub at which the home has an account.
+
+    Raises:
+        GymError: ``USAGE`` when none was given and there is not exactly one.
+    """
+    if server is not None:
+        return Address.parse(server)
+    known = [pin.address for pin in with_account(home)]
+    if len(known) != 1:
+        told = f"this home knows {', '.join(known)}" if known else f"{home.folder} was never joined to a hub"
+        raise GymError(ErrorCode.USAGE, f"no server given, and {told}", "pass --server HOST")
+    return Address.parse(known[0])

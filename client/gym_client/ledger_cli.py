@@ -180,12 +180,10 @@ def compare(
 
 def _pin(folder: Home, server: str | None) -> ServerPin:
     """What is known of a hub that was met before; nothing is sent."""
-    from gym_client.address import Address
+    from gym_client.known import address_of
     from gym_client.pins import ServerPin
 
-    if server is None:
-        raise GymError(ErrorCode.USAGE, "no server given", "pass --server HOST")
-    address = Address.parse(server)
+    address = address_of(folder, server)
     pin = ServerPin.load(folder, address)
     if pin is None or not pin.ledger_key:
         raise GymError(

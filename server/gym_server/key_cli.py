@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import out, print_json
+from gym_fed.console import out, print_json, print_table
 from gym_fed.errors import ErrorCode, GymError
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
@@ -32,16 +32,18 @@ def accounts(folder: Folder = _HUB, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("contributor", "name", "status", "credits", "key", "from", "until", "key is")
+    ids = [Column(name, no_wrap=True, min_width=width) for name, width in (("contributor", 17), ("key", 16))]
+    table = Table(ids[0], "name", "status", "credits", ids[1], "from", "until", "key is")
     for account in found:
-        first = (account["contributor"], account["name"], account["status"], str(account["balance"]))
+        name = account["name"] if account["name"] != account["contributor"] else ""
+        first = (account["contributor"], name, account["status"], str(account["balance"]))
         for key in account["keys"]:
             times = [_day(key["from"]), _day(key["until"])]
             table.add_row(*first, key["public_key"][:16], *times, key["status"])
             first = ("", "", "", "")
-    out.print(table)
+    print_table(table)
 
 
 def revoke(
@@ -111,4 +113,4 @@ def accounts_of(fed: Any) -> list[dict[str, Any]]:
 
 
 def _day(seconds: float | None) -> str:
-    return "" if seconds is None else datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    return "" if seconds is None else datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d")

@@ -100,7 +100,8 @@ def verify(
         print_json({"valid": True, **found})
     else:
         counts = ", ".join(f"{count} {name}" for name, count in found.items() if name != "server")
-        out.print(f"valid: {counts}; signed by {found['server']}")
+        signed = f"signed by {found['server']}" if found["heads"] else "nothing is signed yet"
+        out.print(f"valid: {counts}; {signed}")
 
 
 def _verify_file(file: Path, server: str | None) -> dict[str, Any]:
@@ -228,11 +229,14 @@ def attribute(
     """Split credits for the use of a version over everybody who improved the model up to it."""
     from typing import cast
 
+    from gym_fed.config.amounts import MAX_AMOUNT
     from gym_fed.ledger.royalties import Policy
     from gym_server.federation import Federation
     from gym_server.ledger.royalties import Owner, attribute_use, base_of_variant, read_usage
     from gym_server.ledger.royalties import record as record_use
 
+    if amount > MAX_AMOUNT:
+        raise GymError(ErrorCode.USAGE, f"--amount is {MAX_AMOUNT} at most", "record larger sums in parts")
     if sum(given is not None for given in (version, variant, usage)) != 1:
         raise GymError(ErrorCode.USAGE, "what was used?", "give one of --version, --variant and --usage")
     if policy not in ("improvement", "equal"):

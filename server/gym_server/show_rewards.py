@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from sqlalchemy import select
 
 from gym_server.federation import Federation
@@ -40,14 +40,15 @@ def rewards_table(found: dict[str, Any]) -> Table:
         if found["quality_weight"]
         else f"{found['pool']} credits a round, for taking part"
     )
-    columns = ("contributor", "name", "credits", "reputation", "last scores", "last verdict")
-    table = Table(*columns, title=title, title_justify="left")
+    who = Column("contributor", no_wrap=True, min_width=17)
+    columns = ("name", "credits", "reputation", "last scores", "last verdict")
+    table = Table(who, *columns, title=title, title_justify="left")
     for one in found["contributors"]:
         scores = [f"{r['score']:+.4f}" for r in one["rounds"] if r["score"] is not None][:3]
         last = one["rounds"][0] if one["rounds"] else None
         table.add_row(
             one["contributor"],
-            one["name"],
+            one["name"] if one["name"] != one["contributor"] else "",
             str(one["balance"]),
             f"{one['reputation']:.3f}",
             ", ".join(scores) or "-",

@@ -14,6 +14,7 @@ from gym_client import cli
 from gym_client.address import Address
 from gym_client.heads import Heads
 from gym_client.home import Home
+from gym_client.known import address_of
 from gym_client.receipts import Receipts, check_receipt
 from gym_client.rewards import verify_copy, verify_online
 from gym_client.tally import Tally
@@ -317,6 +318,31 @@ def test_rewards_show_credits_and_receipts(scene: Scene) -> None:
     assert (found["balance"], found["verified"]["balance"], found["num_receipts"]) == (3, 3, 3)
     assert found["rounds"][0]["receipts"] == ["verdict", "verdict", "credit"]
     assert "3 credits" in scene.run("rewards").stdout
+    known = CliRunner().invoke(cli.app, ["rewards", "--home", str(scene.home.folder)])
+    assert "3 credits" in known.stdout, "the one hub that the home knows need not be named"
+
+
+def test_a_hub_has_to_be_named_where_there_are_two_or_none(scene: Scene, tmp_path: Path) -> None:
+    with pytest.raises(GymError, match="was never joined to a hub"):
+        address_of(Home.open(tmp_path / "another home"), None)
+    other = Address.parse("127.0.0.1:1")
+    scene.client.pin.but(address=str(other)).save(scene.home, other)
+    with pytest.raises(GymError, match=f"this home knows .*{scene.hub.address}"):
+        address_of(scene.home, None)
+
+
+def test_kept_heads_are_parsed_once_and_a_torn_line_is_passed_over(
+    real: RealLedger, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        heads.see(real.tell(name), real.ledger.proof)
+    with heads.path.open("a") as file:
+        file.write('{"head":{"at":17')
+    assert set(heads.kept()) == {1, 2}
+    heads.see(real.tell("three"), real.ledger.proof)
+    assert heads.path.read_text().count("\n") == 3
+    monkeypatch.delattr(SignedHead, "from_json")
+    assert set(Heads(heads._home, KEY.public_key).kept()) == {1, 2, 3}
 
 
 def test_two_contributors_compare_heads_and_prove_two_ledgers(scene: Scene, tmp_path: Path) -> None:

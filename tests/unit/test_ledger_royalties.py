@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from gym_fed.config.amounts import MAX_ROYALTIES
+from gym_fed.config.credits import RewardsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import contributor_id
 from gym_fed.ledger.royalties import PaidVersion, attribute, find_version, split, totals
@@ -200,3 +202,34 @@ def test_show_head_export_and_verify_tell_of_one_ledger(hub: Federation, tmp_pat
     other = CliRunner().invoke(cli.app, ["ledger", "verify", "--file", str(file), "--server", "s" + "0" * 16])
     assert isinstance(other.exception, GymError)
     assert run(hub, "verify")["entries"] == 11
+
+
+def test_more_than_can_be_counted_is_not_credited(hub: Federation) -> None:
+    found = attribute_use(hub, {"2": 1}, MAX_ROYALTIES - 5, "equal")
+    assert record(hub, "nearly all", found)
+    with pytest.raises(GymError, match="can be counted") as caught:
+        record(hub, "more", attribute_use(hub, {"2": 1}, 6, "equal"))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    assert sum(balance(hub, who) for who in (ANN, BOB)) > 2**51
+    with pytest.raises(GymError, match="--amount is 1000000000 at most"):
+        run(hub, "attribute", "--amount", str(2**63), "--version", "1")
+    with pytest.raises(ValueError, match="pool"):
+        RewardsConfig(pool=10**19)
+
+
+def test_ids_are_whole_in_a_pipe(hub: Federation) -> None:
+    for command in ("accounts", "rewards"):
+        shown = CliRunner().invoke(cli.app, [command, "--dir", str(hub.folder)], terminal_width=40).stdout
+        assert all(who in shown for who in (ANN, BOB, CAT, OWNER)), command
+
+
+def test_what_a_version_says_of_its_loss_is_the_ledgers(hub: Federation) -> None:
+    with hub.database.transaction() as tx:
+        tx.execute(versions.update().where(versions.c.height == 2).values(heldout_after=0.0))
+    with pytest.raises(GymError, match="versions: 2 is"):
+        hub.ledger.verify()
+
+
+def test_nobody_else_can_read_what_the_hub_keeps(hub: Federation) -> None:
+    for name in ("hub.db", "objects", "staging", "keys"):
+        assert (hub.folder / name).stat().st_mode & 0o077 == 0, name

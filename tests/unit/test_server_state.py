@@ -151,6 +151,7 @@ def rewrite_ledger(hub: Federation, dropped: set[str]) -> None:
     entries = list(hub.ledger.entries())
     assert entries[0].previous_hash == GENESIS_HASH
     writer = Ledger(hub.database, hub.key)
+    (hub.folder / "keys" / "newest-head.json").unlink()
     with hub.database.transaction() as tx:
         for table in (ledger, ledger_heads, ledger_subjects):
             tx.execute(table.delete())

@@ -50,6 +50,8 @@ class TableCheck:
 _STATUS = {"enrolled": "active", "rebound": "active", "left": "left", "revoked": "revoked"}
 _MOVES = {"transfer": "pending", "transfer-settled": "settled", "transfer-cancelled": "cancelled"}
 
+_LOSSES = ("heldout_before", "heldout_after")
+
 CHECKS: list[TableCheck] = [
     TableCheck(
         "accounts",
@@ -75,16 +77,26 @@ CHECKS: list[TableCheck] = [
     TableCheck(
         "versions",
         ("version",),
-        lambda kind, body: [(body["height"], (body["digest"], body["soup"], body["server_round"]))],
+        lambda kind, body: [
+            (
+                body["height"],
+                (body["digest"], body["soup"], body["server_round"], *(body.get(name) for name in _LOSSES)),
+            )
+        ],
         select(versions),
-        lambda row: (row.height, (row.digest, row.soup_sha256, row.server_round)),
+        lambda row: (
+            row.height,
+            (row.digest, row.soup_sha256, row.server_round, *(getattr(row, name) for name in _LOSSES)),
+        ),
     ),
     TableCheck(
         "updates",
         ("verdict",),
-        lambda kind, body: [(body["update"], body["verdict"])] if body.get("update") else [],
-        select(updates.c.update_id, updates.c.verdict),
-        lambda row: (row.update_id, row.verdict),
+        lambda kind, body: (
+            [(body["update"], (body["verdict"], body["contributor"]))] if body.get("update") else []
+        ),
+        select(updates.c.update_id, updates.c.verdict, updates.c.contributor),
+        lambda row: (row.update_id, (row.verdict, row.contributor)),
     ),
     TableCheck(
         "credits",
@@ -113,9 +125,21 @@ CHECKS: list[TableCheck] = [
     TableCheck(
         "scores",
         ("contribution",),
-        lambda kind, body: list(body["scores"].items()),
-        select(contributions.c.update_id, contributions.c.score),
-        lambda row: (row.update_id, row.score),
+        lambda kind, body: [
+            (update, (score, body.get("similarity", {}).get(update)))
+            for update, score in body["scores"].items()
+        ],
+        select(contributions.c.update_id, contributions.c.score, contributions.c.similarity),
+        lambda row: (row.update_id, (row.score, row.similarity)),
+    ),
+    TableCheck(
+        "standings",
+        ("contribution",),
+        lambda kind, body: [
+            ((body["server_round"], who), value) for who, value in body["reputations"].items()
+        ],
+        select(contributions.c.server_round, contributions.c.contributor, contributions.c.reputation),
+        lambda row: ((row.server_round, row.contributor), row.reputation),
     ),
     TableCheck(
         "reputations",

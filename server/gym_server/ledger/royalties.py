@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, select
 
+from gym_fed.config.amounts import MAX_ROYALTIES
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.ledger.royalties import (
     Policy,
@@ -121,13 +122,16 @@ def record(fed: Federation, usage: str, found: Attribution) -> bool:
         False when the very same was recorded before.
 
     Raises:
-        GymError: ``REPLAYED`` when the id was recorded with something else.
+        GymError: ``REPLAYED`` when the id was recorded with something else; ``TOO_LARGE`` when all royalties together
+            would be more than can be counted.
     """
     body = {"usage": usage, **found.told()}
     with fed.database.transaction() as tx:
         before = select(ledger.c.body).where(ledger.c.kind == "royalty").order_by(ledger.c.sequence)
+        total = found.amount
         for text in tx.scalars(before):
             known = json.loads(text)
+            total += known["amount"]
             if known["usage"] == usage:
                 del known["at"]
                 if known == body:
@@ -137,6 +141,12 @@ def record(fed: Federation, usage: str, found: Attribution) -> bool:
                     f"usage {usage!r} was recorded with {known['amount']} credits for other use",
                     "every report of usage needs an id of its own: --usage-id",
                 )
+        if total > MAX_ROYALTIES:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"all royalties together would be {total} credits; {MAX_ROYALTIES} can be counted",
+                "give a smaller --amount",
+            )
         fed.ledger.append(tx, "royalty", body)
         for contributor, amount in found.shares.items():
             row = {"usage": usage, "contributor": contributor, "amount": amount, "recorded_at": time.time()}

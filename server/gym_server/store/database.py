@@ -37,7 +37,10 @@ class Database:
         """
         prefix = "sqlite:///"
         if url.startswith(prefix) and not url.startswith(prefix + "/"):
-            url = prefix + str((folder / url.removeprefix(prefix)).resolve())
+            path = (folder / url.removeprefix(prefix)).resolve()
+            if not path.exists() and path.parent.is_dir():
+                path.touch(mode=0o600)  # what SQLite puts beside it gets the same mode
+            url = prefix + str(path)
         database = cls(url)
         try:
             metadata.create_all(database.engine)

@@ -32,8 +32,11 @@ class ObjectStore:
         self._fs, self._root = fsspec.core.url_to_fs(url)
         self._is_local = isinstance(self._fs, LocalFileSystem)
         self.staging = staging
-        staging.mkdir(parents=True, exist_ok=True)
-        self._fs.makedirs(self._root, exist_ok=True)
+        staging.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._is_local:  # single updates are nobody's but the hub's
+            Path(self._root).mkdir(parents=True, exist_ok=True, mode=0o700)
+        else:
+            self._fs.makedirs(self._root, exist_ok=True)
 
     def has(self, sha256: str) -> bool:
         return bool(self._fs.exists(self._path(sha256)))
