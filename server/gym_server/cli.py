@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import VersionOption, err, out, print_json, run_app
+from gym_fed.console import VersionOption, err, out, print_json, print_table, run_app
 from gym_server.key_cli import add_key_commands
 from gym_server.ledger_commands import app as ledger_app
 
@@ -98,8 +98,9 @@ def run(
         else:
             out.print(line["text"])
 
+    ending = ""
     try:
-        run_hub(
+        ending = run_hub(
             folder,
             tuple(overrides),
             insecure=insecure,
@@ -109,7 +110,7 @@ def run(
         )
     finally:
         if opened:
-            err.print("stopped; run the same command to continue")
+            err.print(f"stopped: {ending}" if ending else "stopped; run the same command to continue")
 
 
 @app.command()
@@ -190,7 +191,7 @@ def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
     else:
-        out.print(rewards_table(found))
+        print_table(rewards_table(found))
 
 
 @app.command()

@@ -42,7 +42,7 @@ def run_hub(
     on_listening: Callable[[Federation, int], None] = lambda *_: None,
     on_round: Callable[[Round], None] = lambda _: None,
     server_app: Callable[[Grid], None] | None = None,
-) -> None:
+) -> str:
     """Serve until stopped, or until all rounds are committed with ``exit_when_done``.
 
     Args:
@@ -53,6 +53,9 @@ def run_hub(
         on_listening: Called once with the federation and the port.
         on_round: Called after each round that ended.
         server_app: Runs on the grid instead of DeltaSoup: any Flower strategy's ``start``, say.
+
+    Returns:
+        Why there is nothing left to do; empty when it was stopped before its end.
 
     Raises:
         GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``UNAVAILABLE`` when the address is taken.
@@ -83,9 +86,10 @@ def run_hub(
             server_app(grid)
 
         server = _Server(federation, insecure, own_app if server_app else delta_soup)
-        asyncio.run(server.serve(exit_when_done, on_listening))
+        ending = asyncio.run(server.serve(exit_when_done, on_listening))
     if lock is not None:
         lock.release()
+    return ending
 
 
 class _Server:
@@ -101,7 +105,8 @@ class _Server:
         self._stop = threading.Event()
         self._failure: BaseException | None = None
 
-    async def serve(self, exit_when_done: bool, on_listening: Callable[[Federation, int], None]) -> None:
+    async def serve(self, exit_when_done: bool, on_listening: Callable[[Federation, int], None]) -> str:
+        ending = ""
         loop = asyncio.get_running_loop()
         self._wakeups.bind(loop)
         hub = Hub(self._fed, self._wakeups)
@@ -120,7 +125,8 @@ class _Server:
         stop_waiter = asyncio.create_task(stopping.wait())
         await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
         if done.is_set() and self._failure is None:
-            log.info("%s", await asyncio.to_thread(privacy.end_of_run, self._fed))
+            ending = await asyncio.to_thread(privacy.end_of_run, self._fed)
+            log.info("%s", ending)
             hub.finished.set()
             self._wakeups.notify()
             if exit_when_done:
@@ -135,6 +141,7 @@ class _Server:
         stop_waiter.cancel()
         if self._failure is not None:
             raise self._failure
+        return ending
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = self._fed.config.listen

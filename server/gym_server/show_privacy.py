@@ -20,6 +20,8 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | Table]:
         f"{central['epsilon_after_next_round']:.4g} "
         f"({central['accountant']} accountant)"
     )
+    if central["epsilon_after_next_round"] > central["epsilon"]:
+        yield "no further round is begun: it would exceed the budget"
     adaptive = ", adaptive" if central["adaptive_clipping"] else ""
     yield (
         f"mechanism {central['mechanism']}, noise multiplier {central['noise_multiplier']:g}, clipping norm "

@@ -41,7 +41,7 @@ def test_a_killed_hub_adds_the_same_noise_again_and_the_run_ends_where_the_budge
         assert version["soup"] in stored  # made before the kill, byte for byte
         assert hub.ask("ledger", "replay", "1")["replayed"] == version["soup"]
         assert hub.ask("ledger", "verify")["valid"]
-        assert "the privacy budget is spent" in hub.log()
+        assert "stopped: the privacy budget is spent" in hub.log()
         for name in ("ann", "bob"):
             assert "the privacy budget is spent" in federation.log(name)
         assert json.dumps(hub.ask("status")["privacy"])

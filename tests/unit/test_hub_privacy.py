@@ -19,6 +19,8 @@ from gym_server.global_model import GlobalModel
 from gym_server.hub import Hub, Wakeups
 from gym_server.replay import replay
 from gym_server.rounds import Journal
+from gym_server.run import run_hub
+from gym_server.show_privacy import privacy_lines
 from gym_server.store.tables import privacy_seeds, privacy_spending
 from gym_server.strategy import DeltaSoup
 from gym_server.transfers import Transfers
@@ -337,6 +339,21 @@ def test_the_run_ends_at_its_budget_and_stays_ended_after_a_restart(tmp_path: Pa
             assert current is not None
             assert (current.server_round, current.state) == (1, "committed")
             assert privacy.end_of_run(fed).startswith("the privacy budget is spent: epsilon 4.38 of ")
+
+
+def test_a_hub_that_has_spent_its_budget_says_so_at_its_end(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = private_hub(
+        tmp_path / "hub", tiny_base, privacy={"noise_multiplier": 1.0, "epsilon": (ONE + TWO) / 2}
+    )
+    with Federation.open(folder) as fed:
+        PrivateRounds(fed).run()
+        shown = list(privacy_lines(privacy.report(fed)))
+    assert "no further round is begun: it would exceed the budget" in shown
+    monkeypatch.setattr("gym_server.run._FAREWELL_SECONDS", 0.0)
+    ending = run_hub(folder, exit_when_done=True, insecure=True)
+    assert ending.startswith("the privacy budget is spent: epsilon 4.38 of ")
 
 
 def test_a_round_that_a_lowered_budget_forbids_is_aborted_before_its_noise(hub: PrivateRounds) -> None:
