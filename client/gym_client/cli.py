@@ -115,13 +115,17 @@ def join(
 
 @app.command()
 def status(
-    server: Server = None, home: HomeFolder = None, insecure: Insecure = False, as_json: AsJson = False
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
 ) -> None:
     """Your balance at a hub, and what became of your updates."""
     from gym_client.terminal import account_table
     from gym_fed.wire.v1 import hub_pb2 as pb
 
-    with _enrolled(server, home, insecure) as client:
+    with _enrolled(server, home, passphrase_file, insecure) as client:
         told = client.status()
         account = client.call("Account", pb.AccountRequest())
     found = {
@@ -144,12 +148,16 @@ def status(
 
 @app.command()
 def leave(
-    server: Server = None, home: HomeFolder = None, insecure: Insecure = False, as_json: AsJson = False
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
 ) -> None:
     """Withdraw from a hub: no more tasks. What was earned stays in its ledger."""
     from gym_fed.wire.v1 import hub_pb2 as pb
 
-    with _enrolled(server, home, insecure) as client:
+    with _enrolled(server, home, passphrase_file, insecure) as client:
         contributor = client.pin.contributor
         client.call("Leave", pb.LeaveRequest())
         client.forget_enrolment()
@@ -176,23 +184,22 @@ def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
 
 
 @app.command("id")
-def show_id(home: HomeFolder = None, as_json: AsJson = False) -> None:
+def show_id(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
     """Your id, which a coordinator's allow-list needs. Makes the key on first use."""
-    from gym_client.home import Home
-
-    key = Home.open(home).key
+    key = open_home(home, passphrase_file).key
     if as_json:
         print_json({"contributor": key.contributor, "public_key": key.public_key.hex()})
         return
     out.print(key.contributor)
 
 
-def _enrolled(server: str | None, home: Path | None, insecure: bool) -> HubClient:
+def _enrolled(
+    server: str | None, home: Path | None, passphrase_file: Path | None, insecure: bool
+) -> HubClient:
     """A client of a hub that was joined before."""
-    from gym_client.home import Home
     from gym_client.known import enrolled_client
 
-    return enrolled_client(Home.open(home), server, insecure)
+    return enrolled_client(open_home(home, passphrase_file), server, insecure)
 
 
 def main() -> None:

@@ -266,9 +266,17 @@ def attribute(
     if as_json:
         print_json({**found.to_dict(), "usage": usage_id, "recorded": is_new})
         return
-    for told in found.rounds:
-        out.print(f"round {told.server_round}, version {told.height}: {told.amount} credits")
+    by_round: dict[tuple[int, int], int] = {}
+    for told in found.rounds:  # a round is there once for each version that was used
+        where = (told.server_round, told.height)
+        by_round[where] = by_round.get(where, 0) + told.amount
+    for (server_round, height), part in sorted(by_round.items()):
+        out.print(f"round {server_round}, version {height}: {part} credits")
     for contributor, part in found.shares.items():
         out.print(f"{contributor} {part}")
+    if is_new:
+        err.print(f"credited, and in the ledger as usage {usage_id}", markup=False)
+    if is_new is None:
+        err.print("nothing is credited: --record does that")
     if is_new is False:
         err.print(f"usage {usage_id} was recorded before; nothing is credited twice", markup=False)

@@ -159,8 +159,8 @@ def test_at_the_terminal_the_variable_or_the_file_opens_the_key_and_nothing_else
     (tmp_path / "words").write_text(WORDS + "\n")
     done = gym_client("key", "encrypt", "--home", home, "--json", GYM_PASSPHRASE=WORDS)
     assert json.loads(done.stdout)["encrypted"] is True, done.stderr
-    shown = gym_client("key", "show", "--home", home, "--passphrase-file", tmp_path / "words", "--json")
-    assert json.loads(shown.stdout)["encrypted"] is True, shown.stderr
+    shown = gym_client("id", "--home", home, "--passphrase-file", tmp_path / "words", "--json")
+    assert json.loads(shown.stdout)["contributor"], shown.stderr
     refused = gym_client("id", "--home", home)
     assert refused.returncode == ErrorCode.KEY_LOCKED.exit_code
     assert "GYM_PASSPHRASE" in refused.stderr
