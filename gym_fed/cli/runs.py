@@ -196,6 +196,8 @@ def summary(folder: Path) -> dict[str, Any]:
     if result is not None:
         steps = result.get("steps", steps)
         figures.update({key: result[key] for key in ("final_loss", "best_step", "epsilon") if key in result})
+        if "privacy" in result:
+            figures["target_delta"] = result["privacy"]["target_delta"]
     files = [folder / "metrics.jsonl", folder / "result.json", folder / "config.yaml"]
     changed = max(file.stat().st_mtime for file in files if file.exists())
     saved = [f.name.rpartition("-")[2] for f in folder.glob("checkpoints/checkpoint-*")]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -16,6 +16,9 @@ from gym_fed.cli.progress import progress, readable_warnings
 from gym_fed.config import TrainingConfig
 from gym_fed.config.llamafactory import load_training_config
 from gym_fed.console import err, out, print_json
+
+if TYPE_CHECKING:
+    from gym_fed.training import TrainResult
 
 
 def train(
@@ -63,13 +66,20 @@ def train(
         if is_main():
             print_json(result.summary())
         return
-    out.print(
-        f"{result.steps} steps on {result.num_examples} examples, {result.num_tokens} tokens; "
-        f"final loss {result.final_loss:.4f}",
-        markup=False,
-    )
+    out.print(learned(result), markup=False)
     if settings.save_final:
         out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}", markup=False)
+
+
+def learned(result: TrainResult) -> str:
+    """What a run came to, and with privacy what it cost."""
+    text = (
+        f"{result.steps} steps on {result.num_examples} examples, {result.num_tokens} tokens; "
+        f"final loss {result.final_loss:.4f}"
+    )
+    if result.privacy is None:
+        return text
+    return f"{text}; privacy: epsilon {result.epsilon:.2f} at delta {result.privacy.target_delta:g}"
 
 
 def _next(settings: TrainingConfig, folder: Path) -> str:

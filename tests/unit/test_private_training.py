@@ -13,6 +13,8 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from gym_fed.cli.runs import summary
+from gym_fed.cli.train import learned
 from gym_fed.config import TrainingConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import LocalPrivacy
@@ -245,6 +247,8 @@ def test_a_private_run_learns_is_stopped_and_ends_with_what_it_cost(tmp_path: Pa
     assert result.epsilon == result.privacy.epsilon() == reports[-1].epsilon
     kept = json.loads((tmp_path / "run" / "result.json").read_text())
     assert kept["epsilon"] == result.epsilon
+    assert learned(result).endswith(f"; privacy: epsilon {result.epsilon:.2f} at delta 1e-05")
+    assert summary(tmp_path / "run")["figures"]["target_delta"] == 1e-5
     assert kept["privacy"]["expected_batch_size"] == 12
     assert kept["privacy"]["num_examples"] == 48
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
