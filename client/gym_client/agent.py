@@ -26,7 +26,7 @@ from gym_client.heartbeats import Lease, heartbeats
 from gym_client.home import Home
 from gym_client.hooks import Hooks, hooks_set
 from gym_client.policy import Policy
-from gym_client.privacy_terms import Promises, require_as_announced, require_as_promised
+from gym_client.privacy_terms import Promises, require_as_announced, require_as_promised, require_sums
 from gym_client.private_round import Spending, kept_here
 from gym_client.secure import stage_of, titled
 from gym_client.stream import WorkStream
@@ -280,6 +280,7 @@ class Agent:
         if self._promises is not None:
             status = self._patiently(self.client.status, lease)
             require_as_promised(self.policy, self._promises, Promises.parse(status.privacy_json))
+            require_sums(self._promises, spec.secure_aggregation)
         if spec.server != self.client.pin.server:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,

@@ -118,7 +118,8 @@ class Offer:
             (
                 "",
                 f"keys of the round, sealed shares of its secrets for up to {self.secure.most - 1} others, signatures: "
-                f"at most {readable_bytes(self.secure.message_bytes)}",
+                f"at most {readable_bytes(self.secure.message_bytes)}; the hub gets the sum of {self.secure.threshold} "
+                "votes or more",
             ),
         ]
 

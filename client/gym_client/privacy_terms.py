@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gym_client.privacy_book import Charge, PrivacyBook, now
+from gym_client.secure_terms import SecureTerms
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_client.policy import Policy
+    from gym_fed.config.privacy import SecureTask
     from gym_fed.training.private import Plan
 
 
@@ -27,10 +29,12 @@ class Promises:
     Attributes:
         central: Its own differential privacy, contributor-level: budget, what is spent, adjacency; None for none.
         secure_aggregation: Whether it learns sums of updates alone.
+        threshold: Of how many updates at least; 0 where it sees each.
     """
 
     central: dict[str, Any] | None = None
     secure_aggregation: bool = False
+    threshold: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Promises:
@@ -46,7 +50,8 @@ class Promises:
                 budget, delta = float(central["epsilon"]), float(central["target_delta"])
                 if not (0 < budget < math.inf and 0 < delta < 1):  # NaN is in no range
                     raise ValueError(f"epsilon {budget:g} at delta {delta:g}")
-            return cls(central, bool(told.get("secure_aggregation")))
+            secure = SecureTerms.parse(text)
+            return cls(central, secure is not None, secure.threshold if secure else 0)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
@@ -222,6 +227,22 @@ def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> No
         raise GymError(
             ErrorCode.POLICY_REFUSED,
             "the server now sees every update by itself, and secure aggregation was shown before joining",
+            _CHANGED,
+        )
+
+
+def require_sums(promised: Promises, asked: SecureTask | None) -> None:
+    """Refuse a task that gives the hub more of an update than the sum that was shown before joining.
+
+    Raises:
+        GymError: ``POLICY_REFUSED``.
+    """
+    threshold = 0 if asked is None else asked.threshold
+    if threshold < promised.threshold:
+        told = "the update itself" if asked is None else f"a sum of {threshold} updates or more"
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the task gives the hub {told}, and a sum of {promised.threshold} or more was shown before joining",
             _CHANGED,
         )
 

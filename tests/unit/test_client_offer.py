@@ -11,11 +11,12 @@ from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
 from gym_client.offer import Offer, announced
 from gym_client.policy import Policy
-from gym_client.privacy_terms import PrivacyTerms
+from gym_client.privacy_terms import PrivacyTerms, Promises, require_sums
 from gym_client.secure_terms import SecureTerms
 from rich.console import Console
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.privacy import SecureTask
 from gym_fed.config.task import LoraRecipe, TrainingRecipe
 from gym_fed.config.training import LoraSettings
 from gym_fed.delta import encode_delta, lora_delta
@@ -129,6 +130,7 @@ def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and
     assert "masked votes of at most" in shown
     assert "sealed shares of its secrets for up to 4 others" in shown
     assert "no loss, no number of examples" in shown
+    assert "the sum of 3 votes or more" in shown
     assert "a delta of" not in shown
     offer.check(Policy(max_update_bytes=size))
     with pytest.raises(GymError, match="max_update_bytes") as caught:
@@ -137,3 +139,14 @@ def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and
     assert SecureTerms.parse("") is SecureTerms.parse('{"central": {}}') is None
     with pytest.raises(GymError, match="not with which threshold"):
         SecureTerms.parse('{"secure_aggregation": true}')
+
+
+def test_a_task_that_gives_the_hub_more_than_the_sum_that_was_shown_is_refused() -> None:
+    promised = Promises.parse('{"secure_aggregation": {"threshold": 3}}')
+    for asked in (SecureTask(threshold=3), SecureTask(threshold=4)):
+        require_sums(promised, asked)
+    for less, told in ((None, "the update itself"), (SecureTask(threshold=2), "a sum of 2")):
+        with pytest.raises(GymError, match=told) as caught:
+            require_sums(promised, less)
+        assert caught.value.code is ErrorCode.POLICY_REFUSED
+    require_sums(Promises.parse(""), None)

@@ -194,20 +194,28 @@ def test_a_task_weaker_than_announced_is_refused(change: dict[str, Any], named: 
     require_as_announced(TrainingRecipe(), asked)
 
 
+SUMS = {"threshold": 3}
+
+
 @pytest.mark.parametrize(
     ("now", "named"),
     [
         ({"central": {"epsilon": 5.0, "target_delta": 1e-5}}, "epsilon 5"),
         ({"central": {"epsilon": 4.0, "target_delta": 1e-4}}, "target_delta 0.0001"),
         ({}, "epsilon inf"),
-        ({"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": False}, "by itself"),
+        ({"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": None}, "by itself"),
+        (
+            {"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": SUMS},
+            "the update itself",
+        ),
     ],
-    ids=["epsilon", "delta", "none", "secure"],
+    ids=["epsilon", "delta", "none", "secure", "task-in-the-clear"],
 )
 def test_a_hub_that_promises_less_than_was_shown_gets_no_further_round(
     scene: Scene, rounds: Rounds, now: dict[str, Any], named: str
 ) -> None:
-    shown = {"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": named == "by itself"}
+    secure = SUMS if "itself" in named else None
+    shown = {"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": secure}
     promised = Promises.parse(json.dumps(shown))
     scene.hub.privacy_json = json.dumps(now)
     content = RecordDict({"task": ConfigRecord({"spec": json.dumps(rounds.task(server=scene.hub.server))})})
