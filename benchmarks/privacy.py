@@ -73,10 +73,14 @@ def accounts(report: Report) -> None:
     report.aim("epsilon off dp-accounting's", figure=worst, aim=1e-3, better="lower")
 
 
-def utility(report: Report, contributors: int, steps: int, folder: Path) -> dict[str, dict[float, float]]:
-    """Held-out loss against epsilon, for every size of delta; returns the curves of the measured population."""
+Curves = dict[int, dict[str, dict[float, float]]]
+"""Held-out loss by contributors, size of delta and epsilon; infinity is without noise."""
+
+
+def utility(report: Report, contributors: int, steps: int, folder: Path) -> Curves:
+    """Held-out loss against epsilon, for every size of delta."""
     heldout = generate("dash", 100, seed=5, split="heldout")
-    curves: dict[str, dict[float, float]] = {}
+    curves: Curves = {}
     table = Table(title="held-out loss of one round, by epsilon and contributors", box=None, pad_edge=False)
     table.add_column("delta")
     table.add_column("numbers", justify="right")
@@ -96,13 +100,12 @@ def utility(report: Report, contributors: int, steps: int, folder: Path) -> dict
                     found.soup(ReleasePrivacy(noise_multiplier=noise, clipping_norm=clip)), heldout
                 )
                 report.figure(f"loss_{_key(size.name)}_n{population}_e{target:g}", loss)
-                if population == POPULATIONS[-1]:
-                    curves.setdefault(size.name, {})[target] = loss
+                curve = curves.setdefault(population, {}).setdefault(size.name, {math.inf: clean})
+                curve[target] = loss
                 row.append(f"{loss:.2f}")
         report.figure(f"loss_{_key(size.name)}_no_noise", clean)
         if "loss_base" not in report.figures:
             report.figure("loss_base", base)
-        curves[size.name][math.inf] = clean
         table.add_row(*row)
     console.print(table, f"the base has {report.figures['loss_base']:.2f}", sep="\n")
     return curves
@@ -174,26 +177,29 @@ def _exposure(found: Round, model: Any, canary: dict[str, Any]) -> float:
     return math.log2(len(rows)) - math.log2(place)
 
 
-def draw(curves: dict[str, dict[float, float]], file: Path) -> None:
-    """Held-out loss against epsilon, a line for each size of delta."""
+def draw(curves: Curves, file: Path) -> None:
+    """Held-out loss against epsilon, a panel for each population and a line for each size of delta."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panel = pyplot.subplots(figsize=(7, 4.5))
-    for name, curve in curves.items():
-        targets = [e for e in curve if math.isfinite(e)]
-        (line,) = panel.plot(targets, [curve[e] for e in targets], marker="o", label=name)
-        panel.axhline(curve[math.inf], color=line.get_color(), linestyle=":", linewidth=1)
-    panel.set(
-        xscale="log",
-        yscale="log",
-        xlabel=f"epsilon of the round (delta {TARGET_DELTA:g})",
-        ylabel="held-out loss, nats (lower is better)",
-        title=f"{POPULATIONS[-1]:,} contributors; dotted: without noise",
+    figure, panels = pyplot.subplots(
+        1, len(curves), figsize=(4 * len(curves), 4.2), sharey=True, squeeze=False
     )
-    panel.legend()
+    for panel, (population, sizes_of) in zip(panels[0], curves.items(), strict=True):
+        for name, curve in sizes_of.items():
+            targets = [e for e in curve if math.isfinite(e)]
+            (line,) = panel.plot(targets, [curve[e] for e in targets], marker="o", label=name)
+            panel.axhline(curve[math.inf], color=line.get_color(), linestyle=":", linewidth=1)
+        panel.set(
+            xscale="log",
+            yscale="log",
+            xlabel=f"epsilon of the round, delta {TARGET_DELTA:g}",
+            title=f"{population:,} contributors",
+        )
+    panels[0, 0].set_ylabel("held-out loss, nats (dotted: no noise)")
+    panels[0, -1].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
