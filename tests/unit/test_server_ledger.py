@@ -18,7 +18,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest, canonical_json
 from gym_fed.identity.keys import SigningKey
 from gym_fed.ledger import Entry, EntryProof, SignedHead, verify_file
-from gym_fed.ledger.export import first_line, lines, verify_lines
+from gym_fed.ledger.export import LedgerCheck, first_line, lines, verify_lines
 
 ANN, BOB = "c" + "a" * 16, "c" + "b" * 16
 SCHEMA_1 = Path(__file__).parent / "golden" / "hub-schema-1.sql"
@@ -300,6 +300,23 @@ def test_a_database_that_was_put_back_is_noticed(tmp_path: Path) -> None:
     with database.transaction() as tx:
         Ledger(database, key, anchor).append(tx, "note", {"name": "another two"})
     assert found.verify()["entries"] == 2
+
+
+def test_what_is_signed_while_the_ledger_is_verified_does_not_disturb(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    database, anchor = Database.open("sqlite:///hub.db", tmp_path), tmp_path / "head"
+    found = Ledger(database, SigningKey.generate(), anchor)
+
+    def write(name: str) -> None:
+        with database.transaction() as tx:
+            found.append(tx, "note", {"name": name})
+
+    write("one")
+    check = LedgerCheck.entry
+    monkeypatch.setattr(LedgerCheck, "entry", lambda *args: (check(*args), write("while it is verified")))
+    assert found.verify()["entries"] == 1
+    assert SignedHead.from_json(anchor.read_text()).size == 2
 
 
 def test_a_schema_from_the_future_is_not_touched(tmp_path: Path) -> None:

@@ -29,35 +29,37 @@ class Anchor:
         """Keep a head, unless a later one is there already."""
         if self._path is None or head is None:
             return
-        before = self._read()
+        before = self.read()
         if before is None or before.size < head.size:
             write_atomically(self._path, head.to_json().encode("utf-8"), mode=0o600)
 
-    def check(self, tx: Connection, signed: int, again: bool = False) -> None:
-        """Whether the ledger, of which ``signed`` entries are signed, still holds what the file tells of.
+    def check(self, tx: Connection, signed: int) -> None:
+        """``compare`` what the file has now, once a process; inside a write transaction, so that nobody else signs."""
+        if not self._checked:
+            self.compare(tx, signed, self.read())
+            self._checked = True
 
-        It is looked at once a process, or ``again``.
+    def compare(self, tx: Connection, signed: int, head: SignedHead | None) -> None:
+        """Whether the ledger, of which ``signed`` entries are signed, still holds what ``head`` stands for.
 
         Raises:
             GymError: ``STATE_CORRUPT`` when it ends before that, or holds something else in its place.
         """
-        if self._checked and not again:
+        if head is None:
             return
-        head = self._read()
-        if head is not None:
-            head.verify(self._key)
-            found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
-            if head.size > signed or found != head.head.hash:
-                what = "ends before it" if head.size > signed else "holds another one"
-                raise GymError(
-                    ErrorCode.STATE_CORRUPT,
-                    f"ledger: the head of entry {head.size} was signed and is in {self._path}; the database {what}",
-                    "the database is an older copy, or was changed. To go on from it is a fork, which whoever saw that "
-                    "head can prove; if you must, tell your contributors, and delete the file",
-                )
-        self._checked = True
+        head.verify(self._key)
+        found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
+        if head.size > signed or found != head.head.hash:
+            what = "ends before it" if head.size > signed else "holds another one"
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"ledger: the head of entry {head.size} was signed and is in {self._path}; the database {what}",
+                "the database is an older copy, or was changed. To go on from it is a fork, which whoever saw that "
+                "head can prove; if you must, tell your contributors, and delete the file",
+            )
 
-    def _read(self) -> SignedHead | None:
+    def read(self) -> SignedHead | None:
+        """What the file has; read before a snapshot of the database, the database cannot lack it."""
         if self._path is None or not self._path.exists():
             return None
         return SignedHead.from_json(self._path.read_text(encoding="utf-8"))

@@ -38,6 +38,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
             if entry.kind in check.kinds:
                 told[check.name].update(check.told(entry.kind, body))
 
+    newest = anchor.read() if anchor is not None else None
     with database.snapshot() as tx:
         progress = LedgerCheck(public_key, visit)
         heads = tx.execute(heads_from(0)).all()
@@ -53,7 +54,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
         if (signed := checked.head.size if checked.head else 0) != checked.entries:
             raise corrupt(f"entries {signed + 1} to {checked.entries} are under no signed head")
         if anchor is not None:
-            anchor.check(tx, signed, again=True)
+            anchor.compare(tx, signed, newest)
         _check_names(tx, named)
         counts = {check.name: _compare(tx, check, told[check.name]) for check in CHECKS}
         times.compare(tx, progress.history)
