@@ -24,6 +24,7 @@ def encode_rows(
     max_length: int,
     assistant_only: bool = True,
     packing: bool = False,
+    keep_all: bool = False,
 ) -> list[Encoded]:
     """Tokenise rows.
 
@@ -36,6 +37,7 @@ def encode_rows(
         assistant_only: In conversations, label the assistant's words alone; of prompt and completion, the completion.
             Texts are always labelled whole.
         packing: Join all rows, with an end token after each, and cut them into rows of ``max_length``.
+        keep_all: Leave no row out, as DP-SGD must: how many there are would tell of what is in them.
 
     Returns:
         ``{"input_ids", "labels"}`` per row. Rows whose labels are all ignored after cutting are left out.
@@ -44,6 +46,11 @@ def encode_rows(
         GymError: ``DATA_INVALID`` when there is no chat template, when it refuses a row or drops its tools (the row is
             named), or when nothing is left to learn from.
     """
+    if keep_all:
+        return [
+            {key: ids[:max_length] for key, ids in row.items()}
+            for row in _stream(tokenizer, rows, assistant_only)
+        ]
     kept = list(
         iter_encoded(tokenizer, rows, max_length=max_length, assistant_only=assistant_only, packing=packing)
     )

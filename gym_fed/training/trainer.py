@@ -190,8 +190,10 @@ class Trainer:
             require_dtype(self._given[0], config)
         model, tokenizer = self._given or load_for_training(config)
         model = apply_features(model, config)
-        encoded, eval_encoded = (part and algorithm.encode(config, tokenizer, part) for part in rows)
-        assert encoded is not None  # there are rows
+        assert rows[0] is not None  # there are rows
+        encoded = algorithm.encode(config, tokenizer, rows[0])
+        judging = config.model_copy(update={"privacy": None})  # rows that only judge are not protected
+        eval_encoded = rows[1] and algorithm.encode(judging, tokenizer, rows[1])
         digests = _digest(encoded), None if eval_encoded is None else _digest(eval_encoded)
         processes.on_main(lambda: folder.check(config, *digests, resume=resume))
 

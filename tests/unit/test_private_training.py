@@ -22,6 +22,7 @@ from gym_fed.config.task import TrainingRecipe, check_distillation
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training import Trainer
+from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.checks import check_config
 from gym_fed.training.private.gradients import ClippedGradients, example_losses, require_exact
 from gym_fed.training.private.loop import _physical_batches, _require_finite
@@ -155,6 +156,31 @@ def test_a_row_is_padded_by_its_own_length_alone() -> None:
     assert batches[0]["input_ids"][0].tolist() == [3] * 16
     assert batches[0]["labels"][0].tolist() == [3] * 3 + [-100] * 13
     assert batches[0]["attention_mask"].sum(1).tolist() == [3, 16]
+
+
+def test_a_row_with_nothing_to_learn_is_drawn_like_any_other_and_adds_nothing(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    loaded, rows = load_model(str(tiny_base)), [{"prompt": "hello world", "completion": "b"}, {"text": "abc"}]
+    private = config(tmp_path, tiny_base, max_length=8)
+    encoded = get_algorithm("sft").encode(private, loaded.tokenizer, rows)
+    assert [any(label != -100 for label in row["labels"]) for row in encoded] == [False, True]
+    open_config = private.model_copy(update={"privacy": None})
+    assert len(get_algorithm("sft").encode(open_config, loaded.tokenizer, rows)) == 1
+    (physical,) = _physical_batches([encoded[0], {"input_ids": [], "labels": []}], 2, max_length=8)
+    model = model_of(tiny_base, "lora")
+    weights = [w for w in model.parameters() if w.requires_grad]
+    optimizer = noisy_optimizer(
+        torch.optim.SGD(weights, lr=1.0),
+        "hooks",
+        noise_multiplier=1.0,
+        max_grad_norm=NORM,
+        expected_batch_size=2,
+    )
+    for weight in weights:
+        weight.summed_grad = torch.zeros_like(weight)
+    ClippedGradients(model, "hooks", NORM).add(physical, optimizer)
+    assert not any(weight.summed_grad.any() for weight in weights)
 
 
 def test_losses_that_are_not_finite_end_no_run_and_weights_that_are_not_do(

@@ -48,6 +48,7 @@ class Sft(Algorithm):
             max_length=config.max_length,
             assistant_only=assistant_only,
             packing=packing is True,
+            keep_all=config.privacy is not None,
         )
         if packing == "bfd":
             encoded = pack_best_fit(encoded, config.max_length)

@@ -129,7 +129,7 @@ def _physical_batches(
     """
     by_length: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        own = len(row["input_ids"])
+        own = max(1, len(row["input_ids"]))
         length = max(own, min(max_length, math.ceil(own / _PAD_TO) * _PAD_TO))
         by_length.setdefault(length, []).append(row)
     for length, alike in sorted(by_length.items()):
@@ -142,7 +142,7 @@ def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
     missing = [length - len(row["input_ids"]) for row in rows]
     filled = {
         "input_ids": [
-            [*row["input_ids"], *row["input_ids"][-1:] * more]
+            [*row["input_ids"], *(row["input_ids"][-1:] or [0]) * more]
             for row, more in zip(rows, missing, strict=True)
         ],
         "labels": [[*row["labels"], *[IGNORED] * more] for row, more in zip(rows, missing, strict=True)],
