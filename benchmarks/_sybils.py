@@ -61,7 +61,7 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
     for (way, name, score, keys, together), credits in found.items():
         if together is not None:
             before = statistics.mean(found[way, name, score, keys, None])
-            what = f"{way}, {name}, by {score}, {keys} keys"
+            what = f"{way}, {name}, by {score}, {keys} keys (peer: paid each)"
             report.compare(what, statistics.mean(credits), before, unit="credits")
 
 
@@ -116,7 +116,9 @@ def _paid(
                 dict.fromkeys(names, 0.0),
                 dict(zip(names, scores.values.tolist(), strict=True)) if score == "estimate" else None,
                 dict(zip(names, luck.tolist(), strict=True)),
-                lambda who, t=together: [] if t is None else likeness.together(who, t),
+                lambda who, t=together, m=score == "estimate": (
+                    [] if t is None else likeness.together(who, t, m)
+                ),
             )
             paid.append((score, together, sum(c for name, c in found.credits.items() if int(name) < keys)))
     return paid

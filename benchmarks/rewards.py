@@ -55,7 +55,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    report = Report("rewards", peer="exact Shapley")
+    report = Report("rewards", peer="paid each" if arguments.part == "sybils" else "exact Shapley")
     if arguments.part in (None, "methods"):
         _methods(report, arguments)
     if arguments.part in (None, "game") and not arguments.quick:

@@ -23,15 +23,23 @@ _OF_CHANCE = 0.1
 _LEAST_BY_CHANCE = 30.0
 
 
-def beyond(cosines: Matrix) -> Matrix:
+def beyond(cosines: Matrix, each: bool = False) -> Matrix:
     """``[n, n]`` how far pairs are beyond the round's background: 1 for equals, 0 for a pair like the median one.
 
     Args:
         cosines: ``[n, n]`` of whole updates.
+        each: Whether the background of a pair is at least the median of what each of the two has with all others.
+            Unlike noise from a third of the round pushes the median of all pairs down; this one, not until it is half.
     """
     n = len(cosines)
+    if n < 2:
+        return np.asarray(cosines)
     pairs = [float(cosines[i, j]) for i in range(n) for j in range(i + 1, n)]
-    background = min(max(0.0, statistics.median_low(pairs)), 1.0 - 1e-6) if pairs else 0.0
+    background = np.full((n, n), statistics.median_low(pairs))
+    if each:
+        own = [statistics.median_low([float(c) for c in np.delete(cosines[i], i)]) for i in range(n)]
+        background = np.maximum(background, np.maximum.outer(own, own))
+    background = np.clip(background, 0.0, 1.0 - 1e-6)
     return np.asarray((cosines - background) / (1.0 - background))
 
 

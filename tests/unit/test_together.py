@@ -40,6 +40,16 @@ def test_what_is_close_is_told_by_the_round_itself() -> None:
     assert np.isfinite(beyond(np.ones((3, 3)))).all()
 
 
+def test_noise_of_a_third_of_the_round_does_not_make_one_of_honest_neighbours() -> None:
+    cosines = np.eye(6)
+    cosines[:4, :4] += 0.6 * (1 - np.eye(4))
+    assert beyond(cosines)[0, 1] == pytest.approx(0.6), "the median pair has noise in it"
+    assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.0)
+    cosines = np.full((5, 5), 0.2)
+    cosines[:3, :3] = 0.7
+    assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.5 / 0.8), "three keys of one, two others"
+
+
 def test_two_groups_are_one_only_if_all_pairs_of_them_are_linked() -> None:
     between = np.array([[1.0, 0.4, 0.1], [0.4, 1.0, 0.5], [0.1, 0.5, 1.0]])
     assert sorted(groups_of(between, 0.3)) == [[0], [1, 2]]

@@ -70,7 +70,8 @@ def appraise(
     def together(earning: Collection[str]) -> list[list[str]]:
         if config.together_threshold is None:
             return []
-        groups = likeness.together([update_of[one] for one in earning], config.together_threshold)
+        earners = [update_of[one] for one in earning]
+        groups = likeness.together(earners, config.together_threshold, config.measures)
         return [[who[update] for update in group] for group in groups]
 
     found = split(

@@ -75,11 +75,17 @@ class Likeness:
     cosines: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
     torn: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
 
-    def together(self, updates: Collection[str], threshold: float) -> list[list[str]]:
-        """Those of ``updates`` that are paid as one, two or more at a time; docs/rewards.md has the rule."""
+    def together(self, updates: Collection[str], threshold: float, measured: bool = False) -> list[list[str]]:
+        """Those of ``updates`` that are paid as one, two or more at a time; docs/rewards.md has the rule.
+
+        Args:
+            updates: Those that earn.
+            threshold: From where on two are linked.
+            measured: Whether they do so by a score, so that there is no noise among them.
+        """
         places = [i for i, update in enumerate(self.updates) if update in updates]
         among = np.ix_(places, places)
-        links = np.where(self.torn[among], 1.0, beyond(self.cosines[among]))
+        links = np.where(self.torn[among], 1.0, beyond(self.cosines[among], each=not measured))
         groups = groups_of(links, threshold)
         return [[self.updates[places[i]] for i in group] for group in groups if len(group) > 1]
 
