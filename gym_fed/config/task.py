@@ -21,6 +21,7 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import LocalPrivacy, SecureTask
 from gym_fed.config.private_training import PRIVATE_ALGORITHMS
+from gym_fed.config.problems import Problem, Problems
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 
@@ -107,23 +108,26 @@ class TrainingRecipe(StrictModel):
 
 
 def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raises ``ValueError`` where the codec's distillation has nothing to work on."""
+    """Raises ``Problems`` where the codec's distillation has nothing to work on, or looks past the noise."""
+    problems = []
     if codec.distill_steps and recipe.privacy is not None:
-        raise ValueError(
-            "codec.distill_steps: distillation looks at the data without noise, and recipe.privacy is asked for; "
-            "set it to 0"
-        )
+        text = ": distillation looks at the data without noise, and recipe.privacy is asked for; set it to 0"
+        problems.append(Problem("codec.distill_steps", text))
     if codec.distill_steps and recipe.finetuning == "lora":
-        raise ValueError("codec.distill_steps is for full deltas; with recipe.finetuning lora set it to 0")
+        text = "is for full deltas; with recipe.finetuning lora set it to 0"
+        problems.append(Problem("codec.distill_steps", text))
+    if problems:
+        raise Problems("", problems)
 
 
 def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raises ``ValueError`` where the codec would not keep the A that all contributors share."""
+    """Raises ``Problems`` where the codec would not keep the A that all contributors share."""
     if recipe.finetuning == "lora" and recipe.lora.freeze_a and codec.quantises_factors:
-        raise ValueError(
-            f"recipe.lora.freeze_a needs factors as they were trained, but codec.factors is {codec.factors!r}, which "
-            "writes other factors of the same product; set codec.factors to bfloat16 or float32"
+        text = (
+            f"needs factors as they were trained, but codec.factors is {codec.factors!r}, which writes other factors "
+            "of the same product; set codec.factors to bfloat16 or float32"
         )
+        raise Problems("", [Problem("recipe.lora.freeze_a", text)])
 
 
 class SoupReference(StrictModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -436,6 +437,13 @@ def test_a_combination_that_is_refused_is_a_line_for_each_reason_at_the_key_or_i
         "--set: privacy: soup.max_norm: privacy.clipping_norm clips; remove it",
     ]
     assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    file.write_text(
+        "name: a\nrecipe: {finetuning: lora}\ncodec:\n  distill_steps: 5\nrewards:\n  score: shapley\n"
+    )
+    with pytest.raises(GymError, match=f"{re.escape(str(file))}:6:3: rewards.score 'shapley' is measured"):
+        load_config(file, ServerConfig)
+    with pytest.raises(GymError, match=f"{re.escape(str(file))}:4:3: codec.distill_steps is for full deltas"):
+        load_config(file, ServerConfig, ["rewards.score=participation"])
     file.write_text("name: a\n\nsecure_aggregation: {threshold: 3}\n")
     with pytest.raises(GymError) as caught:
         load_config(file, ServerConfig)
