@@ -117,7 +117,7 @@ def check_promise(fed: Federation) -> None:
             ErrorCode.CONFIG_INVALID,
             f"privacy: {without} rounds of this hub were merged without noise, so that no epsilon would be true for "
             "those whose updates are in them",
-            "start another hub for private rounds, with this one's model as its base (gym-server export)",
+            "start another hub for private rounds, with this one's model as its base (gym-server model)",
         )
     first = _after_next(fed, privacy)
     if not began and first > privacy.epsilon:
