@@ -88,10 +88,8 @@ def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny
         },
         str(tiny_base),
     )
-    for index in range(2):
-        row = {
-            "messages": [{"role": "user", "content": f"hi {index}"}, {"role": "assistant", "content": "yes"}]
-        }
+    for index, (asked, answer) in enumerate([("hi there", "yes"), ("what is 7 + 2?", "NINE, I THINK")]):
+        row = {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
         (tmp_path / f"data{index}.jsonl").write_text((json.dumps(row) + "\n") * 8)
     settings = {
         "hub-dir": hub.folder,
