@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
 from tests.support.hub import BIN
+from tests.support.quick import quick
 
 SERVER_KILLS = [
     "state-open",
@@ -24,7 +25,9 @@ SERVER_KILLS = [
 ]
 
 
-@pytest.mark.parametrize("line", SERVER_KILLS)
+@pytest.mark.parametrize(
+    "line", quick(SERVER_KILLS, "state-collecting", "after-submit", "before-commit", "after-commit")
+)
 def test_a_server_killed_at_any_line_goes_on_from_there(federation: Federation, line: str) -> None:
     names = ("ann", "bob")
     federation.hub.start("--exit-when-done", failpoints=line)

@@ -9,6 +9,7 @@ import pytest
 
 from gym_fed.delta import DeltaFile
 from tests.support.federation import CONFIG, Federation, assert_every_contributor_counts_once_a_round
+from tests.support.quick import quick
 
 CASES: dict[str, dict[str, Any]] = {
     "factors": {
@@ -22,7 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
 WANTED = {"factors": {"lora"}, "grids": {"ternary", "int4", "dense"}}
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("case", quick(sorted(CASES), "grids"))
 def test_two_rounds_with_another_codec(tmp_path: Path, tiny_base: Path, case: str) -> None:
     federation = Federation(tmp_path, tiny_base, **CASES[case])
     try:

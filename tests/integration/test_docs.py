@@ -43,10 +43,18 @@ def scripts(page: Path) -> list[str]:
     return re.findall(r"^<!-- run -->\n```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+SLOW = ("keys.md", "privacy-local.md", "features.md", "tuning.md", "recipes.md")
+"""Pages whose commands, trained or waited for, are tried by `make test-all` only."""
 PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page)]
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW else [])
+        for page in PAGES_WITH_COMMANDS
+    ],
+)
 def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "GYM_HOME": str(tmp_path / "home")}
     servers: list[subprocess.Popen[bytes]] = []

@@ -11,6 +11,7 @@ import torch
 
 from gym_fed.models import load_model, nano_path
 from tests.support.federation import CONFIG, Federation, assert_every_contributor_counts_once_a_round
+from tests.support.quick import quick
 
 DPO = {
     "algorithm": "dpo",
@@ -61,7 +62,7 @@ def mean_margin(source: str, rows: list[dict[str, Any]]) -> float:
     return sum(score(row, "chosen") - score(row, "rejected") for row in rows) / len(rows)
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("case", quick(sorted(CASES), "lora"))
 def test_two_rounds_of_dpo_move_the_margin_of_pairs_nobody_trained_on(case: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, nano_path(), **{**CONFIG, **CASES[case]})
     held_out = pairs(99, 16)

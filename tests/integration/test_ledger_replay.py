@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
 from tests.support.hub import BIN
+from tests.support.quick import quick
 
 RECIPES: dict[str, dict[str, Any]] = {
     "signs": {
@@ -49,7 +50,7 @@ def replay(folder: Path, server_round: int, **environment: str) -> subprocess.Co
     )
 
 
-@pytest.fixture(params=sorted(RECIPES))
+@pytest.fixture(params=quick(sorted(RECIPES), "signs"))
 def finished(request: pytest.FixtureRequest, tmp_path: Path, tiny_base: Path) -> Any:
     """The folder of a hub that has committed two rounds of three contributors."""
     federation = Federation(tmp_path, tiny_base, **RECIPES[request.param])
