@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 
 class Problem(NamedTuple):
     """One reason for a refusal."""
@@ -31,3 +33,15 @@ class Problems(ValueError):
         self.cause, self.found = cause, list(found)
         text = "; ".join(map(str, self.found))
         super().__init__(f"{cause}: {text}" if cause else text)
+
+
+def first_problem(error: ValidationError, whole: str = "") -> str:
+    """The first thing that a schema found wrong, as ``field.part: reason``.
+
+    Args:
+        error: What was raised.
+        whole: What to call the document where the reason is about no field of it.
+    """
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or whole
+    return f"{where}: {first['msg']}"

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.problems import first_problem
 from gym_fed.data.licences import checked_licence
 from gym_fed.data.objects import Objects, file_sha256
 from gym_fed.errors import ErrorCode, GymError
@@ -161,10 +162,9 @@ class DatasetRegistry:
         try:
             found = DatasetManifest.model_validate_json(self._objects.read(path))
         except ValidationError as error:
-            problem = error.errors()[0]
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self._objects.url}/{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}",
+                f"{self._objects.url}/{path}: {first_problem(error)}",
                 "restore the manifest, or push the dataset again",
             ) from error
         if (found.name, found.version) != (name, version):

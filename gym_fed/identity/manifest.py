@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import SigningKey, verify_signature
@@ -64,9 +65,7 @@ class UpdateManifest(StrictModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(k) for k in first["loc"])
-            raise GymError(ErrorCode.UPDATE_REFUSED, f"manifest: {where}: {first['msg']}") from error
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"manifest: {first_problem(error)}") from error
 
 
 def new_nonce() -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest, canonical_json
 from gym_fed.identity.keys import SigningKey, verify_signature
@@ -79,9 +80,7 @@ class Statement(StrictModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(k) for k in first["loc"])
-            raise GymError(ErrorCode.USAGE, f"statement: {where}: {first['msg']}") from error
+            raise GymError(ErrorCode.USAGE, f"statement: {first_problem(error)}") from error
 
 
 class Rotation(Statement):

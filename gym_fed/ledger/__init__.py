@@ -3,7 +3,7 @@
 from gym_fed.ledger.entries import GENESIS_HASH, Chain, Entry
 from gym_fed.ledger.export import LedgerCheck, verify_file
 from gym_fed.ledger.heads import EntryProof, Head, SignedHead, check_fork, contradiction, fork_document
-from gym_fed.ledger.merkle import Frontier, Tree, verify_consistency, verify_inclusion
+from gym_fed.ledger.merkle import Frontier, Tree, verify_inclusion
 
 __all__ = [
     "GENESIS_HASH",
@@ -18,7 +18,6 @@ __all__ = [
     "check_fork",
     "contradiction",
     "fork_document",
-    "verify_consistency",
     "verify_file",
     "verify_inclusion",
 ]

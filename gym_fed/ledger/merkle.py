@@ -109,21 +109,6 @@ class Tree:
                 start = middle
         return path[::-1]
 
-    def consistency(self, old: int, size: int) -> list[str]:
-        """Proof that the tree of ``size`` leaves begins with that of ``old`` (RFC 6962, 2.1.2), hex."""
-        if not 0 < old < size:
-            return []
-        path, start, end, is_whole = list[str](), 0, size, True
-        while old < end:
-            middle = start + _split(end - start)
-            if old <= middle:
-                path.append(self._range(middle, end).hex())
-                end = middle
-            else:
-                path.append(self._range(start, middle).hex())
-                start, is_whole = middle, False
-        return ([] if is_whole else [self._range(start, end).hex()]) + path[::-1]
-
     def _range(self, start: int, end: int) -> bytes:
         """Hash of a subtree of the tree: complete, or at its right edge."""
         size = end - start
@@ -153,32 +138,6 @@ def verify_inclusion(entry_hash: str, index: int, size: int, path: Sequence[str]
             node = node_hash(node, sibling)
         first, last = first >> 1, last >> 1
     return last == 0 and node.hex() == root
-
-
-def verify_consistency(old: int, old_root: str, size: int, root: str, path: Sequence[str]) -> bool:
-    """Whether the tree of ``size`` leaves begins with that of ``old`` leaves (RFC 9162, 2.1.4.2)."""
-    if old == size:
-        return not path and old_root == root
-    if not 0 < old < size or not path or not all(is_hash(node) for node in (*path, old_root)):
-        return False
-    nodes = [bytes.fromhex(node) for node in path]
-    if old & (old - 1) == 0:
-        nodes.insert(0, bytes.fromhex(old_root))
-    first, last = old - 1, size - 1
-    while first & 1:
-        first, last = first >> 1, last >> 1
-    before = after = nodes[0]
-    for node in nodes[1:]:
-        if last == 0:
-            return False
-        if first & 1 or first == last:
-            before, after = node_hash(node, before), node_hash(node, after)
-            while not first & 1 and first:
-                first, last = first >> 1, last >> 1
-        else:
-            after = node_hash(after, node)
-        first, last = first >> 1, last >> 1
-    return last == 0 and before.hex() == old_root and after.hex() == root
 
 
 def _split(size: int) -> int:

@@ -78,10 +78,6 @@ class NoiseSource:
             ("discrete", int(variance), stream), lambda bits: _discrete_gaussian(bits, int(variance)), count
         )
 
-    def standard_normal(self, count: int, stream: str) -> np.ndarray:
-        """Normal variables to the nearest 2^-20, ``[count]`` float64, for sums that are floats anyway."""
-        return self.rounded_gaussian(2.0**20, count, stream) * 2.0**-20
-
     def _take(
         self, key: tuple[str, Any, str], sample: Callable[[_Bits], np.ndarray], count: int
     ) -> np.ndarray:

@@ -15,7 +15,6 @@ from gym_fed.ledger.merkle import (
     Tree,
     leaf_hash,
     node_hash,
-    verify_consistency,
     verify_inclusion,
 )
 
@@ -74,21 +73,6 @@ def test_a_leaf_is_proved_where_it_is_and_nowhere_else(size: int, data: st.DataO
         assert not verify_inclusion(HASHES[index], index ^ 1, size, path, root)
         assert not verify_inclusion(HASHES[index], index, size, path[:-1], root)
         assert not verify_inclusion(HASHES[index], index, size, path, tree.root(size - 1))
-
-
-@given(SIZES, SIZES)
-def test_a_longer_tree_is_proved_to_begin_with_a_shorter_one(one: int, other: int) -> None:
-    old, size = sorted((one, other))
-    tree, forged = Tree(HASHES), Tree(["0" * 64, *HASHES[1:]])
-    path = tree.consistency(old, size)
-    assert verify_consistency(old, tree.root(old), size, tree.root(size), path)
-    assert not verify_consistency(old, forged.root(old), size, tree.root(size), path)
-    if old < size:
-        assert not verify_consistency(old, tree.root(old), size, forged.root(size), path)
-        assert not verify_consistency(
-            old, tree.root(old), size, forged.root(size), forged.consistency(old, size)
-        )
-        assert not verify_consistency(old, tree.root(old), size, tree.root(size), [])
 
 
 @pytest.mark.parametrize("text", ["", "0" * 64, f"{'0' * 64} {'g' * 64}", f"{'0' * 64}  {'0' * 64}"])

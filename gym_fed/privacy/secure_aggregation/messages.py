@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import SigningKey, contributor_id, verify_signature
@@ -207,11 +208,8 @@ def parse(kind: type[T], text: object) -> T:
     try:
         return kind.model_validate_json(text if isinstance(text, str) else "null")
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"]) or "message"
-        raise GymError(
-            ErrorCode.UPDATE_REFUSED, f"secure aggregation: {kind.__name__}: {where}: {first['msg']}"
-        ) from error
+        why = first_problem(error, "message")
+        raise GymError(ErrorCode.UPDATE_REFUSED, f"secure aggregation: {kind.__name__}: {why}") from error
 
 
 def check_majority(threshold: int, began: int) -> None:
