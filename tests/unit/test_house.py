@@ -114,6 +114,11 @@ def test_no_module_is_longer_than_a_reader_can_hold(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    names = [file.name for file in TESTS.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))  # pytest knows a file of the tests by its base name
+
+
 @pytest.mark.parametrize("file", modules(ROOT / "quant/gym_quant"), ids=name_of)
 def test_gym_quant_imports_torch_numpy_and_itself_only(file: Path) -> None:
     allowed = {"gym_quant", "torch", "numpy", "triton"} | set(sys.stdlib_module_names)

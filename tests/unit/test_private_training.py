@@ -220,7 +220,8 @@ def test_noise_is_a_lattice_point_whatever_the_sum_was() -> None:
     assert lattice.std * (1 - 2.0 * math.sqrt(20_000) / 2**20) == pytest.approx(1.0)
     noised = lattice.add(torch.full((20_000,), 0.3)).double()
     steps = noised / (lattice.std / 2**20)
-    assert (steps - steps.round()).abs().max() < 0.2  # float32 of a multiple of the step
+    # float32 of a multiple of the step: off by at most 1/4 of one up to 8 deviations, 1/2 if it were none.
+    assert (steps - steps.round()).abs().max() <= 0.26
     assert float(noised.mean()) == pytest.approx(0.3, abs=0.05)
     assert float(noised.std()) == pytest.approx(1.0, rel=0.05)
     with pytest.raises(GymError, match="too many"):
