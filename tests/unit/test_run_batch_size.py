@@ -50,7 +50,9 @@ def test_a_size_is_not_tried_when_those_before_it_say_that_it_will_not_fit() -> 
 
     def step(size: int) -> None:
         tried.append(size)
-        held = b"x" * (size * (100 << 20))  # 100 MiB a row: what the process frees meanwhile is little beside it
+        held = b"x" * (
+            size * (100 << 20)
+        )  # 100 MiB a row: what the process frees meanwhile is little beside it
         time.sleep(0.05)
         assert held
 
