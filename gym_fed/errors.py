@@ -34,6 +34,7 @@ class ErrorCode(Enum):
     BASE_MISMATCH = "base-mismatch"
     UNAVAILABLE = "unavailable"
     DEADLINE_EXCEEDED = "deadline-exceeded"
+    BUSY = "busy"
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission-denied"
     SERVER_KEY_CHANGED = "server-key-changed"
@@ -90,6 +91,7 @@ _MEANINGS: dict[ErrorCode, _Meaning] = {
     ErrorCode.BASE_MISMATCH: _Meaning(41, "FAILED_PRECONDITION", 409, "A delta was made for another base."),
     ErrorCode.UNAVAILABLE: _Meaning(50, "UNAVAILABLE", 503, "The server cannot be reached."),
     ErrorCode.DEADLINE_EXCEEDED: _Meaning(51, "DEADLINE_EXCEEDED", 504, "A call took too long."),
+    ErrorCode.BUSY: _Meaning(52, "RESOURCE_EXHAUSTED", 429, "As many requests wait as may; try later."),
     ErrorCode.UNAUTHENTICATED: _Meaning(60, "UNAUTHENTICATED", 401, "The caller's key is unknown here."),
     ErrorCode.PERMISSION_DENIED: _Meaning(61, "PERMISSION_DENIED", 403, "The caller may not do this."),
     ErrorCode.SERVER_KEY_CHANGED: _Meaning(

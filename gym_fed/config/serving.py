@@ -1,0 +1,110 @@
+"""`serving.yaml`: which base is served, where its variants are, how much memory and how many requests at once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.compute import Dtype
+
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
+
+
+def parse_bytes(value: object) -> object:
+    """``10GB`` (powers of 1000) or ``10GiB`` (powers of 1024) as a number of bytes; numbers are left as they are."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.fullmatch(value)
+    if found is None or found[2].upper() not in _UNITS:
+        raise ValueError(f"{value!r} is not a size such as 10GB or 512MiB")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+
+
+class EngineConfig(StrictModel):
+    """The engine: how many requests at once, and how the variants' terms are computed."""
+
+    max_concurrent: int = Field(default=32, ge=1)
+    """Requests that generate at once, each with a KV cache of its own."""
+
+    max_queued: int = Field(default=256, ge=0)
+    """Requests that wait, fairly between users; one more is refused (HTTP 429 with Retry-After)."""
+
+    max_queued_per_user: int = Field(default=64, ge=1)
+    """Of one user."""
+
+    max_batch_tokens: int = Field(default=512, ge=16)
+    """Tokens of one step: one for each running request, the rest for prompts, which are read in pieces."""
+
+    max_context: int | None = Field(default=None, ge=2)
+    """Longest prompt and answer together; by default the model's own limit."""
+
+    kv_cache_size: Bytes = 4 * 2**30
+    """Most bytes of all KV caches together; a request waits until what it may need is free."""
+
+    kernel: Literal["exact", "lookup"] = "exact"
+    """How sign deltas are multiplied: exactly in float32, or by table look-up (faster, about 1% of the term's norm)."""
+
+
+class ServingConfig(StrictModel):
+    """`gym api` and `gym batch`."""
+
+    base: str = "gym-nano"
+    """gym-nano, a model folder, or a name in the local cache."""
+
+    served_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
+    """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""
+
+    dtype: Dtype = "float32"
+    device: str = "auto"
+    num_threads: int | None = Field(default=None, ge=1)
+
+    variants: Path | None = None
+    """Folder of the variant store (`gym variant` fills it); without it the base alone is served."""
+
+    cache_size: Bytes = 10 * 10**9
+    """Memory for variants; the one that was not used for longest goes first."""
+
+    require_signature: bool = True
+    """Whether a variant without its owner's valid signature is refused."""
+
+    engine: EngineConfig = EngineConfig()
+
+    host: str = "127.0.0.1"
+    """Loopback by default; any other address needs API keys."""
+
+    port: int = Field(default=8000, ge=0, le=65_535)
+    """0 takes a free one and prints it."""
+
+    api_keys: Path | None = None
+    """File of hashed API keys (`gym api keys` fills it); None lets everyone on this machine in."""
+
+    usage_log: Path | None = None
+    """JSON lines of who used which version and how much, for `gym-server ledger attribute --usage`."""
+
+    request_timeout_seconds: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _keys_beyond_loopback(self) -> ServingConfig:
+        if self.api_keys is None and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(
+                f"host {self.host} is open to others, but api_keys is not set: make one with `gym api keys add`, "
+                "or serve on 127.0.0.1"
+            )
+        return self

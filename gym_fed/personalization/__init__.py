@@ -1,0 +1,14 @@
+"""Personal variants of one base model: made from a user's own data, served by name. Names are imported on first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gym_fed.lazy import lazy
+
+if TYPE_CHECKING:
+    from gym_fed.personalization.trainer import PersonalizedTrainer
+
+__all__ = ["PersonalizedTrainer"]
+
+__getattr__ = lazy(__name__, PersonalizedTrainer="gym_fed.personalization.trainer")
