@@ -1,0 +1,234 @@
+"""Answers being written: events of the engine in, chunks of a stream or one whole body out."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.serving.openai import logprobs
+from gym_fed.serving.openai.tools import Call, FreeCalls, RequiredCall
+from gym_fed.serving.request import Event, TokenLogprob
+
+Chunk = dict[str, Any]
+
+
+@dataclass
+class Choice:
+    """What one answer has so far."""
+
+    parser: FreeCalls | RequiredCall | None = None
+    text: str = ""
+    calls: list[Call] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_tokens: int = 0
+    finish_reason: str | None = None
+
+    def take(self, event: Event) -> tuple[str, list[Call]]:
+        """Add an event; gives what may be shown of it."""
+        shown, calls = event.text, list[Call]()
+        if self.parser is not None:
+            shown, calls = self.parser.feed(event.text)
+            if event.finish_reason is not None:
+                more, last = self.parser.end()
+                shown, calls = shown + more, [*calls, *last]
+        self.text += shown
+        self.calls += calls
+        self.logprobs += event.logprobs
+        self.num_tokens += len(event.token_ids)
+        if event.finish_reason is not None:
+            called = self.calls and event.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if called else event.finish_reason
+        return shown, calls
+
+
+class Answer(ABC):
+    """All choices of one request.
+
+    Args:
+        model: The name that was asked for.
+        prompt_tokens: Of all prompts, each counted once.
+        choices: One for each generation, in order.
+        with_logprobs: Whether they were asked for.
+        include_usage: Whether the stream ends with the counts.
+        fingerprint: Names the weights of the base.
+    """
+
+    _prefix: str
+    _object: str
+    _chunk_object: str
+
+    def __init__(
+        self,
+        model: str,
+        prompt_tokens: int,
+        choices: list[Choice],
+        *,
+        with_logprobs: bool,
+        include_usage: bool,
+        fingerprint: str,
+    ) -> None:
+        self.model = model
+        self.prompt_tokens = prompt_tokens
+        self.choices = choices
+        self.with_logprobs = with_logprobs
+        self._include_usage = include_usage
+        self._fingerprint = fingerprint
+        self.id = f"{self._prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)
+
+    def usage(self) -> dict[str, int]:
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer, once every event was taken."""
+        choices = [self._whole(index, choice) for index, choice in enumerate(self.choices)]
+        return {**self._head(self._object), "choices": choices, "usage": self.usage()}
+
+    @abstractmethod
+    def opening(self) -> list[Chunk]:
+        """What a stream begins with."""
+
+    @abstractmethod
+    def take(self, index: int, event: Event) -> list[Chunk]:
+        """Add an event of a choice; gives the chunks that tell it."""
+
+    def closing(self) -> list[Chunk]:
+        """What a stream ends with: the counts, where they were asked for."""
+        if not self._include_usage:
+            return []
+        return [{**self._head(self._chunk_object), "choices": [], "usage": self.usage()}]
+
+    @abstractmethod
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]: ...
+
+    def _chunk(self, choice: dict[str, Any]) -> Chunk:
+        chunk = {**self._head(self._chunk_object), "choices": [choice]}
+        return {**chunk, "usage": None} if self._include_usage else chunk
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self.model,
+            "system_fingerprint": self._fingerprint,
+        }
+
+
+class ChatAnswer(Answer):
+    """Of ``/v1/chat/completions``."""
+
+    _prefix = "chatcmpl"
+    _object = "chat.completion"
+    _chunk_object = "chat.completion.chunk"
+
+    def opening(self) -> list[Chunk]:
+        delta = {"role": "assistant", "content": ""}
+        return [self._delta(index, delta) for index in range(len(self.choices))]
+
+    def take(self, index: int, event: Event) -> list[Chunk]:
+        choice = self.choices[index]
+        told = len(choice.calls)
+        shown, calls = choice.take(event)
+        chunks = []
+        if shown or (event.logprobs and not calls and event.finish_reason is None):
+            chunks.append(self._delta(index, {"content": shown}, event.logprobs))
+        for number, call in enumerate(calls, told):
+            delta = {"tool_calls": [{"index": number, **call.to_dict()}]}
+            chunks.append(self._delta(index, delta, () if chunks else event.logprobs))
+        if choice.finish_reason is not None:
+            rest = () if chunks else event.logprobs
+            chunks.append(self._delta(index, {}, rest, choice.finish_reason))
+        return chunks
+
+    def _delta(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        tokens: Iterable[TokenLogprob] = (),
+        finish_reason: str | None = None,
+    ) -> Chunk:
+        told = list(tokens)
+        return self._chunk(
+            {
+                "index": index,
+                "delta": delta,
+                "logprobs": logprobs.of_chat(told) if told else None,
+                "finish_reason": finish_reason,
+            }
+        )
+
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["content"] = choice.text.strip() or None
+            message["tool_calls"] = [call.to_dict() for call in choice.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs.of_chat(choice.logprobs) if self.with_logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+
+
+class CompletionAnswer(Answer):
+    """Of ``/v1/completions``.
+
+    Args:
+        model: See ``Answer``, like everything but:
+        echoes: For each choice the text of its prompt, where it is to be repeated, or an empty one.
+    """
+
+    _prefix = "cmpl"
+    _object = "text_completion"
+    _chunk_object = "text_completion"
+
+    def __init__(
+        self, model: str, prompt_tokens: int, choices: list[Choice], *, echoes: list[str], **more: Any
+    ) -> None:
+        super().__init__(model, prompt_tokens, choices, **more)
+        self._echoes = echoes
+
+    def opening(self) -> list[Chunk]:
+        return [self._piece(index, text) for index, text in enumerate(self._echoes) if text]
+
+    def take(self, index: int, event: Event) -> list[Chunk]:
+        choice = self.choices[index]
+        offset = sum(len(told.text) for told in choice.logprobs)
+        shown, _ = choice.take(event)
+        if not shown and not event.logprobs and choice.finish_reason is None:
+            return []
+        return [self._piece(index, shown, event.logprobs, offset, choice.finish_reason)]
+
+    def _piece(
+        self,
+        index: int,
+        text: str,
+        tokens: Iterable[TokenLogprob] = (),
+        offset: int = 0,
+        finish_reason: str | None = None,
+    ) -> Chunk:
+        told = list(tokens)
+        found = logprobs.of_completion(told, offset) if told else None
+        return self._chunk({"index": index, "text": text, "logprobs": found, "finish_reason": finish_reason})
+
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": self._echoes[index] + choice.text,
+            "logprobs": logprobs.of_completion(choice.logprobs, 0) if self.with_logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }

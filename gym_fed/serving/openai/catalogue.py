@@ -1,0 +1,113 @@
+"""Model names of the API: ``<served name>`` is the base, ``<served name>:<variant>`` a variant."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.openai.access import Caller, Owned
+from gym_fed.serving.openai.refusals import model_not_found
+
+
+class Registered(Owned, Protocol):
+    """What the catalogue tells of a registered variant."""
+
+    @property
+    def created_at(self) -> float:
+        """Unix seconds."""
+
+
+class Registry(Protocol):
+    """Where variants are looked up by name: the variant store."""
+
+    def get(self, name: str) -> Registered:
+        """Raises ``NOT_FOUND``."""
+
+    def list(self, owner: str | None = None) -> Iterator[Registered]:
+        """All of them, or an owner's, in order of name."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One name that can be asked for.
+
+    Attributes:
+        name: In the API.
+        variant: None is the base.
+        owner: Of the variant; ``gym`` for the base.
+        created: Unix seconds.
+    """
+
+    name: str
+    variant: str | None
+    owner: str
+    created: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": self.owner}
+
+
+class Catalogue:
+    """The models of one server, as each caller sees them.
+
+    Args:
+        served_name: Of the base; has no colon.
+        registry: The variants; None: the base alone is served.
+    """
+
+    def __init__(self, served_name: str, registry: Registry | None = None) -> None:
+        self.served_name = served_name
+        self._registry = registry
+        self._base = Model(served_name, None, "gym", int(time.time()))
+
+    def resolve(self, name: str, caller: Caller) -> Model:
+        """The model of this name.
+
+        Raises:
+            GymError: ``NOT_FOUND``, the same for what does not exist and for what is another's.
+        """
+        base, colon, variant = name.partition(":")
+        if base != self.served_name:
+            raise model_not_found(name)
+        if not colon:
+            if not caller.base:
+                raise model_not_found(name)
+            return self._base
+        record = self._find(variant)
+        if record is None or not caller.may_use(record):
+            raise model_not_found(name)
+        return self._model(record)
+
+    def list(self, caller: Caller) -> Iterator[Model]:
+        """All that the caller may use, the base first."""
+        if caller.base:
+            yield self._base
+        if self._registry is None:
+            return
+        if caller.everything:
+            yield from map(self._model, self._registry.list())
+            return
+        listed = set()
+        for owner in sorted(caller.owners):
+            for record in self._registry.list(owner):
+                listed.add(record.name)
+                yield self._model(record)
+        for name in sorted(caller.variants - listed):
+            if (found := self._find(name)) is not None:
+                yield self._model(found)
+
+    def _find(self, variant: str) -> Registered | None:
+        if self._registry is None:
+            return None
+        try:
+            return self._registry.get(variant)
+        except GymError as error:
+            if error.code in (ErrorCode.NOT_FOUND, ErrorCode.USAGE):  # a name that none can have, too
+                return None
+            raise
+
+    def _model(self, record: Registered) -> Model:
+        return Model(f"{self.served_name}:{record.name}", record.name, record.owner, int(record.created_at))

@@ -1,0 +1,124 @@
+"""The schema of ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.serving.openai.fields import Neutral, RequestModel
+from gym_fed.serving.openai.messages import AssistantMessage, Message, ToolMessage
+from gym_fed.serving.openai.sampling_fields import NEUTRAL, SamplingFields
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+
+CHAT_NEUTRAL: Neutral = {
+    **NEUTRAL,
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "functions": (),
+    "function_call": (),
+}
+
+
+class Function(RequestModel):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestModel):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(RequestModel):
+    name: str
+
+
+class NamedTool(RequestModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class PlainFormat(RequestModel):
+    type: Literal["text", "json_object"]
+
+
+class JsonSchema(RequestModel):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """Either way the answer is held to the schema."""
+
+
+class SchemaFormat(RequestModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class ChatRequest(SamplingFields):
+    """One turn of a conversation."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _combinations(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise ValueError("max_tokens and max_completion_tokens are given, and differ")
+        if not self.tools and (
+            self.tool_choice not in (None, "none") or self.parallel_tool_calls is not None
+        ):
+            raise ValueError("tool_choice and parallel_tool_calls need tools")
+        names = [tool.function.name for tool in self.tools or []]
+        if len(names) != len(set(names)):
+            raise ValueError("two tools have the same name")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not in tools")
+        if self.tools and self.tool_choice != "none" and self.json_schema is not None:
+            raise ValueError("response_format and tools cannot be held to at once: give one of them")
+        known: set[str] = set()
+        for message in self.messages:
+            if isinstance(message, AssistantMessage):
+                known |= {call.id for call in message.tool_calls or []}
+            if isinstance(message, ToolMessage) and message.tool_call_id not in known:
+                raise ValueError(f"tool_call_id {message.tool_call_id!r} is of no call before it")
+        return self
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """What the answer is held to; an empty one is any object."""
+        if isinstance(self.response_format, SchemaFormat):
+            return self.response_format.json_schema.schema_
+        if self.response_format is not None and self.response_format.type == "json_object":
+            return {}
+        return None

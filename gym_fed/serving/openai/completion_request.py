@@ -1,0 +1,57 @@
+"""The schemas of ``POST /v1/completions`` and ``POST /v1/embeddings``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.serving.openai.fields import Neutral, RequestModel
+from gym_fed.serving.openai.sampling_fields import NEUTRAL, SamplingFields
+
+MAX_PROMPTS = 128
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's for completions; a chat's answer may be as long as the context."""
+
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+Inputs = str | Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+COMPLETION_NEUTRAL: Neutral = {**NEUTRAL, "suffix": (), "best_of": (1,)}
+EMBEDDING_NEUTRAL: Neutral = {"dimensions": ()}
+
+
+class CompletionRequest(SamplingFields):
+    """Text to be continued; several at once are answered at once."""
+
+    prompt: Inputs
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @model_validator(mode="after")
+    def _combinations(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo with logprobs is not supported: the prompt's logprobs are not kept")
+        if len(as_list(self.prompt)) * (self.n or 1) > MAX_PROMPTS:
+            raise ValueError(f"prompts times n is more than {MAX_PROMPTS}")
+        return self
+
+
+class EmbeddingRequest(RequestModel):
+    """Texts whose vectors are wanted."""
+
+    model: str = Field(max_length=256)
+    input: Inputs
+    encoding_format: Literal["float", "base64"] | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+
+
+def as_list(inputs: Inputs) -> list[str] | list[list[int]]:
+    """One or several inputs as a list of texts or of token ids."""
+    if isinstance(inputs, str):
+        return [inputs]
+    if isinstance(inputs[0], int):
+        return [[int(token) for token in inputs if isinstance(token, int)]]
+    return inputs  # of one kind, as the schema saw to

@@ -1,0 +1,178 @@
+"""From messages or text to token ids: the tokenizer's chat template, and what it can and cannot render."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import cached_property
+from typing import Any
+
+from gym_fed.serving.openai.messages import AssistantMessage, Message, ToolMessage, text_of
+from gym_fed.serving.openai.refusals import RequestError
+
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+_PROBE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Finds out whether the template shows tools.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+class Prompts:
+    """Renders prompts with one tokenizer; from any thread.
+
+    Args:
+        tokenizer: Of the base.
+        vocab_size: Rows of the model's embedding: the token ids that exist.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()  # a fast tokenizer refuses to be used from two threads at once
+
+    def of_messages(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, *, open_call: bool = False
+    ) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins.
+
+        Args:
+            messages: Validated.
+            tools: As OpenAI's ``tools``; rendered by the template.
+            open_call: Whether the answer has begun with ``<tool_call>``.
+
+        Raises:
+            RequestError: For a model without a chat template, or a conversation that its template refuses.
+        """
+        if not self._tokenizer.chat_template:
+            raise RequestError(
+                "this model has no chat template",
+                param="messages",
+                name="unsupported_parameter",
+                hint="POST the text to /v1/completions",
+            )
+        if tools:
+            self.require_tools()
+        rows = [_row(message) for message in messages]
+        if any("tool_calls" in row for row in rows):
+            self._require_calls_shown(rows, tools)
+        text = self._render(rows, tools) + (f"{CALL_OPEN}\n" if open_call else "")
+        return self._ids(text, "messages", special=False)
+
+    def of_input(self, given: str | list[int], param: str) -> list[int]:
+        """Token ids of a text, with the tokenizer's own first and last tokens, or checked token ids.
+
+        Raises:
+            RequestError: For an empty text, or ids that the model does not have.
+        """
+        if isinstance(given, str):
+            return self._ids(given, param, special=True)
+        self.require_known(given, param)
+        return given
+
+    def require_known(self, token_ids: Any, param: str) -> None:
+        """Refuse ids that the model does not have."""
+        for token in token_ids:
+            if not 0 <= token < self._vocab_size:
+                raise RequestError(
+                    f"field {param!r}: token id {token} is not among the model's {self._vocab_size}",
+                    param=param,
+                )
+
+    def text(self, token_ids: list[int]) -> str:
+        """The reverse of ``of_input``."""
+        with self._lock:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def require_tools(self) -> None:
+        """Refuse ``tools`` where the template does not show them, or its form of calls is not known here.
+
+        Known is that of Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": ...}</tool_call>``.
+        """
+        if not self._tools_shown:
+            raise RequestError(
+                "field 'tools' is not supported: this model's chat template does not show tools",
+                param="tools",
+                name="unsupported_parameter",
+            )
+        if not self._calls_known:
+            raise RequestError(
+                "field 'tools' is not supported: this model's chat template has calls in a form that is not known here",
+                param="tools",
+                name="unsupported_parameter",
+                hint=f'known is {CALL_OPEN}{{"name": ..., "arguments": ...}}{CALL_CLOSE}',
+            )
+
+    @cached_property
+    def _tools_shown(self) -> bool:
+        rows = [{"role": "user", "content": "x"}]
+        return self._render(rows, [_PROBE]) != self._render(rows, None)
+
+    @cached_property
+    def _calls_known(self) -> bool:
+        text = self._render([{"role": "user", "content": "x"}], [_PROBE])
+        return CALL_OPEN in text and '"arguments"' in text and "<function=" not in text
+
+    def _require_calls_shown(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> None:
+        silent = [{k: v for k, v in row.items() if k != "tool_calls"} for row in rows]
+        if self._render(rows, tools) == self._render(silent, tools):
+            raise RequestError(
+                "tool_calls in messages are not supported: this model's chat template does not show them",
+                param="messages",
+                name="unsupported_parameter",
+            )
+
+    def _render(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            with self._lock:
+                return str(
+                    self._tokenizer.apply_chat_template(
+                        rows, tools=tools or None, tokenize=False, add_generation_prompt=True
+                    )
+                )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise RequestError(
+                f"this model's chat template refuses the conversation: {error}", param="messages"
+            ) from error
+
+    def _ids(self, text: str, param: str, *, special: bool) -> list[int]:
+        with self._lock:
+            ids = list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        if not ids:
+            raise RequestError(
+                f"field {param!r} has no token", param=param, hint="give at least one character"
+            )
+        return ids
+
+
+def _row(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: text, and arguments of calls as objects."""
+    if isinstance(message, ToolMessage):
+        return {"role": "tool", "content": text_of(message.content), "tool_call_id": message.tool_call_id}
+    role = "system" if message.role == "developer" else message.role
+    row: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        row["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return row
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("arguments of a tool call are not JSON", param="messages") from error
+    if not isinstance(found, dict):
+        raise RequestError("arguments of a tool call are not a JSON object", param="messages")
+    return found

@@ -1,0 +1,345 @@
+"""The service: a request's URL, body and caller in, OpenAI's answer out; whole, or as a stream.
+
+``handle`` and ``stream`` are for callers with threads, such as ``gym batch``; ``begin`` is for a server that waits
+for many answers at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.openai.access import Caller
+from gym_fed.serving.openai.answers import Answer, ChatAnswer, Choice, Chunk, CompletionAnswer
+from gym_fed.serving.openai.catalogue import Catalogue, Model
+from gym_fed.serving.openai.chat_request import CHAT_NEUTRAL, ChatRequest
+from gym_fed.serving.openai.completion_request import (
+    COMPLETION_NEUTRAL,
+    DEFAULT_MAX_TOKENS,
+    EMBEDDING_NEUTRAL,
+    CompletionRequest,
+    EmbeddingRequest,
+    as_list,
+)
+from gym_fed.serving.openai.fields import parse
+from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts
+from gym_fed.serving.openai.refusals import RequestError, model_not_found
+from gym_fed.serving.openai.sampling_fields import SamplingFields
+from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
+from gym_fed.serving.request import Event, GenerationRequest, SamplingParams
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
+
+
+class Generating(Protocol):
+    """One answer of the engine, on its way."""
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    def cancel(self) -> None: ...
+
+
+class Generator(Protocol):
+    """What the service needs of the engine."""
+
+    def submit(self, request: GenerationRequest) -> Generating: ...
+
+    def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> Any:
+        """``[hidden] float32``: the mean of the last hidden states over the text."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one request used up.
+
+    Attributes:
+        url: Which kind of request.
+        model: The name that was asked for.
+        caller: Name of the caller.
+        end_user: The request's ``user``, if any.
+        prompt_tokens: Read.
+        completion_tokens: Written, also of an answer that was broken off.
+    """
+
+    url: str
+    model: str
+    caller: str
+    end_user: str | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
+OnUse = Callable[[Use], None]
+
+
+class Pending:
+    """A request that was let in. Drive it to its end once, with ``run``, ``arun``, ``chunks`` or ``achunks``.
+
+    Whatever ends it, an error or the caller's going away too, what was not written yet is cancelled, and what was
+    used is told.
+    """
+
+    def __init__(self, answer: Answer, generations: list[Generating], on_end: Callable[[], None]) -> None:
+        self._answer = answer
+        self._generations = generations
+        self._on_end = on_end
+        self._ended = False
+
+    def run(self) -> dict[str, Any]:
+        """The whole answer."""
+        for _ in self.chunks():
+            pass
+        return self._answer.body()
+
+    async def arun(self) -> dict[str, Any]:
+        """As ``run``."""
+        async for _ in self.achunks():
+            pass
+        return self._answer.body()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The answer piece by piece; of several choices one after the other."""
+        try:
+            yield from self._answer.opening()
+            for index, generation in enumerate(self._generations):
+                for event in generation:
+                    yield from self._answer.take(index, _without_error(event))
+            yield from self._answer.closing()
+        finally:
+            self.end()
+
+    async def achunks(self) -> AsyncIterator[Chunk]:
+        """As ``chunks``."""
+        try:
+            for chunk in self._answer.opening():
+                yield chunk
+            for index, generation in enumerate(self._generations):
+                async for event in generation:
+                    for chunk in self._answer.take(index, _without_error(event)):
+                        yield chunk
+            for chunk in self._answer.closing():
+                yield chunk
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Cancel what still runs. May be called again, and without having been driven."""
+        if self._ended:
+            return
+        self._ended = True
+        for generation in self._generations:
+            generation.cancel()  # nothing, for one that has ended
+        self._on_end()
+
+
+class OpenAIService:
+    """OpenAI's API over one engine.
+
+    Args:
+        engine: Writes the answers.
+        catalogue: The names that can be asked for.
+        tokenizer: Of the base.
+        vocab_size: Token ids that the model has.
+        fingerprint: Names the weights of the base (``system_fingerprint``).
+        on_use: Told what each request used, once it has ended.
+    """
+
+    def __init__(
+        self,
+        engine: Generator,
+        catalogue: Catalogue,
+        tokenizer: Any,
+        *,
+        vocab_size: int,
+        fingerprint: str,
+        on_use: OnUse | None = None,
+    ) -> None:
+        self.catalogue = catalogue
+        self._engine = engine
+        self._prompts = Prompts(tokenizer, vocab_size)
+        self._fingerprint = fingerprint
+        self._on_use = on_use or (lambda use: None)
+
+    def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
+        """Answer a request as a whole; waits for it.
+
+        Args:
+            url: One of ``URLS``.
+            body: The parsed JSON.
+            caller: Who asks.
+
+        Raises:
+            GymError: Why it is refused; a ``RequestError`` names the field. ``BUSY`` when too many wait.
+        """
+        if url == EMBEDDINGS:
+            return self.embed(body, caller)
+        if isinstance(body, dict) and body.get("stream"):
+            raise RequestError(
+                "field 'stream' is not possible here: the answer is given whole", param="stream"
+            )
+        return self.begin(url, body, caller).run()
+
+    def stream(self, url: str, body: Any, caller: Caller) -> Iterator[Chunk]:
+        """Answer a request piece by piece, whether or not it says ``stream``; raises as ``handle``."""
+        return self.begin(url, body, caller).chunks()
+
+    def begin(self, url: str, body: Any, caller: Caller) -> Pending:
+        """Let a request for text in, without waiting for its answer; raises as ``handle``."""
+        if url == CHAT:
+            return self._chat(parse(ChatRequest, body, CHAT_NEUTRAL), caller)
+        if url == COMPLETIONS:
+            return self._completion(parse(CompletionRequest, body, COMPLETION_NEUTRAL), caller)
+        raise RequestError(
+            f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"there are {', '.join(URLS)}"
+        )
+
+    def embed(self, body: Any, caller: Caller) -> dict[str, Any]:
+        """Vectors of texts: the mean of the model's last hidden states, scaled to length one. Raises as ``handle``."""
+        request = parse(EmbeddingRequest, body, EMBEDDING_NEUTRAL)
+        model = self.catalogue.resolve(request.model, caller)
+        prompts = [self._prompts.of_input(given, "input") for given in as_list(request.input)]
+        data = []
+        used = 0
+        try:
+            for index, ids in enumerate(prompts):
+                with _refusals(model, "input"):
+                    vector = _unit(self._engine.embed(ids, model.variant, caller.name).tolist())
+                used += len(ids)
+                shown: Any = vector
+                if request.encoding_format == "base64":
+                    shown = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+                data.append({"object": "embedding", "index": index, "embedding": shown})
+        finally:
+            self._on_use(Use(EMBEDDINGS, model.name, caller.name, request.user, used, 0))
+        usage = {"prompt_tokens": used, "total_tokens": used}
+        return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+    def _chat(self, request: ChatRequest, caller: Caller) -> Pending:
+        model = self.catalogue.resolve(request.model, caller)
+        tools, forced = shown_tools(request), schema_of_calls(request)
+        ids = self._prompts.of_messages(request.messages, tools, open_call=forced is not None)
+        schema = forced if forced is not None else request.json_schema
+        one_call = bool(tools) and forced is None and request.parallel_tool_calls is False
+        sampling = request.sampling(
+            max_tokens=request.longest,
+            logprobs=request.num_logprobs,
+            json_schema=None if schema is None else json.dumps(schema),
+            also_stop=(CALL_CLOSE,) if one_call else (),
+        )
+        generations = self._submit([ids], sampling, request, model, caller, "messages")
+        parser = RequiredCall if forced is not None else FreeCalls if tools else None
+        answer = ChatAnswer(
+            model.name,
+            len(ids),
+            [Choice(parser() if parser else None) for _ in generations],
+            with_logprobs=bool(request.logprobs),
+            include_usage=request.include_usage,
+            fingerprint=self._fingerprint,
+        )
+        return self._pending(CHAT, answer, generations, request, caller)
+
+    def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
+        model = self.catalogue.resolve(request.model, caller)
+        given = as_list(request.prompt)
+        prompts = [self._prompts.of_input(one, "prompt") for one in given]
+        sampling = request.sampling(
+            max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
+            logprobs=request.logprobs,
+        )
+        generations = self._submit(prompts, sampling, request, model, caller, "prompt")
+        times = request.n or 1
+        shown = [one if isinstance(one, str) else self._prompts.text(one) for one in given if request.echo]
+        answer = CompletionAnswer(
+            model.name,
+            sum(map(len, prompts)),
+            [Choice() for _ in generations],
+            echoes=[text for text in shown for _ in range(times)] or [""] * len(generations),
+            with_logprobs=request.logprobs is not None,
+            include_usage=request.include_usage,
+            fingerprint=self._fingerprint,
+        )
+        return self._pending(COMPLETIONS, answer, generations, request, caller)
+
+    def _submit(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        request: SamplingFields,
+        model: Model,
+        caller: Caller,
+        param: str,
+    ) -> list[Generating]:
+        """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
+        self._prompts.require_known(sampling.logit_bias, "logit_bias")
+        self._prompts.require_known(sampling.stop_token_ids, "stop_token_ids")
+        started: list[Generating] = []
+        try:
+            for ids in prompts:
+                for number in range(request.n or 1):
+                    seed = None if sampling.seed is None else sampling.seed + number
+                    wanted = GenerationRequest(
+                        list(ids), replace(sampling, seed=seed), model.variant, caller.name
+                    )
+                    with _refusals(model, param):
+                        started.append(self._engine.submit(wanted))
+        except BaseException:
+            for generation in started:
+                generation.cancel()
+            raise
+        return started
+
+    def _pending(
+        self,
+        url: str,
+        answer: Answer,
+        generations: list[Generating],
+        request: SamplingFields,
+        caller: Caller,
+    ) -> Pending:
+        def on_end() -> None:
+            tokens = answer.prompt_tokens, answer.completion_tokens
+            self._on_use(Use(url, answer.model, caller.name, request.user, *tokens))
+
+        return Pending(answer, generations, on_end)
+
+
+class _refusals:
+    """The engine's refusals, as clients of OpenAI know them."""
+
+    def __init__(self, model: Model, param: str) -> None:
+        self._model = model
+        self._param = param
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, GymError):
+            return
+        if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
+            raise model_not_found(self._model.name) from error
+        if error.code is ErrorCode.TOO_LARGE:
+            raise RequestError(
+                error.message, param=self._param, name="context_length_exceeded", hint=error.hint
+            ) from error
+
+
+def _without_error(event: Event) -> Event:
+    if event.finish_reason == "error":
+        raise GymError(
+            ErrorCode.INTERNAL, "the engine could not finish this answer", "the server's log tells why"
+        )
+    return event
+
+
+def _unit(vector: list[float]) -> list[float]:
+    length = sum(value * value for value in vector) ** 0.5
+    return [value / length for value in vector] if length else vector
