@@ -80,6 +80,17 @@ class RootConfig(StrictModel):
     max_examples: int = Field(200, ge=1)
 
 
+class VariantsConfig(StrictModel):
+    """Personal variants that contributors keep on the hub, for their other machines and for each other."""
+
+    enabled: bool = True
+    max_per_contributor: int = Field(100, ge=1)
+    max_bytes: int | None = Field(None, ge=1024)
+    """Of one variant; by default what an update may have, ``admission.max_update_bytes``."""
+    max_total_bytes: int = Field(64 << 30, ge=1024)
+    """Of all variants that the hub keeps. A removed one no longer counts, though its file stays."""
+
+
 class StorageConfig(StrictModel):
     """Where state lives; relative paths are inside the hub's folder."""
 
@@ -110,7 +121,14 @@ class ServerConfig(StrictModel):
     """Contributor-level differential privacy of the soups; absent: none is promised."""
     secure_aggregation: SecureAggregationConfig | None = None
     """Hide every single update from the hub; absent: it sees them, as its robust rules must."""
+    variants: VariantsConfig = VariantsConfig()
     storage: StorageConfig = StorageConfig()
+
+    @property
+    def max_variant_bytes(self) -> int:
+        """What one variant may have."""
+        most = self.variants.max_bytes
+        return self.admission.max_update_bytes if most is None else most
 
     def recipe_at(self, height: int) -> TrainingRecipe:
         """The recipe of the round that starts from version ``height``."""
@@ -129,6 +147,9 @@ class ServerConfig(StrictModel):
                     )
                 ],
             )
+        if self.max_variant_bytes > self.admission.max_update_bytes:
+            what = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
+            raise Problems("", [Problem("variants.max_bytes", what)])
         check_secure(self)
         check_private(self)
         check_distillation(self.recipe, self.codec)

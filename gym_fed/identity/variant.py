@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
@@ -80,6 +81,11 @@ class SignedVariant:
                 "signature": self.signature.hex(),
             }
         ).decode()
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 of that JSON, by which a hub's ledger names it; it cannot be guessed, for the signature in it."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @classmethod
     def parse(cls, text: str) -> Self:

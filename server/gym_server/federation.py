@@ -33,6 +33,7 @@ from gym_server.queue import MessageQueue
 from gym_server.rounds import Journal
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
+from gym_server.variants import Variants
 
 CONFIG_NAME = "gym-server.yaml"
 SESSION_KEY_BYTES = 32
@@ -79,6 +80,7 @@ class Federation:
             config.privacy is not None,
             config.secure_aggregation is not None,
         )
+        self.variants = Variants(database, self.ledger, self.store, base, config)
 
     @classmethod
     def open(cls, folder: Path, overrides: tuple[str, ...] = ()) -> Federation:

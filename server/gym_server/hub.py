@@ -30,6 +30,7 @@ from gym_server.queue import QueuedMessage, check_held, record_reply
 from gym_server.rewards.standing import rewards_of
 from gym_server.store.tables import accounts, credits, messages, nodes, updates
 from gym_server.transfers import Transfers
+from gym_server.variant_calls import VariantCalls
 
 MAX_RECORDS_BYTES = 256 << 10
 """What a reply's records may weigh; tensors are objects and do not count."""
@@ -74,17 +75,17 @@ class Wakeups:
             event.set()
 
 
-class Hub(LedgerCalls, hub_pb2_grpc.HubServicer):
+class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
     """The service. Refusals are raised as ``GymError``; the guard turns them into gRPC status and trailer."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
         super().__init__(federation.ledger)
         self._fed = federation
         self._wakeups = wakeups
+        self._variants = federation.variants
         config = federation.config
-        self._transfers = Transfers(
-            federation.database, federation.store, config.admission, config.privacy is not None
-        )
+        private = config.privacy is not None or config.variants.enabled
+        self._transfers = Transfers(federation.database, federation.store, config.admission, private)
         self.finished = asyncio.Event()
 
     # ---- status, enrolment, sessions ----

@@ -20,6 +20,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.grants import may_read
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import objects, readers, uploads
@@ -136,8 +137,7 @@ class Transfers:
 
     def _may_read(self, contributor: str, sha256: str) -> bool:
         with self._database.reading() as tx:
-            allowed = readers.c.contributor.in_((contributor, "*"))
-            return tx.scalar(select(readers.c.sha256).where(readers.c.sha256 == sha256, allowed)) is not None
+            return may_read(tx, contributor, sha256)
 
     def check_sent(self, contributor: str, sha256: str) -> None:
         """Raises ``NOT_FOUND`` for an object of which the contributor may not know, as for one that is not there."""

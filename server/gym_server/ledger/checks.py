@@ -6,6 +6,7 @@ that differs are all found.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from gym_server.store.tables import (
     royalties,
     transfers,
     updates,
+    variants,
     versions,
 )
 
@@ -148,4 +150,23 @@ CHECKS: list[TableCheck] = [
         select(reputations),
         lambda row: (row.contributor, (row.value, row.height)),
     ),
+    TableCheck(
+        "variants",
+        ("variant", "variant-removed"),
+        lambda kind, body: [
+            (
+                (body["contributor"], body["variant"]),
+                (body["revision"], body["document"], "held" if kind == "variant" else "removed"),
+            )
+        ],
+        select(variants),
+        lambda row: ((row.owner, row.slot), (row.revision, *_document(row))),
+    ),
 ]
+
+
+def _document(row: Any) -> tuple[str, str]:
+    """The digest of what a variant's owner signed, from the text while it is there, and whether it is."""
+    if row.document is None:
+        return row.document_sha256, "removed"
+    return hashlib.sha256(row.document.encode()).hexdigest(), "held"

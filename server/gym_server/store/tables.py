@@ -320,3 +320,40 @@ privacy_spending = Table(
     Column("mechanism", String, nullable=False),
     Column("noise_multiplier", Float, nullable=False),
 )
+
+# Variants that the hub keeps for their owners. A removed one stays as a row without its document, so that what was
+# signed before cannot come back.
+variants = Table(
+    "variants",
+    metadata,
+    Column("owner", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column(
+        "slot", String, nullable=False, unique=True
+    ),  # names it in the ledger, which does not tell its name
+    Column("revision", BigInteger, nullable=False),
+    Column("document", Text),  # what the owner signed; null when it was removed
+    Column("document_sha256", String, nullable=False),
+    Column("public_key", LargeBinary, nullable=False),  # that signed
+    Column("delta_sha256", String, nullable=False, index=True),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("base_digest", String, nullable=False),
+    Column("ledger_sequence", Integer, nullable=False),
+    Column("put_at", Float, nullable=False),
+)
+
+variant_readers = Table(
+    "variant_readers",
+    metadata,
+    Column("owner", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("reader", String, primary_key=True, index=True),  # "*" is everyone enrolled
+)
+
+# Digests of the tensors of versions that were written as model folders: variants can be made on such a folder.
+published = Table(
+    "published",
+    metadata,
+    Column("digest", String, primary_key=True),
+    Column("height", Integer, nullable=False),
+)

@@ -504,3 +504,81 @@ class LeaveRequest(_message.Message):
 class LeaveReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PutVariantRequest(_message.Message):
+    __slots__ = ("variant_json", "readers")
+    VARIANT_JSON_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    variant_json: str
+    readers: Readers
+    def __init__(self, variant_json: _Optional[str] = ..., readers: _Optional[_Union[Readers, _Mapping]] = ...) -> None: ...
+
+class Readers(_message.Message):
+    __slots__ = ("contributors",)
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    contributors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, contributors: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PutVariantReply(_message.Message):
+    __slots__ = ("needs_object", "receipt_json")
+    NEEDS_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_JSON_FIELD_NUMBER: _ClassVar[int]
+    needs_object: bool
+    receipt_json: str
+    def __init__(self, needs_object: _Optional[bool] = ..., receipt_json: _Optional[str] = ...) -> None: ...
+
+class GetVariantRequest(_message.Message):
+    __slots__ = ("owner", "name")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    name: str
+    def __init__(self, owner: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class VariantInfo(_message.Message):
+    __slots__ = ("variant_json", "base", "key_status", "ledger_sequence", "put_at_seconds", "is_public", "num_readers", "readers")
+    VARIANT_JSON_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    KEY_STATUS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PUT_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IS_PUBLIC_FIELD_NUMBER: _ClassVar[int]
+    NUM_READERS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    variant_json: str
+    base: str
+    key_status: str
+    ledger_sequence: int
+    put_at_seconds: float
+    is_public: bool
+    num_readers: int
+    readers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, variant_json: _Optional[str] = ..., base: _Optional[str] = ..., key_status: _Optional[str] = ..., ledger_sequence: _Optional[int] = ..., put_at_seconds: _Optional[float] = ..., is_public: _Optional[bool] = ..., num_readers: _Optional[int] = ..., readers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListVariantsRequest(_message.Message):
+    __slots__ = ("page", "page_size")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    page: str
+    page_size: int
+    def __init__(self, page: _Optional[str] = ..., page_size: _Optional[int] = ...) -> None: ...
+
+class ListVariantsReply(_message.Message):
+    __slots__ = ("variants", "next_page")
+    VARIANTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_FIELD_NUMBER: _ClassVar[int]
+    variants: _containers.RepeatedCompositeFieldContainer[VariantInfo]
+    next_page: str
+    def __init__(self, variants: _Optional[_Iterable[_Union[VariantInfo, _Mapping]]] = ..., next_page: _Optional[str] = ...) -> None: ...
+
+class DeleteVariantRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteVariantReply(_message.Message):
+    __slots__ = ("receipt_json",)
+    RECEIPT_JSON_FIELD_NUMBER: _ClassVar[int]
+    receipt_json: str
+    def __init__(self, receipt_json: _Optional[str] = ...) -> None: ...

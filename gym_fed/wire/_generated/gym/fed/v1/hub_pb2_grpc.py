@@ -114,6 +114,26 @@ class HubStub:
                 request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.TransferRequest.SerializeToString,
                 response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.TransferReply.FromString,
                 _registered_method=True)
+        self.PutVariant = channel.unary_unary(
+                '/gym.fed.v1.Hub/PutVariant',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.PutVariantRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.PutVariantReply.FromString,
+                _registered_method=True)
+        self.GetVariant = channel.unary_unary(
+                '/gym.fed.v1.Hub/GetVariant',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.GetVariantRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.VariantInfo.FromString,
+                _registered_method=True)
+        self.ListVariants = channel.unary_unary(
+                '/gym.fed.v1.Hub/ListVariants',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.ListVariantsRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.ListVariantsReply.FromString,
+                _registered_method=True)
+        self.DeleteVariant = channel.unary_unary(
+                '/gym.fed.v1.Hub/DeleteVariant',
+                request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.DeleteVariantRequest.SerializeToString,
+                response_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.DeleteVariantReply.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/gym.fed.v1.Hub/Leave',
                 request_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.LeaveRequest.SerializeToString,
@@ -235,6 +255,35 @@ class HubServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutVariant(self, request, context):
+        """Keep a variant for its owner, the caller. Its delta is an object: where the hub lacks it, the answer asks for the
+        upload, and the same call again ends the push. Every check but that of the bytes is made before. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetVariant(self, request, context):
+        """A variant of the caller's, or one that the caller may read; any other is not found, whether it is there or not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListVariants(self, request, context):
+        """The caller's variants and those that the caller may read, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteVariant(self, request, context):
+        """Drop a variant of the caller's and the rights to read it. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Leave(self, request, context):
         """Withdraw: the node gets no more tasks, its open leases end.
         """
@@ -324,6 +373,26 @@ def add_HubServicer_to_server(servicer, server):
                     servicer.Transfer,
                     request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.TransferRequest.FromString,
                     response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.TransferReply.SerializeToString,
+            ),
+            'PutVariant': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutVariant,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.PutVariantRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.PutVariantReply.SerializeToString,
+            ),
+            'GetVariant': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVariant,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.GetVariantRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.VariantInfo.SerializeToString,
+            ),
+            'ListVariants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVariants,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.ListVariantsRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.ListVariantsReply.SerializeToString,
+            ),
+            'DeleteVariant': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteVariant,
+                    request_deserializer=gym_dot_fed_dot_v1_dot_hub__pb2.DeleteVariantRequest.FromString,
+                    response_serializer=gym_dot_fed_dot_v1_dot_hub__pb2.DeleteVariantReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -763,6 +832,114 @@ class Hub:
             '/gym.fed.v1.Hub/Transfer',
             gym_dot_fed_dot_v1_dot_hub__pb2.TransferRequest.SerializeToString,
             gym_dot_fed_dot_v1_dot_hub__pb2.TransferReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutVariant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gym.fed.v1.Hub/PutVariant',
+            gym_dot_fed_dot_v1_dot_hub__pb2.PutVariantRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.PutVariantReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVariant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gym.fed.v1.Hub/GetVariant',
+            gym_dot_fed_dot_v1_dot_hub__pb2.GetVariantRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.VariantInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVariants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gym.fed.v1.Hub/ListVariants',
+            gym_dot_fed_dot_v1_dot_hub__pb2.ListVariantsRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.ListVariantsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteVariant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gym.fed.v1.Hub/DeleteVariant',
+            gym_dot_fed_dot_v1_dot_hub__pb2.DeleteVariantRequest.SerializeToString,
+            gym_dot_fed_dot_v1_dot_hub__pb2.DeleteVariantReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,111 @@
+"""A hub in this process: the whole service over gRPC with TLS on loopback, without rounds and without a model.
+
+Its base is a description, so that nothing heavy is loaded; contributors are real clients with homes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+import yaml
+from gym_client.address import Address
+from gym_client.home import Home
+from gym_client.join import enter
+from gym_client.transport import HubClient
+from gym_client.trust import establish
+from gym_server.federation import Federation
+from gym_server.guard import Guard
+from gym_server.hub import Hub, Wakeups
+from gym_server.setup import init_hub
+from gym_server.store.database import Database
+
+from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
+from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.wire.limits import CHANNEL_OPTIONS
+from gym_fed.wire.v1 import hub_pb2_grpc
+
+SPEC = BaseSpec("described", "sha256:" + "ab" * 32, {"a.weight": (16, 64), "b.weight": (8, 32)})
+
+
+class LoopbackHub:
+    """Start it by making it; ``close`` ends it, and the folder can be opened again."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        if not folder.exists():
+            init_hub(folder, "loopback", "described", "open")
+            values = {"listen": "127.0.0.1:0", "base_model": "described", "enrolment": {"policy": "open"}}
+            (folder / "gym-server.yaml").write_text(yaml.safe_dump({**values, **config}))
+            database = Database.open("sqlite:///hub.db", folder)
+            database.set("base:described", json.dumps(SPEC.to_dict()))
+            database.close()
+        self.fed = Federation.open(folder)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.address = f"127.0.0.1:{self._wait(self._serve())}"
+
+    async def _serve(self) -> int:
+        wakeups = Wakeups()
+        wakeups.bind(self._loop)
+        self._server = grpc.aio.server(interceptors=[Guard(self.fed.accounts)], options=CHANNEL_OPTIONS)
+        hub_pb2_grpc.add_HubServicer_to_server(Hub(self.fed, wakeups), self._server)
+        keys = self.fed.folder / "keys"
+        pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())
+        port = self._server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        await self._server.start()
+        return port
+
+    def client(self, folder: Path, name: str = "") -> HubClient:
+        """A contributor whose home is ``folder``, enrolled."""
+        home, address = Home.open(folder), Address.parse(self.address)
+        client = HubClient(home, address, establish(home, address, self.fed.fingerprint, lambda _: False))
+        enter(client, name or folder.name, "")
+        return client
+
+    def close(self) -> None:
+        self._wait(self._server.stop(None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self.fed.close()
+
+    def _wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+
+def some_delta(folder: Path, seed: int = 0, digest: str = SPEC.digest) -> Path:
+    """A small delta on the described base."""
+    generator = torch.Generator().manual_seed(seed)
+    spec = BaseSpec(SPEC.model_name, digest, SPEC.shapes)
+    path = folder / f"{seed}.gymdelta"
+    entries = [
+        DeltaEntry.of(name, torch.randn(shape, generator=generator), "dense", dtype="float32")
+        for name, shape in spec.shapes.items()
+    ]
+    write_delta(path, entries, spec)
+    return path
+
+
+def manifest_of(path: Path, name: str = "mine", **changes: Any) -> VariantManifest:
+    """A manifest of a delta on the described base; ``sign_variant`` puts the owner in."""
+    from gym_client.downloads import file_sha256
+
+    said: dict[str, Any] = {
+        "variant": name,
+        "owner": "c" + "0" * 16,
+        "base_model": SPEC.model_name,
+        "base_digest": SPEC.digest,
+        "delta_sha256": file_sha256(path),
+        "size_bytes": path.stat().st_size,
+    }
+    return VariantManifest(**{**said, **changes})
+
+
+def forged(signed: SignedVariant) -> SignedVariant:
+    """The same with a signature of zeros."""
+    return SignedVariant(signed.manifest, signed.public_key, bytes(64))
