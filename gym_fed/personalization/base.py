@@ -1,0 +1,75 @@
+"""The base model while variants of it are made: its weights, and what it says with a delta added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gym_fed.delta import BaseSpec, DeltaFile, apply_delta, model_tensors
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model, model_name
+
+
+@dataclass(frozen=True)
+class Base:
+    """A loaded base.
+
+    Attributes:
+        source: What it was loaded from.
+        model: A causal LM in float32; it is as it was whenever no ``plus`` is open.
+        tokenizer: Its tokenizer.
+        spec: What deltas are checked against.
+    """
+
+    source: str
+    model: Any
+    tokenizer: Any
+    spec: BaseSpec
+
+    @classmethod
+    def load(cls, source: str, device: str = "auto") -> Base:
+        """Read a base from this machine.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` for an adapter; see ``load_model`` for the others.
+        """
+        loaded = load_model(source, device=device)
+        if hasattr(loaded.model, "peft_config"):
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{source}: is an adapter, and variants are of whole models",
+                "give its base model, or merge it: Trainer.export(format='huggingface')",
+            )
+        return cls(source, loaded.model, loaded.tokenizer, BaseSpec.of(loaded.model, model_name(source)))
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens that it can read, if its config tells."""
+        found = getattr(self.model.config, "max_position_embeddings", None)
+        return int(found) if found else None
+
+    @contextmanager
+    def plus(self, delta: DeltaFile, scale: float = 1.0) -> Iterator[Any]:
+        """The model with ``scale * delta`` added inside the block; exactly the base again after it."""
+        tensors = model_tensors(self.model)
+        kept = {name: tensors[name].clone() for name in delta.names if name in tensors}
+        try:
+            apply_delta(self.model, delta, scale)
+            yield self.model
+        finally:
+            with torch.no_grad():
+                for name, tensor in kept.items():
+                    tensors[name].copy_(tensor)
+
+    def opened(self, path: Path) -> DeltaFile:
+        """A delta of this base, checked. Close it.
+
+        Raises:
+            GymError: As ``DeltaFile.open``.
+        """
+        return DeltaFile.open(path, self.spec)

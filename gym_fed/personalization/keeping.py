@@ -1,0 +1,109 @@
+"""Into the store, and whose key signs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey, load_or_create
+
+if TYPE_CHECKING:
+    from gym_fed.serving.store import VariantRecord, VariantStore
+
+KEY_FILE = "key.pem"
+WORK_FOLDER = "making"
+
+
+class Shelf:
+    """A variant store, and the key that its maker signs with.
+
+    Args:
+        folder: Of the store.
+        key: The maker's; None for a key of the store's own, made on first use (``key.pem`` there, mode 0600).
+        unsigned: Sign nothing.
+
+    Raises:
+        GymError: ``USAGE`` when a key is to sign nothing.
+    """
+
+    def __init__(self, folder: Path, key: SigningKey | None = None, *, unsigned: bool = False) -> None:
+        if unsigned and key is not None:
+            raise GymError(
+                ErrorCode.USAGE, "a key is given, and nothing is to be signed", "give one of the two"
+            )
+        self.folder = folder
+        self._given = key
+        self._unsigned = unsigned
+
+    @contextmanager
+    def opened(self) -> Iterator[VariantStore]:
+        """The store's registry, without a base."""
+        from gym_fed.serving.store import VariantStore
+
+        with VariantStore.open(self.folder, require_signature=not self._unsigned) as store:
+            yield store
+
+    def work_folder(self, name: str) -> Path:
+        """Where a variant is made before it is whole."""
+        return self.folder / WORK_FOLDER / name
+
+    def next_revision(self, store: VariantStore, name: str, user_id: str, *, replace: bool) -> int:
+        """What a new variant of a name is numbered.
+
+        Raises:
+            GymError: ``USAGE`` for a name or user id; ``FILE_EXISTS`` for a name that is taken and not to be replaced;
+                ``PERMISSION_DENIED`` for another user's variant.
+        """
+        from gym_fed.serving.store.records import validate_name, validate_owner
+
+        validate_name(name)
+        validate_owner(user_id)
+        try:
+            found = store.get(name)
+        except GymError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            return 1
+        if found.owner != user_id:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"variant {name!r} is owned by {found.owner}, and this would be {user_id}'s",
+                "choose another name",
+            )
+        if not replace:
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"variant {name!r} exists (revision {found.revision})",
+                "pass --replace for its next revision, or choose another name",
+            )
+        return found.revision + 1
+
+    def put(
+        self,
+        store: VariantStore,
+        delta: Path,
+        name: str,
+        user_id: str,
+        *,
+        revision: int,
+        note: str,
+        replace: bool,
+    ) -> VariantRecord:
+        """Sign a delta, and add it as the user's."""
+        from gym_fed.serving.store import sign_variant
+
+        signed = (
+            None
+            if self._unsigned
+            else sign_variant(delta, self._key(), name=name, revision=revision, note=note)
+        )
+        return store.add(delta, signed, name=name, owner=user_id, replace=replace)
+
+    def _key(self) -> SigningKey:
+        if self._given is None:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._given = load_or_create(self.folder / KEY_FILE)
+        return self._given

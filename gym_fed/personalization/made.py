@@ -1,0 +1,85 @@
+"""What making or rebasing a variant came to, and who hears of it on the way. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gym_fed.training.hooks import StepReport
+
+
+class Listener:
+    """Hears of the work, and may stop it; this one is silent."""
+
+    def phase(self, what: str) -> None:
+        """Something begins."""
+
+    def trained(self, report: StepReport) -> None:
+        """A training step or an evaluation is done."""
+
+    def distilled(self, step: int, total: int, loss: float) -> None:
+        """A step of scale distillation is done."""
+
+    def should_stop(self) -> bool:
+        """Asked after every step; True keeps what can be continued and raises ``INTERRUPTED``."""
+        return False
+
+
+@dataclass(frozen=True)
+class CreatedVariant:
+    """A variant that is in the store.
+
+    Attributes:
+        name: What it is served as.
+        owner: The user id, or account, whose it is.
+        revision: From 1, and up with every replacement.
+        signed: Whether it is.
+        path: Its `.gymdelta` in the store; not to be written to.
+        sha256: Of the file.
+        size_bytes: Of the file.
+        bits_per_weight: Bits of the file for each weight of the base.
+        times_smaller: How many times the base in bfloat16 is larger.
+        base_model: The base's name.
+        base_digest: Of its tensors.
+        judged_on: What the losses were measured on.
+        loss_before: Of the base there, in nats: a token, or of preferences a pair.
+        loss_trained: After training.
+        loss_encoded: Of the base plus the file.
+        kept: Share of the gain that the file keeps; None where training gained nothing.
+        steps: Optimiser steps.
+        best_step: The step whose weights were taken, if held-out rows chose it.
+        encoding: Which codec, and why.
+        note: How it was made, as it is in the manifest.
+    """
+
+    name: str
+    owner: str
+    revision: int
+    signed: bool
+    path: Path
+    sha256: str
+    size_bytes: int
+    bits_per_weight: float
+    times_smaller: float
+    base_model: str
+    base_digest: str
+    judged_on: str
+    loss_before: float
+    loss_trained: float
+    loss_encoded: float
+    kept: float | None
+    steps: int
+    best_step: int | None
+    encoding: str
+    note: str
+
+    @property
+    def helps(self) -> bool:
+        """Whether it fits the rows better than the base alone."""
+        return self.loss_encoded < self.loss_before
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "path": str(self.path), "helps": self.helps}

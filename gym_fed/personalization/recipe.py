@@ -1,0 +1,225 @@
+"""How a variant is trained and encoded unless told otherwise, and why. No torch here.
+
+The defaults were chosen on gym-nano and on TinyStories' 260-thousand-weight Llama with 40 rows of one person: held-out
+loss after training, and after encoding (`docs/variants.md` has the figures).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import validate
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.personalization.rows import PersonalRows
+
+Method = Literal["lora", "full"]
+METHODS = ("lora", "full")
+CODECS = ("auto", "lora", "bitdelta", "int8", "int4", "int2", "ternary", "binary", "dense")
+
+FULL_BITS = 16 / 15
+"""A full variant takes at most 1/15 of the base in bfloat16, in bits a weight of the base."""
+
+_BATCH = 4
+_LEAST_STEPS, _MOST_STEPS = 20, 1000
+_SEEN_EACH = 8
+_SEEN_ALL = 2048
+_EVALUATIONS = 12
+_LEARNING_RATES = {
+    ("lora", "supervised"): 3e-3,
+    ("full", "supervised"): 1e-3,
+    ("lora", "preference"): 1e-3,
+    ("full", "preference"): 1e-4,
+}
+_DISTILL_STEPS = 100
+_HEADER_BYTES = 2048
+_FACTORS: Literal["int4"] = "int4"
+_OWNED = {
+    "model": "the base is given to PersonalizedTrainer",
+    "output_dir": "the run folder is the store's, or the one that is given",
+    "data": "the rows are given",
+    "eval_data": "held_out says how many rows are held out",
+    "eval_split": "held_out says how many rows are held out",
+    "finetuning": "method says that",
+    "save_final": "an interrupted run needs what was trained",
+    "dtype": "the base's digest is that of its float32 weights",
+    "model_init": "a variant is of a base",
+    "quantization": "a variant is of a base whose weights are whole",
+    "rope_scaling": "a variant holds differences of weights, and would lose it",
+    "mixture_of_depths": "a variant holds differences of weights, and would lose it",
+}
+_ALGORITHMS = {"supervised": ("sft", "pretrain"), "preference": ("dpo", "orpo", "simpo", "tdpo")}
+
+
+def training_config(
+    method: Method,
+    rows: PersonalRows,
+    folder: Path,
+    base_model: str,
+    overrides: Mapping[str, Any] | TrainingConfig | None,
+    context: int | None,
+) -> TrainingConfig:
+    """The run's config: defaults for this kind of rows, and what is overridden.
+
+    Args:
+        method: ``lora`` or ``full``.
+        rows: What it learns from.
+        folder: The run folder.
+        base_model: Named in the config.
+        overrides: Keys of ``TrainingConfig``; a whole config counts with the keys that were set in it.
+        context: Most tokens that the base can read.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming a key that is unknown, off, or not the caller's to set.
+    """
+    given = (
+        overrides.model_dump(exclude_unset=True)
+        if isinstance(overrides, TrainingConfig)
+        else dict(overrides or {})
+    )
+    for key in given:
+        if key in _OWNED:
+            raise GymError(ErrorCode.CONFIG_INVALID, f"training: {key} cannot be set here", _OWNED[key])
+    default, *others = _ALGORITHMS[rows.kind]
+    algorithm = given.get("algorithm", default)
+    if algorithm not in (default, *others):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"training: algorithm {algorithm} does not learn from {rows.kind} rows",
+            f"one of {default}, {', '.join(others)}",
+        )
+    batch = int(given.get("per_device_train_batch_size", _BATCH))
+    steps = default_steps(len(rows.train), batch)
+    values: dict[str, Any] = {
+        "algorithm": default,
+        "learning_rate": _LEARNING_RATES[method, rows.kind],
+        "lr_scheduler_type": "cosine",
+        "per_device_train_batch_size": batch,
+        "max_length": min(512, context or 512),
+        "save_steps": 50,
+    }
+    if not {"max_steps", "num_train_epochs"} & given.keys():
+        values["max_steps"] = steps
+    if rows.held_out and "early_stopping" not in given:
+        values["early_stopping"] = {"patience": 4}
+        values["eval_steps"] = max(1, int(given.get("max_steps", steps)) // _EVALUATIONS)
+    values |= given
+    values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
+    return validate(values, TrainingConfig, "training")
+
+
+def default_steps(num_rows: int, batch: int) -> int:
+    """Every row about eight times, of many rows each less often; early stopping ends sooner what learns faster."""
+    seen = min(_SEEN_EACH * num_rows, max(_SEEN_ALL, num_rows))
+    return min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(seen / batch)))
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a variant is written.
+
+    Attributes:
+        policy: Codecs.
+        keeps_factors: Whether the file holds LoRA's factors, and not the sum of base and product.
+        why: In words what was picked, and why.
+    """
+
+    policy: CodecPolicy
+    keeps_factors: bool
+    why: str
+
+
+def encoding_of(
+    method: Method, codec: str, overrides: Mapping[str, Any] | CodecPolicy | None, spec: BaseSpec
+) -> Encoding:
+    """The codec policy of a variant, and why it was picked.
+
+    LoRA keeps its factors, quantised to 4 bits: at r=8 the sign bits of their product would be larger. A full
+    fine-tune has one bit a weight, embeddings and head too, with distilled scales: one a row where the file then
+    still has at most 1/15 of the base's bfloat16 bytes, or else one a tensor, if it can be with rows for embeddings.
+
+    Args:
+        method: What is trained.
+        codec: One of ``CODECS``.
+        overrides: Keys of ``CodecPolicy`` that are set instead.
+        spec: The base.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for a codec that is unknown or does not fit the method, and for keys that are off.
+    """
+    if codec not in CODECS:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"codec {codec!r} is unknown", f"one of {', '.join(CODECS)}")
+    if codec == "lora" and method != "lora":
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "codec lora: a full fine-tune has no factors",
+            "use method lora, or codec bitdelta",
+        )
+    given = (
+        overrides.model_dump(exclude_unset=True)
+        if isinstance(overrides, CodecPolicy)
+        else dict(overrides or {})
+    )
+    values: dict[str, Any] = {"error_feedback": False}
+    keeps_factors = method == "lora" and codec in ("auto", "lora")
+    if given.get("error_feedback"):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "codec: error_feedback needs a next round, and a variant has none",
+            "remove it",
+        )
+    if keeps_factors:
+        values |= {"factors": _FACTORS}
+        why = "LoRA factors of 4 bits: smaller than the sign bits of their product"
+    elif codec in ("auto", "bitdelta"):
+        group, ends, scales = _finest_scales(spec)
+        values |= {
+            "codec": "bitdelta",
+            "group_size": group,
+            "embeddings": ends,
+            "head": ends,
+            "scale_dtype": "bfloat16",
+            "distill_steps": _DISTILL_STEPS,
+        }
+        why = f"one bit a weight, embeddings and head too, with a distilled scale {scales}"
+    else:
+        values |= {"codec": codec}
+        if codec != "dense":
+            values |= {"scale_dtype": "bfloat16", "distill_steps": _DISTILL_STEPS}
+        why = f"codec {codec}, as asked"
+    if given:
+        why = f"{why}; {', '.join(sorted(given))} as asked"
+    return Encoding(validate(values | given, CodecPolicy, "encoding"), keeps_factors, why)
+
+
+def _finest_scales(spec: BaseSpec) -> tuple[str, str, str]:
+    """``group_size``, ``embeddings`` and words for the finest scales with which a file keeps to ``FULL_BITS``."""
+    if _bits(spec, body_rows=True, end_rows=True) <= FULL_BITS:
+        return "row", "same", "a row"
+    if _bits(spec, body_rows=False, end_rows=True) <= FULL_BITS:
+        return (
+            "tensor",
+            "bitdelta-row",
+            "a tensor, and a row of embeddings and head (1/15 of bfloat16 allows no more)",
+        )
+    return "tensor", "same", "a tensor (1/15 of bfloat16 allows no more)"
+
+
+def _bits(spec: BaseSpec, *, body_rows: bool, end_rows: bool) -> float:
+    """Bits a weight: sign bits, bfloat16 scales of rows, bfloat16 norms, and what the header takes."""
+    from gym_fed.delta.policy import part_of
+
+    bits = 0
+    for name, shape in spec.shapes.items():
+        count = math.prod(shape)
+        rows = body_rows if part_of(name, shape) == "body" else end_rows
+        bits += 16 * count if len(shape) < 2 else count + 16 * (count // shape[-1] if rows else 1)
+    return (bits + 8 * _HEADER_BYTES) / spec.num_parameters

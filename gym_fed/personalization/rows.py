@@ -1,0 +1,141 @@
+"""A person's rows: of what kind they are, and which of them are held out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from gym_fed.data.reading import converted, iter_rows
+from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
+from gym_fed.errors import ErrorCode, GymError
+
+PersonalKind = Literal["supervised", "preference"]
+Source: TypeAlias = "str | Path | Sequence[Mapping[str, Any]]"
+"""A file (or folder, or pattern), or rows in memory."""
+
+MIN_HELD_OUT = 2
+MIN_ROWS = 8
+"""With fewer different rows none is held out: one or two sentences would decide whether the rest was learnt."""
+
+_KINDS = ("supervised", "preference")
+_REMEDY = (
+    "give rows with messages, prompt and completion, or text; or all of them with prompt, chosen and rejected"
+)
+
+
+@dataclass(frozen=True)
+class PersonalRows:
+    """Rows of one kind.
+
+    Attributes:
+        kind: ``supervised`` to learn from, ``preference`` to prefer.
+        train: Rows that are trained on.
+        held_out: Rows that are never trained on; empty where there are too few for that.
+        digest: Hex sha256 of all rows and of which are held out.
+    """
+
+    kind: PersonalKind
+    train: list[Row]
+    held_out: list[Row]
+    digest: str
+
+    @property
+    def judged(self) -> list[Row]:
+        """Rows that losses are measured on: those held out, or, without any, those trained on."""
+        return self.held_out or self.train
+
+    @property
+    def judged_on(self) -> str:
+        """``judged`` in words."""
+        number = len(self.judged)
+        return f"{number} held-out rows" if self.held_out else f"the {number} rows that were trained on"
+
+    @property
+    def supervised(self) -> list[Row]:
+        """The rows to train on as text to calibrate with: of a pair, the chosen answer."""
+        return as_kind(self.train, "supervised")
+
+
+def read_rows(
+    source: Source, *, wanted: PersonalKind | None = None, held_out: float = 0.2, format: str = "auto"
+) -> PersonalRows:
+    """Read, tell the kind by the columns, and hold a share out.
+
+    Which rows are held out depends on what is in them alone, not on their order; equal rows count once, and never stand
+    on both sides.
+
+    Args:
+        source: Where the rows are.
+        wanted: Refuse rows of the other kind.
+        held_out: Share of the different rows; 0 holds none out.
+        format: Of ``gym_fed.data.formats``.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the first row that is of no kind or of another than the first one;
+            ``FILE_NOT_FOUND``; ``USAGE`` for a share that is not in [0, 0.5].
+    """
+    if not 0.0 <= held_out <= 0.5:
+        raise GymError(
+            ErrorCode.USAGE, f"held_out {held_out:g} is not between 0 and 0.5", "0.2 is the default"
+        )
+    rows: list[Row] = []
+    kind: str | None = wanted
+    for place, row in _placed(source, format):
+        found = kind_of(row)
+        if found not in _KINDS or "input_ids" in row:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: is {_called(found)}, which is not learnt from here",
+                _REMEDY,
+            )
+        if kind is None:
+            kind = found
+        if found != kind:
+            asked = "asked for" if not rows and wanted is not None else "before it"
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: is {_called(found)}, and {_called(kind)} is {asked}",
+                _REMEDY,
+            )
+        rows.append(PlacedDict.of(row, place))
+    if not rows:
+        raise GymError(ErrorCode.DATA_INVALID, "there are no rows", "give at least one")
+    train, held = _split(rows, held_out)
+    both = hashlib.sha256("\n".join([*map(_key, train), "", *map(_key, held)]).encode()).hexdigest()
+    return PersonalRows("preference" if kind == "preference" else "supervised", train, held, both)
+
+
+def _placed(source: Source, format: str) -> Iterable[tuple[str, Row]]:
+    if isinstance(source, str | Path):
+        return iter_rows(source, format)
+    return converted(((f"row {number}", dict(row)) for number, row in enumerate(source, 1)), format)
+
+
+def _called(kind: str | None) -> str:
+    return {
+        "supervised": "an example",
+        "preference": "a preference",
+        "unpaired": "an answer with a label",
+        "prompt": "a prompt without an answer",
+    }.get(str(kind), "no row")
+
+
+def _split(rows: list[Row], share: float) -> tuple[list[Row], list[Row]]:
+    keys = [_key(row) for row in rows]
+    different = dict(zip(keys, rows, strict=True))
+    if share == 0.0 or len(different) < MIN_ROWS:
+        return rows, []
+    number = max(MIN_HELD_OUT, round(share * len(different)))
+    held = set(sorted(different, key=lambda key: hashlib.sha256(key.encode()).digest())[:number])
+    return (
+        [row for key, row in zip(keys, rows, strict=True) if key not in held],
+        [row for key, row in different.items() if key in held],
+    )
+
+
+def _key(row: Row) -> str:
+    return json.dumps(row, sort_keys=True, default=repr)

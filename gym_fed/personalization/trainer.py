@@ -1,0 +1,195 @@
+"""Make personal variants of one base from people's own rows, and serve them.
+
+trainer = PersonalizedTrainer(base_model="gym-nano")
+made = trainer.create_variant(user_id="ada", preferences="ada.jsonl")
+with trainer.serve_variant("ada") as ada:
+    print(ada.chat("How do you do?").text)
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey
+from gym_fed.personalization.keeping import Shelf
+from gym_fed.personalization.made import CreatedVariant, Listener
+from gym_fed.personalization.recipe import METHODS, Method, encoding_of, training_config
+from gym_fed.personalization.rows import PersonalKind, Source, read_rows
+
+if TYPE_CHECKING:
+    from gym_fed.personalization.making import Made, Order
+    from gym_fed.personalization.rows import PersonalRows
+
+
+class PersonalizedTrainer:
+    """Makes variants of one base into one store.
+
+    Args:
+        base_model: ``gym-nano``, a model folder, or a name in the local cache.
+        variants: Folder of the variant store; made when it is first written to.
+        method: ``lora``, or ``full`` for all weights.
+        codec: Of the variants: ``auto`` is ``lora`` (quantised factors) or ``bitdelta`` by the method; or one of the
+            others of ``recipe.CODECS``.
+        training: Keys of ``TrainingConfig`` that differ from the defaults of ``recipe.training_config``.
+        encoding: Keys of ``CodecPolicy`` that differ from what ``codec`` stands for.
+        key: Signs the variants; by default a key of the store's own, made on first use.
+        unsigned: Sign nothing; such variants are served only where signatures are not required.
+        device: As for ``gym_fed.models.pick_device``.
+
+    Raises:
+        GymError: ``USAGE`` for a method that is unknown, or for a key that is to sign nothing.
+    """
+
+    def __init__(
+        self,
+        base_model: str = "gym-nano",
+        *,
+        variants: str | Path = "variants",
+        method: Method = "lora",
+        codec: str = "auto",
+        training: Mapping[str, Any] | TrainingConfig | None = None,
+        encoding: Mapping[str, Any] | CodecPolicy | None = None,
+        key: SigningKey | None = None,
+        unsigned: bool = False,
+        device: str = "auto",
+    ) -> None:
+        if method not in METHODS:
+            raise GymError(ErrorCode.USAGE, f"method {method!r} is unknown", f"one of {', '.join(METHODS)}")
+        self.base_model = base_model
+        self.method: Method = method
+        self.codec = codec
+        self.device = device
+        self._training = training
+        self._encoding = encoding
+        self._shelf = Shelf(Path(variants), key, unsigned=unsigned)
+
+    def create_variant(
+        self,
+        user_id: str,
+        *,
+        preferences: Source | None = None,
+        examples: Source | None = None,
+        data: Source | None = None,
+        name: str | None = None,
+        held_out: float = 0.2,
+        replace: bool = False,
+        output: str | Path | None = None,
+        overwrite: bool = False,
+        listener: Listener | None = None,
+    ) -> CreatedVariant:
+        """Train on a person's rows, encode what changed, and put it into the store, signed.
+
+        A run that was stopped is continued by the same call. Nothing is in the store before the variant is whole.
+
+        Args:
+            user_id: Whose it is, an account or a plain id; its name too, unless ``name`` is given.
+            preferences: A path, or rows with ``prompt``, ``chosen`` and ``rejected``: learnt by DPO.
+            examples: A path, or rows with ``messages``, ``prompt`` and ``completion``, or ``text``.
+            data: A path, or rows of either kind; their columns tell which.
+            name: What it is served as.
+            held_out: Share of the rows that is never trained on: it measures, and chooses the step to stop at.
+            replace: Make the next revision of a variant that exists.
+            output: Where the work is kept, and left; by default inside the store, and removed at the end.
+            overwrite: Forget unfinished work of this variant.
+            listener: Hears of the work, and may stop it.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` for a variant that exists, or unfinished work of other rows or settings;
+                ``DATA_INVALID`` naming the row; ``INTERRUPTED``; ``CONFIG_INVALID`` naming the key.
+        """
+        told = listener or Listener()
+        chosen = name or user_id
+        rows = self._rows(preferences, examples, data, held_out)
+        with self._shelf.opened() as store:
+            revision = self._shelf.next_revision(store, chosen, user_id, replace=replace)
+        from gym_fed.personalization.base import Base
+        from gym_fed.personalization.judge import Judge
+        from gym_fed.personalization.making import Order, make
+
+        told.phase(f"loading {self.base_model}")
+        base = Base.load(self.base_model, self.device)
+        folder = self._shelf.work_folder(chosen) if output is None else Path(output)
+        if overwrite:
+            _forget(folder)
+        encoding = encoding_of(self.method, self.codec, self._encoding, base.spec)
+        training = training_config(
+            self.method, rows, folder / "run", self.base_model, self._training, base.context
+        ).model_copy(update={"device": self.device})
+        order = Order(folder, training, encoding)
+        judge = Judge(rows.kind, rows.judged, base.tokenizer, base.model, training.max_length)
+        made = make(order, base, rows, judge, told)
+        note = _note(order, made, rows)
+        with self._shelf.opened() as store:
+            record = self._shelf.put(
+                store, order.delta_path, chosen, user_id, revision=revision, note=note, replace=replace
+            )
+            path = store.path(chosen)
+        if output is None:
+            shutil.rmtree(folder)
+        return CreatedVariant(
+            name=record.name,
+            owner=record.owner,
+            revision=record.revision,
+            signed=record.is_signed,
+            path=path,
+            sha256=record.sha256,
+            size_bytes=record.size_bytes,
+            bits_per_weight=made.report.bits_per_weight,
+            times_smaller=16.0 / made.report.bits_per_weight,
+            base_model=record.base_model,
+            base_digest=record.base_digest,
+            judged_on=rows.judged_on,
+            loss_before=made.loss_before,
+            loss_trained=made.loss_trained,
+            loss_encoded=made.loss_encoded,
+            kept=made.kept,
+            steps=made.steps,
+            best_step=made.best_step,
+            encoding=encoding.why,
+            note=note,
+        )
+
+    def _rows(
+        self, preferences: Source | None, examples: Source | None, data: Source | None, held_out: float
+    ) -> PersonalRows:
+        given: list[tuple[Source, PersonalKind | None]] = []
+        for source, kind in ((preferences, "preference"), (examples, "supervised"), (data, None)):
+            if source is not None:
+                given.append((source, kind))  # type: ignore[arg-type]  # the words of PersonalKind
+        if len(given) != 1:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{len(given)} sources of rows are given",
+                "give exactly one of preferences, examples and data",
+            )
+        return read_rows(given[0][0], wanted=given[0][1], held_out=held_out)
+
+
+def _forget(folder: Path) -> None:
+    """Remove unfinished work, and nothing else."""
+    if not folder.exists():
+        return
+    if not (folder / "order.json").exists() and any(folder.iterdir()):
+        raise GymError(
+            ErrorCode.FILE_EXISTS,
+            f"{folder}: holds no work of this kind, so it is not deleted",
+            "name another",
+        )
+    shutil.rmtree(folder)
+
+
+def _note(order: Order, made: Made, rows: PersonalRows) -> str:
+    """For the manifest: what it was made by, and of how much; nothing of what is in the rows."""
+    from gym_fed import __version__
+
+    training = order.training
+    return (
+        f"gym-fed {__version__}: {training.algorithm}, {training.finetuning}, {made.best_step or made.steps} steps on "
+        f"{len(rows.train)} rows; loss {made.loss_before:.4f} to {made.loss_encoded:.4f} on {rows.judged_on}"
+    )
