@@ -14,6 +14,7 @@ from gym_fed.cli.runs import app as runs_app
 from gym_fed.cli.soup import app as soup_app
 from gym_fed.cli.train import train
 from gym_fed.cli.tune import tune
+from gym_fed.cli.variant import app as variant_app
 from gym_fed.console import VersionOption, run_app
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(delta_app, name="delta")
 app.add_typer(runs_app, name="runs")
 app.add_typer(soup_app, name="soup")
+app.add_typer(variant_app, name="variant")
 
 
 def main() -> None:

@@ -1,0 +1,156 @@
+"""`gym variant`: the personal variants of a base that `gym api` serves, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.variant_check import gc, trust, verify
+from gym_fed.cli.variant_options import (
+    JsonOption,
+    KeyOption,
+    NameArgument,
+    StoreOption,
+    open_store,
+    signing_key,
+    store_folder,
+)
+
+if TYPE_CHECKING:
+    from gym_fed.identity.variant import SignedVariant
+    from gym_fed.serving.store import VariantRecord, VariantStore
+
+app = typer.Typer(help="Personal variants of a base model: add, list, check, remove.", no_args_is_help=True)
+app.command()(verify)
+app.command()(gc)
+app.command()(trust)
+
+
+@app.command()
+def add(
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A .gymdelta.")],
+    name: Annotated[str, typer.Option("--name", help="What it is served as.")],
+    user: Annotated[
+        str | None, typer.Option("--user", help="Whose it is; by default the account of the key that signs.")
+    ] = None,
+    sign: Annotated[
+        bool, typer.Option("--sign/--unsigned", help="A server refuses unsigned ones unless told otherwise.")
+    ] = True,
+    key: KeyOption = None,
+    note: Annotated[str, typer.Option("--note", help="For people: what it was made from.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Take the place of the one there is.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a delta into the store, signed with your own key; a running server has it at once."""
+    from gym_fed.errors import ErrorCode, GymError
+
+    if not sign and (key is not None or user is None):
+        what = "--user says whose it is" if user is None else "--key does not go with it"
+        raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or name a user")
+    if not delta.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no delta at {delta}")
+    signed, owner = None, user or ""
+    with open_store(store, create=True, require_signature=sign) as opened:
+        if sign:
+            signed, owner = _signed(opened, delta, name, user, key, note, replace)
+        record = opened.add(delta, signed, name=name, owner=owner, replace=replace, note="" if sign else note)
+    _show(record, as_json, f"added {record.name} to {store_folder(store)}")
+
+
+@app.command("list")
+def list_variants(
+    user: Annotated[str | None, typer.Option("--user", help="Only those of this owner.")] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the variants of a store."""
+    from rich.table import Table
+
+    with open_store(store) as opened:
+        found = list(opened.list(user))
+    if as_json:
+        console.print_json([record.to_dict() for record in found])
+        return
+    table = Table("variant", "owner", "revision", "base", "bytes", "signed", "note", box=None, pad_edge=False)
+    for record in found:
+        table.add_row(
+            *(
+                console.printable(cell)
+                for cell in (
+                    record.name,
+                    record.owner,
+                    str(record.revision),
+                    record.base_model,
+                    f"{record.size_bytes:,}",
+                    "yes" if record.is_signed else "no",
+                    record.note,
+                )
+            )
+        )
+    console.print_table(table)
+
+
+@app.command()
+def show(name: NameArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show what is known of a variant, and where its file is."""
+    with open_store(store) as opened:
+        record = opened.get(name)
+        found = {**record.to_dict(), "file": str(opened.path(name))}
+    if as_json:
+        console.print_json(found)
+        return
+    _print_fields(found)
+
+
+@app.command()
+def remove(name: NameArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Take a variant out of the store; requests that use it are finished, new ones are refused."""
+    with open_store(store) as opened:
+        record = opened.remove(name)
+    _show(record, as_json, f"removed {record.name}, revision {record.revision} of {record.owner}")
+
+
+def _signed(
+    store: VariantStore,
+    delta: Path,
+    name: str,
+    user: str | None,
+    key: Path | None,
+    note: str,
+    replace: bool,
+) -> tuple[SignedVariant, str]:
+    """The manifest, signed as the revision after the present one, and the owner."""
+    from gym_fed.errors import ErrorCode, GymError
+    from gym_fed.serving.store import sign_variant
+    from gym_fed.serving.store.records import is_account
+
+    signer = signing_key(key)
+    owner = user or signer.contributor
+    if is_account(owner):
+        signer = signer.of_account(
+            owner
+        )  # a rotated account's newer key signs for it, where the store knows it
+    revision = 1
+    if replace:
+        try:
+            revision = store.get(name).revision + 1
+        except GymError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+    return sign_variant(delta, signer, name=name, revision=revision, note=note), owner
+
+
+def _show(record: VariantRecord, as_json: bool, line: str) -> None:
+    if as_json:
+        console.print_json(record.to_dict())
+    else:
+        console.out.print(console.printable(line), markup=False)
+
+
+def _print_fields(found: dict[str, Any]) -> None:
+    for key, value in found.items():
+        console.out.print(console.printable(f"{key:<13}{'-' if value is None else value}"), markup=False)

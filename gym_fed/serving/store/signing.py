@@ -1,0 +1,44 @@
+"""Sign a `.gymdelta` as a variant: what `gym variant add --sign` and those who make variants do before ``add``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.serving.store.records import validate_name
+
+
+def sign_variant(
+    delta: Path, key: SigningKey, *, name: str, revision: int = 1, note: str = ""
+) -> SignedVariant:
+    """Read and check a delta, and sign its manifest in the name of the key's account.
+
+    Args:
+        delta: The file.
+        key: Whose account becomes the manifest's owner; ``SigningKey.of_account`` for one that had another key first.
+        name: What the variant is to be served as.
+        revision: Above that of the variant which it replaces.
+        note: For people; at most 512 characters.
+
+    Raises:
+        GymError: As ``DeltaFile.open``; ``USAGE`` for a name or note that a manifest cannot carry.
+    """
+    from gym_fed.delta.file import DeltaFile
+
+    validate_name(name)
+    if len(note) > 512:
+        raise GymError(ErrorCode.USAGE, f"a note of {len(note)} characters", "at most 512")
+    with DeltaFile.open(delta) as opened:
+        manifest = VariantManifest(
+            variant=name,
+            owner=key.contributor,
+            base_model=opened.manifest.base_model,
+            base_digest=opened.manifest.base_digest,
+            delta_sha256=opened.sha256(),
+            size_bytes=opened.size_bytes,
+            revision=revision,
+            note=note,
+        )
+    return SignedVariant.sign(manifest, key)

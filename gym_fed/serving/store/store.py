@@ -1,0 +1,333 @@
+"""The variant store: variants are added, replaced and removed at run time, and handed to the engine verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.files import fsync_folder
+from gym_fed.identity.variant import SignedVariant
+from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.store.admission import admit_key, check_replaceable, describe, numbered
+from gym_fed.serving.store.objects import DeltaObjects
+from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
+from gym_fed.serving.store.registry import Registry
+from gym_fed.serving.store.residency import Residency
+from gym_fed.serving.store.stats import StoreStats
+from gym_fed.serving.store.verification import open_verified
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.serving.model_layout import ModelLayout
+
+Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], LoadedVariant]
+"""Name, open delta, layout of the model, sha256: as ``gym_fed.serving.operands.loaded_variant``."""
+
+DEFAULT_CACHE_BYTES = 10 * 10**9
+
+
+class VariantStore:
+    """A folder of variants: ``variants.db``, ``objects/`` and ``staging/``. Use as a context manager, or ``close`` it.
+
+    It is a ``gym_fed.serving.VariantSource``. Several processes may use one folder; each sees at once what the others
+    add, replace and remove, for every request looks its variant's row up. A variant that is removed or replaced while
+    it is in use stays in memory for those who use it, and only for them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        base: BaseSpec | None,
+        layout: ModelLayout | None,
+        cache_bytes: int,
+        require_signature: bool,
+        loader: Loader | None,
+    ) -> None:
+        """Use ``open``."""
+        self.folder = folder
+        self.require_signature = require_signature
+        self._base = base
+        self._layout = layout
+        self._loader = loader or _load
+        self._objects = DeltaObjects(folder)
+        self._registry = Registry(folder / "variants.db")
+        self._residency = Residency(
+            self._page_in, cache_bytes, fingerprint=lambda record: self._objects.identity(record.sha256)
+        )
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        base: BaseSpec | None = None,
+        layout: ModelLayout | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        require_signature: bool = True,
+        create: bool = True,
+        loader: Loader | None = None,
+    ) -> VariantStore:
+        """Open a store; reads one page of its database, and neither rows nor files.
+
+        Args:
+            folder: Where it is.
+            base: The base that is served: only its variants are accepted and loaded. None: variants of any base can
+                be registered, and none can be loaded.
+            layout: ``ModelLayout`` of the served model.
+            cache_bytes: Memory for variants.
+            require_signature: Whether unsigned variants are refused, at the door and before use.
+            create: Make the folder where there is none.
+            loader: Makes what the model computes with of an open delta.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND`` with ``create=False``; ``STATE_CORRUPT``.
+        """
+        path = Path(folder).expanduser().absolute()
+        if not create and not (path / "variants.db").is_file():
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND, f"no variant store at {path}", "gym variant add DELTA makes one"
+            )
+        if not path.is_dir():
+            path.mkdir(parents=True, mode=0o700)
+            fsync_folder(path.parent)
+        return cls(
+            path,
+            base=base,
+            layout=layout,
+            cache_bytes=cache_bytes,
+            require_signature=require_signature,
+            loader=loader,
+        )
+
+    # ---- the registry ----
+
+    def add(
+        self,
+        delta: str | Path,
+        signed: SignedVariant | None = None,
+        *,
+        name: str,
+        owner: str,
+        replace: bool = False,
+        note: str = "",
+    ) -> VariantRecord:
+        """Copy a delta into the store and register it; durable on return, and seen by every process.
+
+        A plain user id has no key of its own: the first that signs for it in this store is the one that must sign for
+        it from then on (``trust`` adds others). A signed variant gives way to a signed one with a higher revision
+        only. The manifest that is there already, given again, mends a damaged file and changes nothing else.
+
+        Args:
+            delta: The `.gymdelta`.
+            signed: Its manifest and signature; None: unsigned, which ``require_signature`` refuses.
+            name: What it is served as.
+            owner: An account's id, or a plain user id.
+            replace: Take the place of the owner's variant of this name, where there is one.
+            note: For people, on an unsigned variant; a signed one carries its own.
+
+        Raises:
+            GymError: ``USAGE`` for a name or owner; ``FILE_EXISTS`` without ``replace``; ``PERMISSION_DENIED`` for
+                another's name; ``REPLAYED`` or ``STALE`` for a revision that is not higher; ``SIGNATURE_INVALID``,
+                ``KEY_REVOKED``, ``HASH_MISMATCH``; as ``DeltaFile.open``.
+        """
+        validate_name(name)
+        validate_owner(owner)
+        if signed is None and self.require_signature:
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"variant {name!r} is not signed, and this store asks for signatures",
+                "sign it, or open the store for unsigned variants too",
+            )
+        if signed is not None and note:
+            raise GymError(
+                ErrorCode.USAGE, "a signed variant's note is in its manifest", "sign it with the note"
+            )
+        with self._objects.staged(Path(delta)) as staged:
+            record = describe(staged, Path(delta), signed, self._base, name=name, owner=owner, note=note)
+            failpoint("variant-staged")
+            with self._registry.writing() as transaction:
+                before = transaction.get(name)
+                if before is not None:
+                    check_replaceable(before, record, replace)
+                admit_key(transaction, record, signed)
+                self._objects.adopt(staged)
+                if before is not None and before.manifest is not None and before.manifest == record.manifest:
+                    return before
+                record = numbered(record, before, signed)
+                transaction.put(record)
+                failpoint("variant-before-commit")
+        failpoint("variant-committed")
+        if before is not None and before.sha256 != record.sha256:
+            self._forget(before.sha256)
+        return record
+
+    def remove(self, name: str) -> VariantRecord:
+        """Unregister a variant; who uses it goes on, new requests find nothing.
+
+        Its revisions are forgotten: whoever may write this folder may add an older one afterwards.
+
+        Raises:
+            GymError: ``NOT_FOUND``.
+        """
+        with self._registry.writing() as transaction:
+            record = transaction.get(name)
+            if record is None:
+                raise _unknown(name)
+            transaction.delete(name)
+        failpoint("variant-removed")
+        self._forget(record.sha256)
+        self._residency.retire(name)
+        return record
+
+    def get(self, name: str) -> VariantRecord:
+        """The row of a variant.
+
+        Raises:
+            GymError: ``NOT_FOUND``.
+        """
+        record = self._registry.get(name)
+        if record is None:
+            raise _unknown(name)
+        return record
+
+    def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
+        """All variants by name, or those of an owner; read a page at a time."""
+        return self._registry.list(owner)
+
+    def count(self) -> int:
+        """How many variants are registered."""
+        return self._registry.count()
+
+    def path(self, name: str) -> Path:
+        """The variant's `.gymdelta`; not to be written to.
+
+        Raises:
+            GymError: ``NOT_FOUND``.
+        """
+        return self._objects.path(self.get(name).sha256)
+
+    def trust(self, owner: str, public_key: bytes) -> None:
+        """Let a key sign for an owner beside those it has: a rotated account's newer one, a user's second one.
+
+        Raises:
+            GymError: ``KEY_REVOKED`` for one that was revoked here.
+        """
+        validate_owner(owner)
+        self._registry.set_key(owner, public_key, revoked=False)
+
+    def revoke(self, owner: str, public_key: bytes) -> None:
+        """What this key signed for the owner is refused from now on, and for good."""
+        validate_owner(owner)
+        self._registry.set_key(owner, public_key, revoked=True)
+
+    def verify(self, name: str) -> VariantRecord:
+        """Check a variant from its bytes on disk on: hash, form, base, manifest, signature.
+
+        Raises:
+            GymError: Naming variant, file and remedy.
+        """
+        record = self.get(name)
+        open_verified(
+            record,
+            self._objects,
+            self._registry,
+            self._base,
+            require_signature=self.require_signature,
+            again=True,
+        ).close()
+        return record
+
+    def gc(self) -> tuple[int, int]:
+        """Remove files that no variant has, which kills left; returns how many, and their bytes.
+
+        Objects can go at once, since additions wait meanwhile; copies under way are left for an hour.
+        """
+        with self._registry.writing() as transaction:
+            return self._objects.collect(transaction.is_used)
+
+    # ---- what the engine calls ----
+
+    def prefetch(self, name: str) -> None:
+        """Begin to page a variant in, unless others need the room. Raises as ``get``."""
+        self._residency.prefetch(self._servable(name))
+
+    def poll(self, name: str) -> LoadedVariant | None:
+        """The variant, pinned until ``release``, if it is in memory; else its load begins, and None.
+
+        A failed load is told by every poll for some seconds, or until row or file change; then it is tried again.
+
+        Raises:
+            GymError: ``NOT_FOUND``; naming variant, file and remedy, why it cannot be loaded.
+        """
+        return self._residency.poll(self._servable(name))
+
+    def acquire(self, name: str) -> LoadedVariant:
+        """The variant, pinned until ``release``; waits for it. Raises as ``poll``."""
+        while True:
+            found = self._residency.acquire(self._servable(name))
+            if found is not None:
+                return found
+
+    def release(self, variant: LoadedVariant) -> None:
+        """It is no longer in use by this caller.
+
+        Raises:
+            GymError: ``USAGE`` when it is not in use.
+        """
+        self._residency.release(variant)
+
+    def stats(self) -> StoreStats:
+        """How the cache does; without looking at the disk."""
+        return self._residency.stats()
+
+    def close(self) -> None:
+        self._residency.close()
+        self._registry.close()
+
+    def __enter__(self) -> VariantStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _forget(self, sha256: str) -> None:
+        """Remove an object that the committed change left unused; a kill before leaves it to ``gc``."""
+        with self._registry.writing() as transaction:
+            if not transaction.is_used(sha256):
+                self._objects.forget(sha256)
+
+    def _servable(self, name: str) -> VariantRecord:
+        record = self._registry.get(name)
+        if record is None:
+            self._residency.retire(name)
+            raise _unknown(name)
+        if self._base is None:
+            raise GymError(ErrorCode.USAGE, "the variant store was opened without a base", "open it with one")
+        return record
+
+    def _page_in(self, record: VariantRecord) -> LoadedVariant:
+        delta = open_verified(
+            record, self._objects, self._registry, self._base, require_signature=self.require_signature
+        )
+        with delta:
+            return self._loader(record.name, delta, self._layout, record.sha256)
+
+
+def _load(name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str) -> LoadedVariant:
+    from gym_fed.serving.operands import loaded_variant
+
+    if layout is None:
+        raise GymError(ErrorCode.USAGE, "the variant store was opened without a model's layout")
+    return loaded_variant(name, delta, layout, sha256)
+
+
+def _unknown(name: str) -> GymError:
+    return GymError(ErrorCode.NOT_FOUND, f"no variant {name[:80]!r}")
