@@ -12,14 +12,27 @@ from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.serving.loaded import LoadedVariant, VariantSource
+    from gym_fed.serving.mixed import MixedModel, Piece
+    from gym_fed.serving.model_layout import ModelLayout
     from gym_fed.serving.request import GenerationRequest, SamplingParams
 
-__all__ = ["GenerationRequest", "LoadedVariant", "SamplingParams", "VariantSource"]
+__all__ = [
+    "GenerationRequest",
+    "LoadedVariant",
+    "MixedModel",
+    "ModelLayout",
+    "Piece",
+    "SamplingParams",
+    "VariantSource",
+]
 
 __getattr__ = lazy(
     __name__,
     GenerationRequest="gym_fed.serving.request",
     LoadedVariant="gym_fed.serving.loaded",
+    MixedModel="gym_fed.serving.mixed",
+    ModelLayout="gym_fed.serving.model_layout",
+    Piece="gym_fed.serving.mixed",
     SamplingParams="gym_fed.serving.request",
     VariantSource="gym_fed.serving.loaded",
 )

@@ -1,8 +1,41 @@
-"""What a variant adds to one parameter of the base, in the form in which the mixed step computes with it."""
+"""What a variant adds to one parameter of the base, in the form in which the mixed step computes with it.
+
+A delta's codec decides: sign bits stay bits, LoRA stays factors, every other matrix is decoded once to the base's
+dtype.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from gym_quant import CodecError, get_codec
+from gym_quant.codec import as_matrix
+from gym_quant.codecs.lora import Lora
+from gym_quant.kernels.matmul import SignMatrix
+from gym_quant.kernels.resident import ResidentSigns
+from torch import Tensor
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.model_layout import ModelLayout, Slot
+
+if TYPE_CHECKING:
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.delta.manifest import TensorRecord
+
+__all__ = [
+    "DenseOperand",
+    "LoraOperand",
+    "ModelLayout",
+    "Operand",
+    "SignOperand",
+    "VectorOperand",
+    "load_operands",
+    "loaded_variant",
+]
 
 
 class Operand(ABC):
@@ -12,3 +45,132 @@ class Operand(ABC):
     @abstractmethod
     def resident_bytes(self) -> int:
         """Bytes of memory that it takes."""
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Rows of a matrix's delta (``[n] int64``) as ``[n, cols]``: what an embedding adds."""
+        raise NotImplementedError(type(self).__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class SignOperand(Operand):
+    """One bit a weight, and scales: codec ``bitdelta``."""
+
+    signs: ResidentSigns
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.signs.nbytes
+
+    def rows(self, rows: Tensor) -> Tensor:
+        return self.signs.decode_rows(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class LoraOperand(Operand):
+    """``scaling * b @ a``: ``a`` ``[r, in]``, ``b`` ``[out, r]`` as they are stored: codec ``lora``."""
+
+    a: Tensor
+    b: Tensor
+    scaling: float
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+    def rows(self, rows: Tensor) -> Tensor:
+        return (self.b[rows].to(torch.float32) * self.scaling) @ self.a.to(torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseOperand(Operand):
+    """The whole matrix ``[out, in]`` in the base's dtype: every other codec."""
+
+    matrix: Tensor
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.matrix.nbytes
+
+    def rows(self, rows: Tensor) -> Tensor:
+        return self.matrix[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class VectorOperand(Operand):
+    """A norm's weight or a bias, float32: any codec."""
+
+    values: Tensor
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.values.nbytes
+
+
+def load_operands(delta: DeltaFile, layout: ModelLayout) -> dict[str, Operand]:
+    """Bring a delta into memory. Nothing of it views the file afterwards, and the file's pages are given back.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` for a tensor that the base has not or has in another shape; ``MODEL_INVALID`` for
+            one that the mixed step cannot add to; ``DELTA_INVALID`` where its codec does not do. All name the tensor.
+    """
+    found: dict[str, Operand] = {}
+    for record in delta.manifest.tensors:
+        slot = layout.slots.get(record.name)
+        if slot is None or slot.shape != record.shape:
+            there = list(slot.shape) if slot is not None else "absent"
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"{delta.path}: tensor {record.name!r} {list(record.shape)} does not fit the base: {there}",
+                "use the base the delta was made from",
+            )
+        if slot.refusal:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{delta.path}: tensor {record.name!r} cannot be served as a variant: {slot.refusal}",
+                "leave this tensor out of the delta, or merge the delta and serve the merged model",
+            )
+        try:
+            found[record.name] = _operand(delta, record, slot, layout)
+        except CodecError as error:
+            raise GymError(
+                ErrorCode.DELTA_INVALID, f"{delta.path}: tensor {record.name!r}: {error}"
+            ) from error
+        delta.release(record.name)
+    return found
+
+
+def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str) -> LoadedVariant:
+    """A variant ready for a batch; raises as ``load_operands``."""
+    operands = load_operands(delta, layout)
+    return LoadedVariant(name, sha256, operands, sum(o.resident_bytes for o in operands.values()))
+
+
+def _operand(delta: DeltaFile, record: TensorRecord, slot: Slot, layout: ModelLayout) -> Operand:
+    device = torch.device(layout.device)
+    if slot.kind in ("norm", "bias"):
+        return VectorOperand(delta.decode(record.name).to(device))
+    transposed = slot.kind == "transposed"
+    if record.codec == "bitdelta" and not transposed:
+        payload = delta.payload(record.name)
+        group = record.params.get("group_size")
+        matrix = SignMatrix(
+            payload["bits"],
+            payload["scales"].to(torch.float32),
+            as_matrix(record.shape)[1],
+            None if group is None else int(group),
+        )
+        if layout.kernel == "lookup" and not matrix.whole_bytes:
+            raise CodecError(
+                f"group_size {matrix.group_size} is no multiple of 8, as kernel lookup needs: serve with exact"
+            )
+        return SignOperand(ResidentSigns.of(matrix, device))
+    codec = get_codec(record.codec)
+    if isinstance(codec, Lora):
+        a, b = codec.factors(delta.payload(record.name), record.shape, record.params)
+        if transposed:
+            a, b = b.T, a.T
+        a, b = (f.to(device, copy=True).contiguous() for f in (a, b))
+        return LoraOperand(a, b, float(record.params.get("scaling", 1.0)))
+    dense = delta.decode(record.name).reshape(as_matrix(record.shape))
+    dtype = getattr(torch, layout.dtype)
+    return DenseOperand((dense.T if transposed else dense).to(device, dtype).contiguous())

@@ -20,9 +20,12 @@ from gym_quant.kernels.order import (
     trimmed_mean,
     weighted_trimmed_mean,
 )
+from gym_quant.kernels.resident import ResidentSigns, SignBatch
 from gym_quant.kernels.signs import decode_signs, encode_signs, pack_signs, unpack_signs
 
 __all__ = [
+    "ResidentSigns",
+    "SignBatch",
     "SignMatrix",
     "available",
     "decode_signs",

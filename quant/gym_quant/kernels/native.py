@@ -183,22 +183,38 @@ def matmul(
     Returns:
         False when an activation is not finite (look-up only; ``y`` is untouched).
     """
+    return matmul_many(path, exact, x, y, Variants(variants), np.array(index, dtype=np.int64))
+
+
+class Variants:
+    """(tiles, tiled scales, bytes of a group) of many variants, as the library takes them; keeps them alive."""
+
+    def __init__(self, variants: Sequence[tuple[Tensor, Tensor, int]]) -> None:
+        self._kept = tuple(variants)
+        self._arrays = (
+            np.array([tiles.data_ptr() for tiles, _, _ in variants], dtype=np.uint64),
+            np.array([scales.data_ptr() for _, scales, _ in variants], dtype=np.uint64),
+            np.array([group for _, _, group in variants], dtype=np.int64),
+        )
+        self.pointers = tuple(array.ctypes.data for array in self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def matmul_many(
+    path: str,
+    exact: bool,
+    x: Tensor,
+    y: Tensor,
+    variants: Variants,
+    index: np.ndarray[Any, np.dtype[np.int64]],
+) -> bool:
+    """``matmul`` for variants whose pointers are collected already; ``index`` ``[batch]`` int64."""
     batch, cols = x.shape
-    tiles = np.array([tiles.data_ptr() for tiles, _, _ in variants], dtype=np.uint64)
-    scales = np.array([scales.data_ptr() for _, scales, _ in variants], dtype=np.uint64)
-    groups = np.array([group for _, _, group in variants], dtype=np.int64)
-    rows_variant = np.array(index, dtype=np.int64)
+    inputs = (x.data_ptr(), batch, cols, y.data_ptr(), y.shape[1])
     status = _call(
-        "gq_matmul",
-        path,
-        int(exact),
-        x.data_ptr(),
-        batch,
-        cols,
-        y.data_ptr(),
-        y.shape[1],
-        len(variants),
-        *(array.ctypes.data for array in (tiles, scales, groups, rows_variant)),
+        "gq_matmul", path, int(exact), *inputs, len(variants), *variants.pointers, index.ctypes.data
     )
     return status != _NOT_FINITE
 

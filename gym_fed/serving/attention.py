@@ -1,0 +1,176 @@
+"""Attention of a packed step: every request's tokens attend to that request's own cache, and to nothing else.
+
+Registered with transformers' ``AttentionInterface``. A name without a mask function gets no mask from the model
+(``masking_utils``), so causality and sliding windows are seen to here, a request at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.kv_cache import KVCache
+
+NAME = "gym_fed_packed"
+_KNOWN = frozenset(
+    # What changes nothing here: masks are made below, the rest is of training, other backends, or output recording.
+    (
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "layer_idx",
+        "deterministic",
+        "return_dict",
+        "logits_to_keep",
+    )
+)
+
+
+@dataclass
+class PackedTokens:
+    """Where each request's tokens are in the packed sequence, and its cache."""
+
+    spans: Sequence[tuple[int, int, KVCache]]
+    """First token, token after the last, cache; in order, without gaps."""
+
+    windows: dict[int, int | None] = field(default_factory=dict)
+    """Sliding window of every layer that attended: what the model asked for."""
+
+    masks: dict[tuple[int, int, int, int | None], Tensor] = field(default_factory=dict)
+
+
+_current: ContextVar[PackedTokens | None] = ContextVar("gym_fed_packed_tokens", default=None)
+
+
+@contextmanager
+def packed(tokens: PackedTokens) -> Iterator[None]:
+    """The forward within the block is of these tokens."""
+    token = _current.set(tokens)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def register() -> None:
+    """Make ``NAME`` known to transformers; any number of times."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls it: query ``[1, heads, tokens, dim]``, key and value ``[1, kv_heads, tokens, dim]``.
+
+    Returns:
+        ``[1, tokens, heads, value_dim]``, and no weights.
+
+    Raises:
+        GymError: ``USAGE`` outside a step; ``MODEL_INVALID`` for arguments that would be ignored.
+    """
+    tokens = _current.get()
+    if tokens is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            "the model is being served, so its forward needs a packed step",
+            "call MixedModel.step, or close the MixedModel first",
+        )
+    unknown = sorted(k for k, v in kwargs.items() if k not in _KNOWN and v is not None)
+    if unknown or attention_mask is not None or kwargs.get("is_causal") is False:
+        told = ", ".join(unknown) or ("attention_mask" if attention_mask is not None else "is_causal=False")
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"the model's attention asks for {told}, which serving has not"
+        )
+    if query.shape[0] != 1:
+        raise GymError(ErrorCode.MODEL_INVALID, "the model's attention does not keep one packed sequence")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    tokens.windows[layer] = sliding_window
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+    plain = softcap is None and s_aux is None
+    keys_new, values_new, queries = key[0], value[0], query[0]
+    for start, stop, cache in tokens.spans:
+        count = stop - start
+        keys, values = cache.write(layer, keys_new[:, start:stop], values_new[:, start:stop])
+        kv_heads, length = keys.shape[0], keys.shape[1]
+        if sliding_window is not None and length > sliding_window + count - 1:  # no query sees what is before
+            length = sliding_window + count - 1
+            keys, values = keys[:, -length:], values[:, -length:]
+        # The query heads that share a head of keys stand behind each other like positions: no key is repeated.
+        grouped = queries[:, start:stop].reshape(kv_heads, -1, queries.shape[-1])
+        mask = None
+        if count > 1:
+            mask = _mask(tokens, count, length, grouped.shape[1] // count, sliding_window, query)
+        if plain:
+            found = functional.scaled_dot_product_attention(
+                grouped[None], keys[None], values[None], attn_mask=mask, scale=scale
+            )[0]
+        else:
+            found = _by_hand(grouped, keys, values, mask, scale, softcap, s_aux)
+        # [kv_heads, heads / kv_heads * count, dim] to [count, heads, dim]
+        out[start:stop] = found.reshape(-1, count, found.shape[-1]).transpose(0, 1)
+    return out[None], None
+
+
+def _mask(
+    tokens: PackedTokens, count: int, length: int, groups: int, window: int | None, like: Tensor
+) -> Tensor:
+    """``[groups * count, length]``, 0 where query i (at ``length - count + i``) may see a key and -inf elsewhere."""
+    key = (count, length, groups, window)
+    mask = tokens.masks.get(key)
+    if mask is None:
+        distance = torch.arange(length - count, length, device=like.device)[:, None] - torch.arange(
+            length, device=like.device
+        )
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        mask = torch.zeros(count, length, dtype=like.dtype, device=like.device)
+        mask = mask.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
+        tokens.masks[key] = mask
+    return mask
+
+
+def _by_hand(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """With capped scores (Gemma 2) or a learned sink a head (gpt-oss), which SDPA has not; softmax in float32."""
+    scores = torch.matmul(query, keys.transpose(1, 2)).to(torch.float32) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        per_head = sinks.reshape(len(keys), -1)
+        column = per_head.repeat_interleave(query.shape[1] // per_head.shape[1], dim=1)[:, :, None]
+        weights = torch.softmax(torch.cat([scores, column.to(scores.dtype)], dim=2), dim=2)[:, :, :-1]
+    else:
+        weights = torch.softmax(scores, dim=2)
+    return torch.matmul(weights.to(values.dtype), values)

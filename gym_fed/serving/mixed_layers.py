@@ -1,0 +1,127 @@
+"""Forward hooks that add, for each row of a step, the term of that row's variant; the base's weights are only read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gym_fed.serving.model_layout import ModelLayout, Site, normal_form
+from gym_fed.serving.roster import Roster, RowMap, Signs, SitePlan
+
+_BLOCK = 512
+"""Rows of a matrix that are decoded at once for a bulk span: 512 x 4096 float32 are 8 MiB, about a cache's size."""
+
+
+@dataclass(frozen=True)
+class MixedRows:
+    """The step that is being computed: its variants and whose the rows are."""
+
+    roster: Roster
+    body: RowMap
+    head: RowMap
+
+
+class MixedLayers:
+    """The hooks of one model. Without ``rows`` they return at once."""
+
+    def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
+        self.rows: MixedRows | None = None
+        self._handles = []
+        for site in layout.sites:
+            module = model.get_submodule(site.module)
+            self._handles.append(module.register_forward_hook(self._hook(site)))
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, site: Site) -> Any:
+        add = {"linear": _add_linear, "embedding": _add_embedding, "norm": _add_norm}[site.kind]
+
+        def hook(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            rows = self.rows
+            if rows is None:
+                return
+            plan = rows.roster.plan(site)
+            if plan is not None:
+                add(site, plan, rows.head if site.head else rows.body, args[0], output)
+
+        return hook
+
+
+def _add_linear(site: Site, plan: SitePlan, rows: RowMap, x: Tensor, output: Tensor) -> None:
+    flat, y = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
+    if plan.signs is not None:
+        _add_signs(plan.signs, rows, flat, y)
+    if plan.loras is not None and len(rows.owner):
+        some = flat if rows.owned is None else flat[rows.owned]
+        inner = (some @ plan.loras.a.T).mul_(rows.mask(plan.loras.owners, some.dtype))
+        _add_to(y, rows.owned, inner @ plan.loras.b.T)
+    if plan.dense:
+        for variant, start, stop in rows.spans:
+            if variant in plan.dense:
+                y[start:stop] += flat[start:stop] @ plan.dense[variant].matrix.T
+    if plan.biases is not None and len(rows.owner):
+        _add_to(y, rows.owned, plan.biases[rows.owner])
+
+
+def _add_signs(signs: Signs, rows: RowMap, x: Tensor, y: Tensor) -> None:
+    if len(rows.few_index):
+        some = (x if rows.few is None else x[rows.few]).to(torch.float32).contiguous()
+        index = rows.few_in(signs)
+        if rows.few is None and y.dtype == torch.float32 and y.is_contiguous():
+            signs.batch.add(some, index, y)
+        else:
+            term = torch.zeros(len(some), y.shape[1], device=y.device)
+            signs.batch.add(some, index, term)
+            _add_to(y, rows.few, term)
+    for variant, start, stop in rows.bulk:
+        held = signs.by_variant.get(variant)
+        if held is not None:
+            _add_bulk(held.signs, x[start:stop], y[start:stop])
+
+
+def _add_bulk(signs: Any, x: Tensor, y: Tensor) -> None:
+    """Many rows of one variant: decoding a block once and multiplying as matrices is cheaper than row by row."""
+    wide = x.to(torch.float32)
+    for at in range(0, signs.rows, _BLOCK):
+        stop = min(signs.rows, at + _BLOCK)
+        y[:, at:stop] += wide @ signs.decode_block(at, stop).T
+
+
+def _add_embedding(site: Site, plan: SitePlan, rows: RowMap, ids: Tensor, output: Tensor) -> None:
+    flat, y = ids.reshape(-1), output.view(-1, output.shape[-1])
+    for variant, start, stop in rows.spans:
+        operand = plan.lookups.get(variant)
+        if operand is not None:
+            term = operand.rows(flat[start:stop])
+            y[start:stop] += term if site.multiplier == 1.0 else term * site.multiplier
+
+
+def _add_norm(site: Site, plan: SitePlan, rows: RowMap, x: Tensor, output: Tensor) -> None:
+    if not len(rows.owner):
+        return
+    tokens, y = x.movedim(site.token_axis, 0), output.movedim(site.token_axis, 0)
+    some = tokens if rows.owned is None else tokens[rows.owned]
+    middle = (1,) * (some.ndim - 2)
+    term: Tensor | float = 0.0
+    if plan.vectors is not None:
+        deltas = plan.vectors[rows.owner].reshape(len(some), *middle, -1)
+        term = normal_form(some, site.normalised, site.eps).mul_(deltas)
+    if plan.biases is not None:
+        term = plan.biases[rows.owner].reshape(len(some), *middle, -1).expand(some.shape) + term
+    assert isinstance(term, Tensor)
+    _add_to(y, rows.owned, term)
+
+
+def _add_to(y: Tensor, rows: Tensor | None, term: Tensor) -> None:
+    """In the wider of both number formats, then rounded to ``y``'s."""
+    if rows is None:
+        y += term
+    else:
+        y[rows] = (y[rows] + term).to(y.dtype)

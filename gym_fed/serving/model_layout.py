@@ -1,0 +1,273 @@
+"""Where a variant may change a base: which module each parameter belongs to and what that module does with it.
+
+Nothing is taken on trust from class names: two small forwards show which modules see every token once, in which axis,
+and a norm's formula is compared with the norm itself. A parameter for which that fails has a refusal in words, and a
+variant that changes it is refused when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+Kind = Literal["matrix", "transposed", "norm", "bias", "none"]
+
+_LONG, _SHORT = 5, 3
+_FORMS: tuple[Literal["rms", "layer"], ...] = ("rms", "layer")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter of the base.
+
+    Attributes:
+        shape: Its shape.
+        kind: ``matrix`` of a linear layer, an embedding or both; ``transposed`` (GPT-2's Conv1D), ``norm``, ``bias``.
+        refusal: Why no variant may change it; empty when it may.
+    """
+
+    shape: tuple[int, ...]
+    kind: Kind
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One module at which terms are added.
+
+    Attributes:
+        module: Its name.
+        kind: What it computes.
+        weight: Name of its weight among the base's parameters (a tied head has the embedding's).
+        bias: Name of its bias.
+        token_axis: Axis of its input along which the tokens lie (of a norm).
+        normalised: Which normal form a norm multiplies with its weight.
+        eps: Of the norm.
+        multiplier: Factor of an embedding's rows.
+        head: Whether it sees only the tokens whose logits are wanted.
+    """
+
+    module: str
+    kind: Literal["linear", "embedding", "norm"]
+    weight: str | None
+    bias: str | None
+    token_axis: int = 1
+    normalised: Literal["rms", "layer"] = "rms"
+    eps: float = 0.0
+    multiplier: float = 1.0
+    head: bool = False
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """What ``load_operands`` and the mixed step know of a base; plain data, for any thread.
+
+    Attributes:
+        slots: Every parameter, by name as ``model_tensors`` gives it.
+        sites: Where terms are added.
+        shared_inputs: Linear modules that multiply one and the same input (query, key and value, say).
+        dtype: Of the base: ``float32`` or ``bfloat16``.
+        device: Where operands go.
+        kernel: How sign deltas are multiplied: ``exact`` or ``lookup``.
+    """
+
+    slots: Mapping[str, Slot]
+    sites: tuple[Site, ...]
+    shared_inputs: tuple[tuple[str, ...], ...]
+    dtype: str
+    device: str
+    kernel: str = "exact"
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, model: nn.Module, kernel: str = "exact") -> ModelLayout:
+        """Look at a transformers causal LM; runs it twice on a few tokens."""
+        parameters = dict(model.named_parameters())
+        first = next(iter(parameters.values()))
+        long, short = _watched(model, _LONG), _watched(model, _SHORT)
+        names = {id(p): name for name, p in parameters.items()}
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        sites: list[Site] = []
+        refusals: dict[str, str] = {}
+        kinds: dict[str, Kind] = {}
+        for name, module in model.named_modules():
+            own = {k: names[id(p)] for k, p in module.named_parameters(recurse=False)}
+            if not own:
+                continue
+            site, why = _site(name, module, own, long.get(name, []), short.get(name, []), module is head)
+            if site is not None:
+                sites.append(site)
+            for key, parameter in own.items():
+                if site is None or parameter not in (site.weight, site.bias):
+                    refusals[parameter] = (
+                        why or f"{type(module).__name__} {name!r} has {key}, which has no rule"
+                    )
+                else:
+                    kinds[parameter] = _kind(site, key, module)
+        slots = {
+            name: Slot(tuple(p.shape), kinds.get(name, "none"), refusals.get(name, ""))
+            for name, p in parameters.items()
+        }
+        usable = {name for name, slot in slots.items() if not slot.refusal}
+        linear = {s.module: s for s in sites if s.kind == "linear" and not s.head and s.weight in usable}
+        return cls(
+            slots,
+            tuple(sites),
+            _sharing(long, linear),
+            str(first.dtype).removeprefix("torch."),
+            str(first.device),
+            kernel,
+        )
+
+
+_Calls = dict[str, list[tuple[Tensor, Tensor]]]
+
+
+def _watched(model: nn.Module, tokens: int) -> _Calls:
+    """Input and output of every call of a module with parameters of its own, in order of the first call."""
+    calls: _Calls = {}
+    handles = []
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+
+            def note(_module: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
+                if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+                    calls.setdefault(name, []).append((args[0], output))
+
+            handles.append(module.register_forward_hook(note))
+    try:
+        vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        device = next(model.parameters()).device
+        ids = (torch.arange(tokens, device=device) + 1) % vocabulary
+        model(input_ids=ids[None], position_ids=torch.arange(tokens, device=device)[None], use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _site(
+    name: str,
+    module: nn.Module,
+    own: dict[str, str],
+    long: list[tuple[Tensor, Tensor]],
+    short: list[tuple[Tensor, Tensor]],
+    head: bool,
+) -> tuple[Site | None, str]:
+    """A rule for the module, or why there is none."""
+    told = f"{type(module).__name__} {name!r}"
+    if not long or len(long) != len(short):
+        return None, f"{told} is not called once for all tokens"
+    axes = {_token_axis(a[0].shape, b[0].shape) for a, b in zip(long, short, strict=True)}
+    axis = axes.pop() if len(axes) == 1 else None
+    if axis is None:
+        return None, f"{told} does not see every token once"
+    given, output = long[0]
+    weight, bias = own.get("weight"), own.get("bias")
+    if _is_linear(module):
+        if given.numel() != _LONG * given.shape[-1]:
+            return None, f"{told} multiplies parts of a token"
+        return Site(name, "linear", weight, bias, axis, head=head), ""
+    if isinstance(module, nn.Embedding):
+        return _embedding(name, module, weight, given, output)
+    if module.weight is not None and isinstance(module.weight, Tensor) and module.weight.ndim == 1:
+        return _norm(name, module, weight, bias, axis, given)
+    return None, f"{told} has no rule"
+
+
+def _embedding(
+    name: str, module: nn.Embedding, weight: str | None, given: Tensor, output: Tensor
+) -> tuple[Site | None, str]:
+    """Rows, perhaps times one number (Gemma)."""
+    told = f"{type(module).__name__} {name!r}"
+    if given.numel() != _LONG or given.dtype.is_floating_point or module.max_norm is not None:
+        return None, f"{told} does not look up one row a token"
+    rows, found = module.weight[given].double(), output.double()
+    square = float((rows * rows).sum())
+    multiplier = float((rows * found).sum()) / square if square else 1.0
+    if rows.shape != found.shape or not _close(found, rows * multiplier, output.dtype):
+        return None, f"{told} does more than multiply its rows by one number"
+    return Site(
+        name, "embedding", weight, None, multiplier=1.0 if abs(multiplier - 1) < 1e-6 else multiplier
+    ), ""
+
+
+def _norm(
+    name: str, module: nn.Module, weight: str | None, bias: str | None, axis: int, given: Tensor
+) -> tuple[Site | None, str]:
+    """``f(x; w + d) = f(x; w) + d * n(x)``, with ``n`` the RMS or the layer norm: tried on the module itself."""
+    told = f"{type(module).__name__} {name!r}"
+    eps = next((float(getattr(module, k)) for k in ("variance_epsilon", "eps") if hasattr(module, k)), None)
+    own = {k: p.detach() for k, p in module.named_parameters(recurse=False)}
+    size = own["weight"].shape[0]
+    if eps is None or given.shape[-1] != size:
+        return None, f"{told} is no norm over the last dimension"
+    generator = torch.Generator().manual_seed(0)
+    step = torch.randn(size, generator=generator).to(given.device, own["weight"].dtype)
+    before = functional_call(module, own, (given,)).double()
+    after = functional_call(module, {**own, "weight": own["weight"] + step}, (given,)).double()
+    for kind in _FORMS:
+        wanted = before + step.double() * normal_form(given, kind, eps).double()
+        if _close(after, wanted, given.dtype):
+            return Site(name, "norm", weight, bias, axis, kind, eps), ""
+    return None, f"{told} is neither an RMS norm nor a layer norm"
+
+
+def normal_form(x: Tensor, kind: Literal["rms", "layer"], eps: float) -> Tensor:
+    """What a norm multiplies its weight with, in float32."""
+    wide, size = x.to(torch.float32), (x.shape[-1],)
+    if kind == "rms":
+        return functional.rms_norm(wide, size, eps=eps)
+    return functional.layer_norm(wide, size, eps=eps)
+
+
+def _sharing(calls: _Calls, linear: Mapping[str, Site]) -> tuple[tuple[str, ...], ...]:
+    """Linear modules called one after another with the same tensor."""
+    groups: list[list[str]] = []
+    last: Tensor | None = None
+    for name, seen in calls.items():
+        if name not in linear or len(seen) != 1:
+            last = None if name in linear else last
+            continue
+        if seen[0][0] is last:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        last = seen[0][0]
+    return tuple(tuple(group) for group in groups if len(group) > 1)
+
+
+def _kind(site: Site, key: str, module: nn.Module) -> Kind:
+    if key == "bias":
+        return "bias"
+    if site.kind == "norm":
+        return "norm"
+    return "transposed" if not isinstance(module, nn.Linear | nn.Embedding) else "matrix"
+
+
+def _is_linear(module: nn.Module) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    plain = (nn.Linear, Conv1D)
+    return isinstance(module, plain) and any(type(module).forward is kind.forward for kind in plain)
+
+
+def _token_axis(long: torch.Size, short: torch.Size) -> int | None:
+    if len(long) != len(short):
+        return None
+    axes = [i for i, (a, b) in enumerate(zip(long, short, strict=True)) if a != b]
+    if len(axes) != 1 or (long[axes[0]], short[axes[0]]) != (_LONG, _SHORT):
+        return None
+    return axes[0]
+
+
+def _close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    most = float(wanted.abs().max())
+    return bool(((found - wanted).abs().max() <= tolerance * max(most, 1e-6)).item())

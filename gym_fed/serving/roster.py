@@ -1,0 +1,179 @@
+"""The variants of a step side by side, and which rows of the step are whose: what a mixed layer computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from gym_quant.kernels.resident import IndexArray, SignBatch
+from torch import Tensor
+
+from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.model_layout import ModelLayout, Site
+from gym_fed.serving.operands import DenseOperand, LoraOperand, Operand, SignOperand, VectorOperand
+
+
+@dataclass(frozen=True, eq=False)
+class Signs:
+    """Sign deltas of a matrix; ``place`` takes a variant's number in the roster (or -1) to its number in ``batch``."""
+
+    batch: SignBatch
+    place: IndexArray | None
+    by_variant: dict[int, SignOperand]
+
+
+@dataclass(frozen=True, eq=False)
+class Loras:
+    """Factors one above the other: ``a`` ``[R, in]``, ``b`` ``[out, R]``; ``owners`` says whose each rank is."""
+
+    a: Tensor
+    b: Tensor
+    owners: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SitePlan:
+    """What the roster's variants add at one module."""
+
+    signs: Signs | None
+    loras: Loras | None
+    dense: dict[int, DenseOperand]
+    vectors: Tensor | None
+    """Deltas of a norm's weight, ``[variants, size]`` float32; zero for those that have none."""
+    biases: Tensor | None
+    """Of a bias, likewise."""
+    lookups: dict[int, Operand]
+    """Of an embedding."""
+
+
+class Roster:
+    """Distinct variants, numbered from 0; plans are made when a module first asks."""
+
+    def __init__(self, variants: Sequence[LoadedVariant], layout: ModelLayout) -> None:
+        self.variants = tuple(variants)
+        self._layout = layout
+        self._plans: dict[str, SitePlan | None] = {}
+
+    def plan(self, site: Site) -> SitePlan | None:
+        """None where no variant changes this module."""
+        try:
+            return self._plans[site.module]
+        except KeyError:
+            found = self._plans[site.module] = self._make(site)
+            return found
+
+    def _make(self, site: Site) -> SitePlan | None:
+        weights = self._of(site.weight)
+        biases = self._of(site.bias)
+        if not weights and not biases:
+            return None
+        vectors = None
+        if site.kind == "norm":
+            vectors, weights = self._stacked(weights), {}
+        if site.kind == "embedding":
+            return SitePlan(None, None, {}, None, None, weights)
+        return SitePlan(
+            self._signs({v: o for v, o in weights.items() if isinstance(o, SignOperand)}),
+            self._loras({v: o for v, o in weights.items() if isinstance(o, LoraOperand)}),
+            {v: o for v, o in weights.items() if isinstance(o, DenseOperand)},
+            vectors,
+            self._stacked(biases),
+            {},
+        )
+
+    def _of(self, parameter: str | None) -> dict[int, Operand]:
+        if parameter is None:
+            return {}
+        found = {v: variant.operands.get(parameter) for v, variant in enumerate(self.variants)}
+        return {v: operand for v, operand in found.items() if operand is not None}
+
+    def _signs(self, found: dict[int, SignOperand]) -> Signs | None:
+        if not found:
+            return None
+        place = None
+        if len(found) < len(self.variants):
+            place = np.full(len(self.variants) + 1, -1, dtype=np.int64)
+            place[list(found)] = np.arange(len(found))
+        return Signs(SignBatch([o.signs for o in found.values()], self._layout.kernel), place, found)
+
+    def _loras(self, found: dict[int, LoraOperand]) -> Loras | None:
+        if not found:
+            return None
+        dtype = getattr(torch, self._layout.dtype)
+        a = torch.cat([o.a.to(dtype) for o in found.values()])
+        b = torch.cat([(o.b.to(torch.float32) * o.scaling).to(dtype) for o in found.values()], dim=1)
+        owners = tuple(v for v, o in found.items() for _ in range(o.a.shape[0]))
+        return Loras(a, b, owners)
+
+    def _stacked(self, found: dict[int, Operand]) -> Tensor | None:
+        held = {v: o.values for v, o in found.items() if isinstance(o, VectorOperand)}
+        if not held:
+            return None
+        first = next(iter(held.values()))
+        none = torch.zeros_like(first)
+        return torch.stack([held.get(v, none) for v in range(len(self.variants))])
+
+
+@dataclass(eq=False)
+class RowMap:
+    """Whose the rows are that a module sees: all tokens of a step, or those whose logits are wanted.
+
+    Attributes:
+        spans: Variant's number, first row, row after the last; rows of the base alone are in none.
+        total: Rows.
+        bulk_rows: From how many rows on a span is multiplied as a whole instead of row by row.
+    """
+
+    spans: Sequence[tuple[int, int, int]]
+    total: int
+    bulk_rows: int
+    device: torch.device
+    bulk: list[tuple[int, int, int]] = field(init=False)
+    few: Tensor | None = field(init=False)
+    """Rows of spans that are not bulk; None: all rows of the step."""
+    few_index: IndexArray = field(init=False)
+    """Variant of each of them."""
+    owned: Tensor | None = field(init=False)
+    """Rows of all spans; None: all rows of the step."""
+    owner: Tensor = field(init=False)
+    """Variant of each of them."""
+    _masks: dict[Any, Tensor] = field(init=False, default_factory=dict)
+    _places: dict[int, IndexArray] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bulk = [s for s in self.spans if s[2] - s[1] >= self.bulk_rows]
+        few, few_owner = self._rows([s for s in self.spans if s[2] - s[1] < self.bulk_rows])
+        owned, owner = self._rows(self.spans)
+        self.few_index = few_owner
+        self.few = None if len(few) == self.total else torch.from_numpy(few).to(self.device)
+        self.owned = None if len(owned) == self.total else torch.from_numpy(owned).to(self.device)
+        self.owner = torch.from_numpy(owner).to(self.device)
+
+    def few_in(self, signs: Signs) -> IndexArray:
+        """``few_index`` in the numbers of a layer's own batch."""
+        if signs.place is None:
+            return self.few_index
+        key = hash(signs.place.tobytes())
+        if key not in self._places:
+            self._places[key] = signs.place[self.few_index]
+        return self._places[key]
+
+    def mask(self, owners: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """``[owned rows, ranks]``: 1 where the rank is of the row's variant."""
+        found = self._masks.get(owners)
+        if found is None:
+            ranks = torch.tensor(owners, device=self.device)
+            found = (self.owner[:, None] == ranks[None, :]).to(dtype)
+            self._masks[owners] = found
+        return found
+
+    @staticmethod
+    def _rows(spans: Sequence[tuple[int, int, int]]) -> tuple[IndexArray, IndexArray]:
+        if not spans:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        rows = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
+        owners = np.concatenate([np.full(stop - start, v) for v, start, stop in spans])
+        return rows.astype(np.int64), owners.astype(np.int64)
