@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
+    from gym_fed.serving.engine import Engine
+    from gym_fed.serving.generation import Generation
     from gym_fed.serving.loaded import LoadedVariant, VariantSource
     from gym_fed.serving.mixed import MixedModel, Piece
     from gym_fed.serving.model_layout import ModelLayout
     from gym_fed.serving.request import GenerationRequest, SamplingParams
 
 __all__ = [
+    "Engine",
+    "Generation",
     "GenerationRequest",
     "LoadedVariant",
     "MixedModel",
@@ -28,6 +32,8 @@ __all__ = [
 
 __getattr__ = lazy(
     __name__,
+    Engine="gym_fed.serving.engine",
+    Generation="gym_fed.serving.generation",
     GenerationRequest="gym_fed.serving.request",
     LoadedVariant="gym_fed.serving.loaded",
     MixedModel="gym_fed.serving.mixed",

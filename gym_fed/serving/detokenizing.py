@@ -1,0 +1,128 @@
+"""Tokens to text as they come: never half a character, never a special token, never a piece of a stop text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_UNKNOWN = "�"
+_LONGEST_CHARACTER = 4
+"""Bytes of UTF-8; a byte that three further tokens did not make a character is none."""
+
+_WINDOW = 24
+_KEPT = 6
+
+
+class TextDecoder:
+    """Decodes ids of one tokenizer; shared between requests.
+
+    Args:
+        tokenizer: Of ``transformers``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._texts: dict[int, str] = {}
+        anchor = tokenizer.encode("a", add_special_tokens=False)
+        self._anchor = anchor[-1:]
+        self._anchor_text = self.text(self._anchor, special=True)
+
+    def text(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """As it stands, without the clean-up of spaces; ``special``: with special tokens."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=not special))
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def token(self, token_id: int) -> str:
+        """One token's text in the middle of a line (some tokenizers drop a first space), special ones too."""
+        found = self._texts.get(token_id)
+        if found is None:
+            found = self.text([*self._anchor, token_id], special=True)[len(self._anchor_text) :]
+            self._texts[token_id] = found
+        return found
+
+    def stream(self, prompt_ids: Sequence[int]) -> TextStream:
+        """A stream that continues this prompt: prompt and answer put together are the text of all their tokens."""
+        return TextStream(self, prompt_ids)
+
+
+class TextStream:
+    """One answer's text. A window of last tokens is decoded with each new one, and what is new of it is shown."""
+
+    def __init__(self, decoder: TextDecoder, prompt_ids: Sequence[int]) -> None:
+        self._decoder = decoder
+        self._window = list(prompt_ids[-_KEPT:])
+        self._shown = decoder.text(self._window).rstrip(_UNKNOWN)
+        self._unsettled = 0  # last tokens of the window that may be half a character
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain with this token."""
+        self._window.append(token_id)
+        text = self._decoder.text(self._window)
+        if not text.endswith(_UNKNOWN):
+            new = text[len(self._shown) :]
+            self._unsettled = 0
+            self._settle(text)
+            return new
+        self._unsettled += 1
+        if self._unsettled < _LONGEST_CHARACTER:
+            return ""
+        self._unsettled = _LONGEST_CHARACTER - 1
+        settled = self._decoder.text(self._window[: -self._unsettled])
+        new = settled[len(self._shown) :]
+        self._shown = settled
+        return new
+
+    def finish(self) -> str:
+        """What is left; half a character at the very end is dropped."""
+        return (
+            self._decoder.text(self._window).rstrip(_UNKNOWN)[len(self._shown) :] if self._unsettled else ""
+        )
+
+    def _settle(self, text: str) -> None:
+        self._shown = text
+        if len(self._window) > _WINDOW:
+            kept = self._window[-_KEPT:]
+            shown = self._decoder.text(kept)
+            if not shown.endswith(_UNKNOWN) and _UNKNOWN not in shown[:1]:
+                self._window, self._shown = kept, shown
+
+
+class StopTexts:
+    """Holds back what may become a stop text, and cuts the answer before the first one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._longest = max((len(stop) for stop in stops), default=0)
+        self._held = ""
+        self.matched = False
+
+    def push(self, text: str) -> str:
+        """The text that may be shown; once ``matched``, that was the last."""
+        if not self._stops:
+            return text
+        if not text:
+            return ""
+        held = self._held + text
+        starts = [at for at in (held.find(stop) for stop in self._stops) if at >= 0]
+        if starts:
+            self.matched = True
+            self._held = ""
+            return held[: min(starts)]
+        for length in range(min(self._longest - 1, len(held)), 0, -1):
+            tail = held[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                self._held = tail
+                return held[:-length]
+        self._held = ""
+        return held
+
+    def finish(self) -> str:
+        """What was held back, now that nothing can complete it."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,124 @@
+"""What the engine has done, in numbers that Prometheus takes as they are. No torch."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_RECENT = 32
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Observations by size.
+
+    Attributes:
+        bounds: Upper bounds of the buckets, in seconds.
+        counts: Observations of each bucket alone (not cumulative), and of those above the last bound.
+        sum: Of all observations.
+    """
+
+    bounds: tuple[float, ...] = _SECONDS
+    counts: tuple[int, ...] = (0,) * (len(_SECONDS) + 1)
+    sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The engine at one moment; what counts, counts from its start.
+
+    Attributes:
+        healthy: Whether its loop is alive and its last steps did not all fail.
+        running: Requests that generate.
+        queued: Requests that wait.
+        finished: Requests by how they ended: stop, length, cancelled, error.
+        refused: Requests that were refused because too many waited.
+        prompt_tokens: That were read.
+        generated_tokens: That were written.
+        embeddings: That were made.
+        steps: Forwards of the model.
+        failed_steps: Forwards that raised.
+        rows: Pieces of all steps together.
+        rows_with_variants: Of these, for a variant.
+        busy_seconds: Spent in turns that had a step.
+        model_seconds: Spent in the forwards alone.
+        kv_bytes_used: KV caches' bytes with tokens in them.
+        kv_bytes_reserved: What running requests may come to need.
+        kv_bytes_limit: ``kv_cache_size``.
+        first_token: Seconds from submission to the first token.
+        per_token: Seconds from one token of an answer to its next.
+    """
+
+    healthy: bool
+    running: int
+    queued: int
+    finished: Mapping[str, int]
+    refused: int
+    prompt_tokens: int
+    generated_tokens: int
+    embeddings: int
+    steps: int
+    failed_steps: int
+    rows: int
+    rows_with_variants: int
+    busy_seconds: float
+    model_seconds: float
+    kv_bytes_used: int
+    kv_bytes_reserved: int
+    kv_bytes_limit: int
+    first_token: Histogram
+    per_token: Histogram
+
+
+class _Buckets:
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def snapshot(self) -> Histogram:
+        return Histogram(_SECONDS, tuple(self._counts), self._sum)
+
+
+@dataclass
+class Counters:
+    """What the loop counts. One thread writes."""
+
+    finished: Counter[str] = field(
+        default_factory=lambda: Counter({"stop": 0, "length": 0, "cancelled": 0, "error": 0})
+    )
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    embeddings: int = 0
+    steps: int = 0
+    failed_steps: int = 0
+    failed_in_a_row: int = 0
+    rows: int = 0
+    rows_with_variants: int = 0
+    busy_seconds: float = 0.0
+    model_seconds: float = 0.0
+    kv_tokens: int = 0
+    kv_bytes_reserved: int = 0
+    first_token: _Buckets = field(default_factory=_Buckets)
+    per_token: _Buckets = field(default_factory=_Buckets)
+    _services: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    def served(self, started: float) -> None:
+        """A request that began to run at ``started`` (``time.monotonic``) has ended."""
+        self._services.append(time.monotonic() - started)
+
+    def seconds_a_request(self) -> float | None:
+        """Mean time from a request's first step to its end, of the last 32; None before there is one."""
+        services = tuple(self._services)
+        return sum(services) / len(services) if services else None

@@ -1,0 +1,143 @@
+"""The caller's end of one answer: its events, its whole, and how to call it off. Threads and asyncio alike."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.request import Completion, Event, GenerationRequest
+
+if TYPE_CHECKING:
+    from gym_fed.serving.sequence import Sequence
+
+
+class Generation:
+    """One answer on its way. Events are kept until they are read, so a slow reader holds no one up.
+
+    ``for event in generation`` or ``async for event in generation`` (one reader): the last event has a
+    ``finish_reason``. An answer that fails raises its ``GymError`` there and in ``result``.
+
+    Attributes:
+        request: What was asked.
+    """
+
+    def __init__(self, request: GenerationRequest, cancel: Callable[[Generation], None]) -> None:
+        self.request = request
+        self._cancel = cancel
+        self._changed = threading.Condition()
+        self._events: deque[Event] = deque()
+        self._completion: Completion | None = None
+        self._error: BaseException | None = None
+        self._told = False  # the reader has had the error
+        self._sequence: Sequence | None = None  # the engine's end
+        self._wakers: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    @property
+    def done(self) -> bool:
+        return self._completion is not None or self._error is not None
+
+    def cancel(self) -> None:
+        """Call it off: within one step its place is free, and it ends with ``cancelled``. Safe to call at any time."""
+        if not self.done:
+            self._cancel(self)
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the whole answer; whether events were read makes no difference.
+
+        Raises:
+            GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (the answer goes on).
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.done, timeout):
+                raise GymError(
+                    ErrorCode.DEADLINE_EXCEEDED, f"no whole answer within {timeout} s", "wait longer"
+                )
+        return self._whole()
+
+    async def result_async(self) -> Completion:
+        """As ``result``, without holding up the event loop."""
+        while not self.done:
+            await self._wait()
+        return self._whole()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self.done)
+            event = self._next()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            with self._changed:
+                ready = bool(self._events) or self.done
+                event = self._next() if ready else None
+            if event is not None:
+                return event
+            if ready:
+                raise StopAsyncIteration
+            await self._wait()
+
+    def _next(self) -> Event | None:
+        if self._events:
+            return self._events.popleft()
+        if self._error is not None and not self._told:
+            self._told = True
+            raise self._error
+        return None
+
+    def _whole(self) -> Completion:
+        if self._error is not None:
+            raise self._error
+        assert self._completion is not None
+        return self._completion
+
+    async def _wait(self) -> None:
+        """Until something changes (or has, since the caller looked)."""
+        waker = (asyncio.get_running_loop(), asyncio.Event())
+        with self._changed:
+            if self._events or self.done:
+                return
+            self._wakers.append(waker)
+        try:
+            await waker[1].wait()
+        finally:
+            with self._changed:
+                if waker in self._wakers:
+                    self._wakers.remove(waker)
+
+    # The engine's end.
+
+    def _put(self, event: Event, completion: Completion | None = None) -> None:
+        self._change(lambda: self._events.append(event), completion)
+
+    def _fail(self, error: BaseException) -> None:
+        def fail() -> None:
+            self._error = error
+
+        self._change(fail, None)
+
+    def _change(self, change: Callable[[], Any], completion: Completion | None) -> None:
+        with self._changed:
+            if self.done:
+                return
+            change()
+            self._completion = completion
+            wakers, self._wakers = self._wakers, []
+            self._changed.notify_all()
+        for loop, waker in wakers:
+            try:
+                loop.call_soon_threadsafe(waker.set)
+            except RuntimeError:  # its event loop was closed: nobody reads any more
+                continue

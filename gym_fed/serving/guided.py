@@ -1,0 +1,129 @@
+"""Answers that a JSON schema allows: before each token, those that cannot continue a valid value are masked out.
+
+The grammar and the masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it
+cannot enforce is refused, never relaxed. White space between two parts of a value is at most 16 characters, so that a
+weak model cannot fill its answer with it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+
+_OPTIONS: Any = {
+    "lenient": False,
+    "coerce_one_of": False,
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[ \n\t]{0,16}",
+}
+MAX_SCHEMA_CHARACTERS = 200_000
+
+
+class GuideFactory:
+    """Makes guides for one tokenizer; the first one takes a moment.
+
+    Args:
+        tokenizer: Of ``transformers``, fast.
+        vocab_size: Width of the model's logits.
+        end_ids: Tokens that end an answer; allowed where the value is complete.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
+        import llguidance.hf
+
+        if not end_ids:
+            raise _refused(tokenizer, "it has no end token")
+        try:
+            self._tokenizer = llguidance.hf.from_tokenizer(
+                tokenizer, n_vocab=max(vocab_size, len(tokenizer)), eos_token=sorted(end_ids)
+            )
+        except Exception as error:  # the library raises its own kinds for its own reasons
+            raise _refused(tokenizer, str(error).splitlines()[0] if str(error) else repr(error)) from error
+        self._vocab_size = vocab_size
+
+    def guide(self, schema: str) -> Guide:
+        """A guide for one answer.
+
+        Args:
+            schema: JSON Schema as JSON text; ``{}`` allows any object.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for a schema that is none, or that cannot be enforced, with the reason.
+        """
+        from llguidance import LLMatcher
+
+        if len(schema) > MAX_SCHEMA_CHARACTERS:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"a JSON schema of {len(schema):,} characters; {MAX_SCHEMA_CHARACTERS:,} are allowed",
+            )
+        try:
+            value = json.loads(schema)
+        except ValueError as error:
+            raise GymError(ErrorCode.DATA_INVALID, f"the JSON schema is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise GymError(ErrorCode.DATA_INVALID, f"a JSON schema is an object, not {schema[:40]!r}")
+        text = schema if value else '{"type": "object"}'
+        matcher = LLMatcher(
+            self._tokenizer, LLMatcher.grammar_from_json_schema(text, overrides=_OPTIONS), log_level=0
+        )
+        if matcher.is_error():
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"the JSON schema cannot be enforced: {matcher.get_error().splitlines()[0]}",
+                "leave that keyword out, or ask for plain text",
+            )
+        return Guide(matcher, self._vocab_size)
+
+
+class Guide:
+    """How far one answer is in its grammar."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def allowed(self) -> Any:
+        """Which tokens may come next: ``[vocab] bool`` of numpy. May run beside the model: it needs no lock of Python.
+
+        Raises:
+            GymError: ``DATA_INVALID`` when the grammar has become too complex.
+        """
+        import numpy as np
+
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(bool)
+
+    def push(self, token_id: int) -> None:
+        """A token was chosen.
+
+        Raises:
+            GymError: ``DATA_INVALID`` when the grammar has become too complex.
+        """
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the value is whole and nothing may follow it."""
+        return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"the JSON schema cannot be enforced further: {self._matcher.get_error().splitlines()[0]}",
+                "make it simpler",
+            )
+
+
+def _refused(tokenizer: Any, reason: str) -> GymError:
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"guided output is not possible with the tokenizer {type(tokenizer).__name__} of "
+        f"{getattr(tokenizer, 'name_or_path', '') or 'this model'}: {reason}",
+        "ask for plain text",
+    )
