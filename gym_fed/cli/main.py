@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from gym_fed.cli.api import app as api_app
+from gym_fed.cli.batch import batch
 from gym_fed.cli.chat import chat
 from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data import app as data_app
@@ -34,8 +36,10 @@ def _options(version: VersionOption = False) -> None:
 app.command()(train)
 app.command()(tune)
 app.command()(chat)
+app.command()(batch)
 app.command()(grade)
 app.command()(doctor)
+app.add_typer(api_app, name="api")
 app.add_typer(configs_app, name="configs")
 app.add_typer(data_app, name="data")
 app.add_typer(delta_app, name="delta")

@@ -91,6 +91,7 @@ class Pending:
         self._answer = answer
         self._generations = generations
         self._on_end = on_end
+        self._opened = False
         self._ended = False
 
     def run(self) -> dict[str, Any]:
@@ -108,9 +109,9 @@ class Pending:
     def chunks(self) -> Iterator[Chunk]:
         """The answer piece by piece; of several choices one after the other."""
         try:
-            yield from self._answer.opening()
             for index, generation in enumerate(self._generations):
                 for event in generation:
+                    yield from self._first()
                     yield from self._answer.take(index, _without_error(event))
             yield from self._answer.closing()
         finally:
@@ -119,16 +120,21 @@ class Pending:
     async def achunks(self) -> AsyncIterator[Chunk]:
         """As ``chunks``."""
         try:
-            for chunk in self._answer.opening():
-                yield chunk
             for index, generation in enumerate(self._generations):
                 async for event in generation:
-                    for chunk in self._answer.take(index, _without_error(event)):
+                    for chunk in (*self._first(), *self._answer.take(index, _without_error(event))):
                         yield chunk
             for chunk in self._answer.closing():
                 yield chunk
         finally:
             self.end()
+
+    def _first(self) -> list[Chunk]:
+        """The opening, once the engine has begun: what it refuses until then is no stream yet."""
+        if self._opened:
+            return []
+        self._opened = True
+        return self._answer.opening()
 
     def end(self) -> None:
         """Cancel what still runs. May be called again, and without having been driven."""

@@ -1,0 +1,156 @@
+"""`gym api`: serve a base and its variants over OpenAI's API; `gym api keys` says who may use what."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from gym_fed.cli.api_keys import app as keys_app
+from gym_fed.config.serving import ServingConfig
+from gym_fed.console import err, out
+from gym_fed.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from gym_fed.serving.setup import Serving
+
+_SHOWN_MODELS = 5
+
+
+class _ServesByDefault(TyperGroup):
+    """``gym api serving.yaml`` is ``gym api serve serving.yaml``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_ServesByDefault, help="Serve a base and its variants over OpenAI's API, and say who may use what."
+)
+app.add_typer(keys_app, name="keys")
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None, typer.Argument(help="A YAML file of serving; without it, the defaults.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", help="gym-nano, a model folder, or a cached name.")
+    ] = None,
+    variants: Annotated[
+        Path | None, typer.Option("--variants", help="Folder that gym variant fills.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Beyond loopback, API keys are needed.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="0 takes a free one.")] = None,
+    api_keys: Annotated[Path | None, typer.Option("--api-keys", help="File that gym api keys fills.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option("--drain-seconds", min=0.0, help="How long answers may go on after Ctrl-C.")
+    ] = 20.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON with the address, once it is ready.")
+    ] = False,
+) -> None:
+    """The default: `gym api serving.yaml` means `gym api serve serving.yaml`. Ctrl-C lets running answers finish."""
+    named = {"base": base, "variants": variants, "host": host, "port": port, "api_keys": api_keys}
+    overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
+    settings = serving_config(config, [*(set_ or []), *overrides])
+
+    from gym_fed.serving.api.server import run_server
+
+    def on_listening(address: str) -> None:
+        err.print(f"listening at {address}; loading {settings.base} ...", markup=False)
+
+    def on_ready(address: str, serving: Serving) -> None:
+        if as_json:
+            sys.stdout.write(json.dumps(_told(address, serving)) + "\n")
+            sys.stdout.flush()
+        else:
+            _introduce(address, serving)
+
+    def on_draining(active: int) -> None:
+        # Not through the console: the signal may have come while it was writing.
+        text = f"\nleaving; {active} answers may finish within {drain_seconds:g} s, Ctrl-C again breaks them off\n"
+        os.write(sys.stderr.fileno(), text.encode())
+
+    finished = run_server(
+        settings,
+        drain_seconds=drain_seconds,
+        on_listening=on_listening,
+        on_ready=on_ready,
+        on_draining=on_draining,
+    )
+    if not finished:
+        err.print("answers that were under way were broken off")
+        raise typer.Exit(ErrorCode.INTERRUPTED.exit_code)
+
+
+def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
+    """The file's settings, or the defaults, with overrides.
+
+    Raises:
+        GymError: As ``load_config``.
+    """
+    from gym_fed.config.yaml_file import load_config, parse_overrides, validate
+
+    if path is not None:
+        return load_config(path, ServingConfig, overrides)
+    values: dict[str, Any] = {}
+    for key_path, value in parse_overrides(overrides):
+        section = values
+        for key in key_path[:-1]:
+            section = section.setdefault(str(key), {})
+        section[str(key_path[-1])] = value
+    return validate(values, ServingConfig, "--set")
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _told(address: str, serving: Serving) -> dict[str, Any]:
+    return {
+        "url": f"{address}/v1",
+        "model": serving.served_name,
+        "base_digest": serving.base.digest,
+        "variants": None if serving.store is None else serving.store.count(),
+        "api_keys": serving.config.api_keys is not None,
+    }
+
+
+def _introduce(address: str, serving: Serving) -> None:
+    """The address, what can be asked for, and how."""
+    from itertools import islice
+
+    from gym_fed.serving.openai.access import LOCAL
+
+    names = [model.name for model in islice(serving.service.catalogue.list(LOCAL), _SHOWN_MODELS + 1)]
+    more = 0 if serving.store is None else serving.store.count() + 1 - _SHOWN_MODELS
+    shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
+    key = "YOUR-KEY" if serving.config.api_keys is not None else "none-needed"
+    out.print(f"serving {shown}", markup=False)
+    out.print(f"at {address}/v1", markup=False)
+    out.print(
+        f"""
+from openai import OpenAI
+client = OpenAI(base_url="{address}/v1", api_key="{key}")
+print(client.chat.completions.create(model="{names[-1] if len(names) <= _SHOWN_MODELS else names[1]}",
+    messages=[{{"role": "user", "content": "Hello"}}]).choices[0].message.content)
+""",
+        markup=False,
+    )
+    if serving.config.api_keys is None:
+        out.print(
+            "no API keys: every program of this machine may use every model; Ctrl-C leaves", markup=False
+        )

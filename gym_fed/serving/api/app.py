@@ -1,0 +1,182 @@
+"""The FastAPI application: routes, who may use them, and every refusal in OpenAI's form."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gym_fed import __version__
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.api.bodies import read_json
+from gym_fed.serving.api.gateway import Gateway
+from gym_fed.serving.api.metrics import Metrics
+from gym_fed.serving.api.streams import EventStream
+from gym_fed.serving.api.waiting import ClientGone, Patience
+from gym_fed.serving.openai.refusals import error_body
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS, Pending
+
+GONE_STATUS = 499
+"""What metrics call a request whose client went away; nobody is sent it."""
+
+_log = logging.getLogger(__name__)
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The application over a gateway, which may get its model later."""
+    app = FastAPI(title="gym-fed", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    metrics = Metrics(gateway)
+    app.add_middleware(_Measured, gateway=gateway, metrics=metrics)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        gateway.open()
+        return {"status": "ready"}
+
+    @app.get("/metrics")
+    async def prometheus(request: Request) -> Response:
+        gateway.gate.caller(request.headers)
+        text, kind = await run_in_threadpool(metrics.text)
+        return Response(text, media_type=kind)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> JSONResponse:
+        caller = gateway.gate.caller(request.headers)
+        catalogue = gateway.open().service.catalogue
+
+        def data() -> list[dict[str, Any]]:
+            return [model.to_dict() for model in catalogue.list(caller)]
+
+        return JSONResponse({"object": "list", "data": await run_in_threadpool(data)})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str, request: Request) -> JSONResponse:
+        caller = gateway.gate.caller(request.headers)
+        catalogue = gateway.open().service.catalogue
+        found = await run_in_threadpool(catalogue.resolve, name, caller)
+        return JSONResponse(found.to_dict())
+
+    @app.post(CHAT)
+    async def chat(request: Request) -> Response:
+        return await _answer(gateway, CHAT, request)
+
+    @app.post(COMPLETIONS)
+    async def completions(request: Request) -> Response:
+        return await _answer(gateway, COMPLETIONS, request)
+
+    @app.post(EMBEDDINGS)
+    async def embeddings(request: Request) -> Response:
+        return await _answer(gateway, EMBEDDINGS, request)
+
+    _tell_errors(app, gateway)
+    return app
+
+
+async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
+    caller = gateway.gate.caller(request.headers)
+    service = gateway.open().service
+    body = await read_json(request)
+    patience = Patience(request.receive, gateway.request_timeout_seconds, gateway.stopped)
+    if url == EMBEDDINGS:
+        return JSONResponse(await patience.wait(run_in_threadpool(service.embed, body, caller)))
+    pending = await run_in_threadpool(service.begin, url, body, caller)
+    if body.get("stream"):
+        return await _stream(pending, patience)
+    try:
+        return JSONResponse(await patience.wait(pending.arun()))
+    finally:
+        pending.end()
+
+
+async def _stream(pending: Pending, patience: Patience) -> Response:
+    """A stream from its first chunk on, so that what fails before has a status of its own."""
+    chunks = pending.achunks()
+
+    async def next_one() -> dict[str, Any]:
+        return await anext(chunks)
+
+    try:
+        first = await patience.wait(next_one())
+    except BaseException:
+        pending.end()
+        raise
+    return EventStream(pending, first, chunks, patience)
+
+
+def _tell_errors(app: FastAPI, gateway: Gateway) -> None:
+    """Every refusal as OpenAI's clients read it."""
+
+    def told(error: GymError) -> JSONResponse:
+        headers = {}
+        if (seconds := gateway.retry_after(error)) is not None:
+            headers["Retry-After"] = str(seconds)
+        if error.code is ErrorCode.UNAUTHENTICATED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(error_body(error), error.code.http_status, headers)
+
+    @app.exception_handler(GymError)
+    async def refused(request: Request, error: GymError) -> Response:
+        if error.code.http_status == ErrorCode.INTERNAL.http_status:
+            _log.error("%s failed", request.url.path, exc_info=error)
+        return told(error)
+
+    @app.exception_handler(ClientGone)
+    async def gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=GONE_STATUS)
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"
+        body = error_body(
+            GymError(ErrorCode.NOT_FOUND, message, f"there are GET /v1/models, POST {', '.join(URLS)}")
+        )
+        return JSONResponse(body, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def defect(request: Request, error: Exception) -> Response:
+        return told(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
+
+
+class _Measured:
+    """ASGI middleware: counts requests, and those for answers while they are under way."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway, metrics: Metrics) -> None:
+        self._app = app
+        self._gateway = gateway
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, ended = GONE_STATUS, False
+
+        async def sending(message: Message) -> None:
+            nonlocal status, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        began = time.monotonic()
+        try:
+            if scope["method"] == "POST" and scope["path"] in URLS:
+                with self._gateway.counting():
+                    await self._app(scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
+        except Exception:
+            status, ended = ErrorCode.INTERNAL.http_status, True
+            raise
+        finally:
+            self._metrics.observe(scope["path"], status if ended else GONE_STATUS, time.monotonic() - began)

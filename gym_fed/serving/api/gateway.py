@@ -1,0 +1,93 @@
+"""What the HTTP server knows at a moment: what it serves, who is let in, whether it is loading, ready or leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.api.gate import Gate
+from gym_fed.serving.openai.service import OpenAIService
+
+_LOADING_SECONDS, _LEAVING_SECONDS = 5, 10
+
+
+class Engine(Protocol):
+    """What the server asks of the engine, beside what the service does."""
+
+    def stats(self) -> Any: ...
+
+    def retry_after_seconds(self) -> float: ...
+
+
+class Served(Protocol):
+    """What is served: `gym_fed.serving.setup.Serving`."""
+
+    @property
+    def service(self) -> OpenAIService: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def store(self) -> Any: ...
+
+
+class Gateway:
+    """Shared by all requests; all but ``__init__`` is for the event loop's thread.
+
+    Args:
+        gate: Who is let in.
+        request_timeout_seconds: Longest time for one request, waiting and streaming included.
+
+    Attributes:
+        serving: None until the model is loaded.
+        active: Requests for answers that are under way.
+        draining: Whether new ones are refused, because the server is about to leave.
+        stopped: Set when those under way are broken off, too.
+    """
+
+    def __init__(self, gate: Gate, *, request_timeout_seconds: float) -> None:
+        self.gate = gate
+        self.request_timeout_seconds = request_timeout_seconds
+        self.serving: Served | None = None
+        self.active = 0
+        self.draining = False
+        self.stopped = asyncio.Event()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """A request for an answer, from its first byte to its last."""
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
+    def open(self) -> Served:
+        """What is served.
+
+        Raises:
+            GymError: ``UNAVAILABLE`` before it is loaded, when the engine's loop has died, and while leaving.
+        """
+        if self.draining:
+            raise GymError(ErrorCode.UNAVAILABLE, "the server is shutting down", "try again in a moment")
+        if self.serving is None:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, "the model is being loaded", "GET /ready tells when it is there"
+            )
+        if not self.serving.engine.stats().healthy:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, "the engine has failed", "the server's log tells why; restart it"
+            )
+        return self.serving
+
+    def retry_after(self, error: GymError) -> int | None:
+        """Seconds of the header ``Retry-After``, for what may go better later."""
+        if error.code is ErrorCode.BUSY and self.serving is not None:
+            return max(1, round(self.serving.engine.retry_after_seconds()))
+        if error.code in (ErrorCode.UNAVAILABLE, ErrorCode.BUSY):
+            return _LEAVING_SECONDS if self.draining else _LOADING_SECONDS
+        return None

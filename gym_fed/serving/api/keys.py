@@ -1,0 +1,236 @@
+"""API keys: a file of hashes with what each key may use, read again when it changes.
+
+A key is ``gym-`` and 32 random bytes; the file has its sha256 alone, which is enough for what is random, and the key
+itself is shown once. Keys can be added and revoked while a server runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from gym_fed.config.base import StrictModel
+from gym_fed.config.problems import first_problem
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.identity.variant import Sha256, VariantName
+from gym_fed.serving.openai.access import Caller
+
+PREFIX = "gym-"
+MAX_FILE_BYTES = 16 * 2**20
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$"
+_OWNER = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}$"
+
+
+class ApiKey(StrictModel):
+    """One key, without the key."""
+
+    name: str = Field(pattern=_NAME)
+    """Of whoever has it: in the usage log, and whose turn it is in the queue."""
+
+    sha256: Sha256
+    base: bool = True
+    """Whether the base itself may be used."""
+
+    everything: bool = False
+    """Whether all variants may."""
+
+    variants: tuple[VariantName, ...] = ()
+    """Variants that may, by name."""
+
+    owners: tuple[Annotated[str, Field(pattern=_OWNER)], ...] = ()
+    """Owners (accounts or user ids) all of whose variants may, later ones too."""
+
+    created_at: int = Field(ge=0)
+    """Unix seconds."""
+
+    expires_at: int | None = Field(default=None, ge=0)
+    """Unix seconds; None: never."""
+
+    def caller(self) -> Caller:
+        return Caller(self.name, self.base, self.everything, frozenset(self.variants), frozenset(self.owners))
+
+
+class _Document(StrictModel):
+    format: Literal["gym-api-keys"] = "gym-api-keys"
+    version: Literal[1] = 1
+    keys: tuple[ApiKey, ...] = ()
+
+
+def hashed(key: str) -> str:
+    """Hex sha256 of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class KeyFile:
+    """The file of keys; from any thread.
+
+    Args:
+        path: JSON, mode 0600.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._seen: tuple[int, ...] | None = None
+        self._keys: tuple[ApiKey, ...] = ()
+
+    def caller(self, key: str) -> Caller | None:
+        """Whose key this is; None for an unknown or expired one. Looks at every key, whichever matches.
+
+        Raises:
+            GymError: As ``keys``.
+        """
+        found: ApiKey | None = None
+        digest = hashed(key)
+        for known in self.keys():
+            if hmac.compare_digest(known.sha256, digest):
+                found = known
+        if found is None or (found.expires_at is not None and found.expires_at <= time.time()):
+            return None
+        return found.caller()
+
+    def keys(self) -> tuple[ApiKey, ...]:
+        """All keys, as the file has them now.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND``, ``CONFIG_INVALID``, or ``PERMISSION_DENIED`` for a file that others may write.
+        """
+        with self._lock:
+            try:
+                status = self.path.stat()
+                seen = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode)
+                if seen != self._seen:
+                    _require_safe(self.path, status)
+                    self._keys, self._seen = self._read(), seen
+            except OSError as error:
+                self._seen = None
+                raise GymError(
+                    ErrorCode.FILE_NOT_FOUND,
+                    f"no API keys at {self.path}: {error.strerror}",
+                    f"make one with: gym api keys add NAME --file {self.path}",
+                ) from error
+            return self._keys
+
+    def add(
+        self,
+        name: str,
+        *,
+        base: bool = True,
+        everything: bool = False,
+        variants: tuple[str, ...] = (),
+        owners: tuple[str, ...] = (),
+        expires_at: int | None = None,
+    ) -> str:
+        """Make a key; the file is made where there is none.
+
+        Returns:
+            The key, which is kept nowhere.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` for a name that has one; ``USAGE`` for values that are off, or a key for nothing.
+        """
+        if not (base or everything or variants or owners):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"key {name!r} could use nothing",
+                "give --variant, --owner, --all-variants or --base",
+            )
+        key = PREFIX + secrets.token_urlsafe(32)
+        try:
+            made = ApiKey(
+                name=name,
+                sha256=hashed(key),
+                base=base,
+                everything=everything,
+                variants=tuple(dict.fromkeys(variants)),
+                owners=tuple(dict.fromkeys(owners)),
+                created_at=int(time.time()),
+                expires_at=expires_at,
+            )
+        except ValidationError as error:
+            raise GymError(ErrorCode.USAGE, f"API key: {first_problem(error)}") from error
+        with self._changing() as known:
+            if any(other.name == name for other in known):
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.path} has a key {name!r} already",
+                    f"take it away first: gym api keys remove {name} --file {self.path}",
+                )
+            self._write((*known, made))
+        return key
+
+    def remove(self, name: str) -> None:
+        """Take a key away; a running server refuses it from its next request on.
+
+        Raises:
+            GymError: ``NOT_FOUND``.
+        """
+        with self._changing() as known:
+            left = tuple(key for key in known if key.name != name)
+            if len(left) == len(known):
+                raise GymError(
+                    ErrorCode.NOT_FOUND, f"{self.path} has no key {name!r}", "gym api keys list shows them"
+                )
+            self._write(left)
+
+    @contextmanager
+    def _changing(self) -> Iterator[tuple[ApiKey, ...]]:
+        """The keys as they are, while no other process changes them."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(
+            self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self.keys() if self.path.exists() else ()
+        finally:
+            os.close(lock)
+
+    def _write(self, keys: tuple[ApiKey, ...]) -> None:
+        text = _Document(keys=keys).model_dump_json(indent=2)
+        write_atomically(self.path, f"{text}\n".encode(), mode=0o600)
+
+    def _read(self) -> tuple[ApiKey, ...]:
+        data = self.path.read_bytes()
+        if len(data) > MAX_FILE_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"{self.path}: more than {MAX_FILE_BYTES} bytes of API keys")
+        try:
+            return _Document.model_validate_json(data).keys
+        except ValidationError as error:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{self.path}: {first_problem(error, 'file')}",
+                "it is written by gym api keys alone; restore it",
+            ) from error
+
+
+_BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
+
+
+def bearer_token(header: str | None) -> str | None:
+    """The key of an ``Authorization`` header; None where there is none of that form."""
+    found = _BEARER.fullmatch(header or "")
+    return found[1] if found else None
+
+
+def _require_safe(path: Path, status: os.stat_result) -> None:
+    """Whoever may write the file may let themselves in; whoever may read it only learns names."""
+    if status.st_mode & 0o022:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{path} may be written by others (mode {status.st_mode & 0o777:o})",
+            f"chmod 600 {path}",
+        )

@@ -1,0 +1,146 @@
+"""Puts together what is served: the base in memory, its variants, the engine and the service over them.
+
+with open_serving(ServingConfig(base="gym-nano", variants="variants")) as serving:
+    serving.service.handle("/v1/chat/completions", {"model": serving.served_name, "messages": [...]}, LOCAL)
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.serving import ServingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model, model_name, pick_device
+from gym_fed.serving.openai.catalogue import Catalogue
+from gym_fed.serving.openai.service import OpenAIService
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.serving.engine import Engine
+    from gym_fed.serving.mixed import MixedModel
+    from gym_fed.serving.store import VariantStore
+
+_SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
+_FINGERPRINT = slice(len("sha256:"), len("sha256:") + 10)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is served; close it, or use it as a context manager.
+
+    Attributes:
+        config: As it was asked for.
+        served_name: Of the base in the API.
+        base: Describes the base as its variants know it: the float32 weights' digest.
+        tokenizer: Of the base.
+        mixed: The model.
+        engine: Writes the answers.
+        store: The variants; None: the base alone.
+        service: OpenAI's API over all of it.
+    """
+
+    config: ServingConfig
+    served_name: str
+    base: BaseSpec
+    tokenizer: Any
+    mixed: MixedModel
+    engine: Engine
+    store: VariantStore | None
+    service: OpenAIService
+    _closing: ExitStack
+
+    def close(self) -> None:
+        """Answers under way are cancelled. May be called again."""
+        self._closing.close()
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_serving(config: ServingConfig) -> Serving:
+    """Load the base, open its variants, and start the engine.
+
+    The base is read in float32 first, whatever ``dtype`` says, for that is what the digest of a base is taken of.
+
+    Raises:
+        GymError: As ``load_model``, ``VariantStore.open`` and ``MixedModel``; ``CONFIG_INVALID`` for a base whose name
+            cannot stand in the API, without ``served_name``.
+    """
+    import torch
+
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.serving.engine import Engine
+    from gym_fed.serving.mixed import MixedModel
+
+    name = _served_name(config)
+    device = pick_device(config.device)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    loaded = load_model(config.base)
+    model: Any = loaded.model
+    if hasattr(model, "peft_config"):
+        model = model.merge_and_unload()
+    base = BaseSpec.of(model, model_name(config.base))
+    model = model.to(device=device, dtype=getattr(torch, config.dtype)).requires_grad_(False).eval()
+    with ExitStack() as stack:
+        mixed = stack.enter_context(MixedModel(model, kernel=config.engine.kernel))
+        store = _open_store(config, base, mixed, stack)
+        engine = stack.enter_context(Engine(mixed, loaded.tokenizer, store, config.engine))
+        service = OpenAIService(
+            engine,
+            Catalogue(name, store),
+            loaded.tokenizer,
+            vocab_size=model.get_input_embeddings().weight.shape[0],
+            fingerprint=f"fp_{base.digest[_FINGERPRINT]}",
+            on_use=_usage_log(config, base, stack),
+        )
+        return Serving(config, name, base, loaded.tokenizer, mixed, engine, store, service, stack.pop_all())
+    raise AssertionError("unreachable: an ExitStack without callbacks swallows nothing")
+
+
+def _served_name(config: ServingConfig) -> str:
+    name = config.served_name or model_name(config.base)
+    if not _SERVED_NAME.fullmatch(name):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"the base's name {name!r} cannot stand in the API",
+            "give served_name: letters, digits, '.', '_', '-' and '/'",
+        )
+    return name
+
+
+def _open_store(
+    config: ServingConfig, base: BaseSpec, mixed: MixedModel, stack: ExitStack
+) -> VariantStore | None:
+    if config.variants is None:
+        return None
+    from gym_fed.serving.store import VariantStore
+
+    return stack.enter_context(
+        VariantStore.open(
+            config.variants,
+            base=base,
+            layout=mixed.layout,
+            cache_bytes=config.cache_size,
+            require_signature=config.require_signature,
+        )
+    )
+
+
+def _usage_log(config: ServingConfig, base: BaseSpec, stack: ExitStack) -> Any:
+    if config.usage_log is None:
+        return None
+    from gym_fed.serving.api.usage_log import UsageLog
+
+    log = UsageLog(config.usage_log, base.digest)
+    stack.callback(log.close)
+    return log.write
