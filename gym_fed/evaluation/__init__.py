@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.chat import ChatSession
     from gym_fed.evaluation.delta_error import LayerError, layer_errors
     from gym_fed.evaluation.generation import answer, exact_match, generate_batch
     from gym_fed.evaluation.grading import Grades, grade, grade_answers
     from gym_fed.evaluation.loss import heldout_loss
 
 __all__ = [
-    "ChatSession",
     "Grades",
     "LayerError",
     "answer",
@@ -28,7 +26,6 @@ __all__ = [
 
 __getattr__ = lazy(
     __name__,
-    ChatSession="gym_fed.evaluation.chat",
     LayerError="gym_fed.evaluation.delta_error",
     Grades="gym_fed.evaluation.grading",
     answer="gym_fed.evaluation.generation",

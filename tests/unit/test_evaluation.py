@@ -11,7 +11,7 @@ import torch
 
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation import ChatSession, answer, exact_match, heldout_loss
+from gym_fed.evaluation import answer, exact_match, heldout_loss
 from gym_fed.models import LoadedModel, load_model
 
 ROWS = generate("copy", 20, split="heldout") + generate("words", 20, split="heldout")
@@ -74,32 +74,3 @@ def test_rows_without_an_answer_are_refused(nano: LoadedModel) -> None:
         with pytest.raises(GymError) as caught:
             exact_match(nano.model, nano.tokenizer, rows)
         assert caught.value.code is ErrorCode.DATA_INVALID
-
-
-def test_a_chat_streams_what_it_answers_and_remembers_until_reset(nano: LoadedModel) -> None:
-    session = ChatSession(nano.model, nano.tokenizer, max_new_tokens=20)
-    pieces: list[str] = []
-    said = session.say("copy: hello", on_text=pieces.append)
-    assert "".join(pieces) == said == "hello"
-    assert len(pieces) > 2
-    assert [m["role"] for m in session.history] == ["user", "assistant"]
-    session.reset()
-    assert session.history == []
-
-
-def test_a_chat_forgets_its_oldest_turns_when_the_context_is_full(nano: LoadedModel) -> None:
-    session = ChatSession(nano.model, nano.tokenizer, max_new_tokens=20)
-    for index in range(12):
-        session.say(f"copy: {index} is a number")
-    assert 2 <= len(session.history) < 24
-    with pytest.raises(GymError, match="has room for") as caught:
-        session.say("x" * 300)
-    assert caught.value.code is ErrorCode.TOO_LARGE
-
-
-@pytest.mark.shared
-def test_a_chat_with_a_model_without_template_continues_the_text(shared_folder: Path) -> None:
-    loaded = load_model(str(shared_folder / "models/stories260K"))
-    session = ChatSession(loaded.model, loaded.tokenizer, max_new_tokens=20)
-    assert len(session.say("Once upon a time").split()) > 3
-    assert session.history == []

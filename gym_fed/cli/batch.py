@@ -1,0 +1,210 @@
+"""`gym batch`: a file of requests in OpenAI's batch format, answered by a model of this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.console import err, out, print_json
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.config.serving import EngineConfig, ServingConfig
+    from gym_fed.serving.batch import BatchReport
+    from gym_fed.serving.batch_input import BatchInput
+    from gym_fed.serving.setup import Serving
+
+LINE_SECONDS = 10.0
+"""How often progress is told where there is no terminal."""
+
+
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, one JSON object a line.")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT.jsonl", help="Answers, in order of completion; continued if it is there."
+        ),
+    ],
+    base: Annotated[
+        str | None, typer.Option("--base", help="gym-nano (the default), a model folder or a cached name.")
+    ] = None,
+    variants: Annotated[
+        Path | None,
+        typer.Option("--variants", metavar="DIR", help="Folder of variants, as `gym variant` fills it."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="serving.yaml, as `gym api` reads it.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of serving.yaml; may be repeated."),
+    ] = None,
+    errors: Annotated[
+        Path | None, typer.Option("--errors", metavar="FILE", help="Failing requests go here instead of OUT.")
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", min=0, help="Of requests that name none: each gets one of its own from it."),
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Answer a file of requests. The same command goes on where Ctrl-C or a crash stopped it."""
+    settings = _settings(config, overrides or [], base, variants)
+    _refuse_same_file(source, target, errors)
+
+    from gym_fed.serving.batch import run_batch
+    from gym_fed.serving.batch_input import check_body, check_input
+    from gym_fed.serving.batch_output import BatchOutput
+    from gym_fed.serving.openai.access import LOCAL
+
+    given = check_input(source, check_body)
+    identity = _identity(settings, given, seed)
+    with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:
+        left = len(given.custom_ids) - len(output.done)
+        err.print(f"{given.path}: {len(given.custom_ids)} requests, {left} to do", markup=False, style="dim")
+        if left:
+            from gym_fed.serving.local_writer import require_store
+            from gym_fed.serving.setup import open_serving
+
+            require_store(settings.variants)
+            with open_serving(settings) as serving:
+                given.require_models(lambda name: serving.service.catalogue.resolve(name, LOCAL))
+                output.pin({"base_digest": serving.base.digest, "variants": _versions(serving, given)})
+                with _progress() as show:
+                    report = run_batch(
+                        given,
+                        output,
+                        lambda url, body: serving.service.handle(url, body, LOCAL),
+                        at_once=_at_once(settings.engine),
+                        seed=seed,
+                        on_report=show,
+                        on_stop=serving.engine.close,
+                    )
+        else:
+            from gym_fed.serving.batch import BatchReport
+
+            done = len(output.done)
+            report = BatchReport(done, done, output.num_failed, resumed=done)
+    _tell(report, target, errors, as_json)
+
+
+def _tell(report: BatchReport, target: Path, errors: Path | None, as_json: bool) -> None:
+    """The figures; a run with failures leaves with an exit code of its own."""
+    if as_json:
+        print_json(
+            {
+                "total": report.total,
+                "succeeded": report.done - report.failed,
+                "failed": report.failed,
+                "resumed": report.resumed,
+                "prompt_tokens": report.prompt_tokens,
+                "completion_tokens": report.completion_tokens,
+                "seconds": round(report.seconds, 3),
+                "tokens_per_second": round(report.tokens_per_second, 3),
+                "output": str(target),
+                "errors": str(errors) if errors else None,
+            }
+        )
+    else:
+        out.print(f"{report.done - report.failed} answers in {target}", markup=False)
+    if report.failed:
+        where = errors or target
+        err.print(f"{report.failed} of {report.total} requests failed: see {where}", markup=False)
+        raise typer.Exit(ErrorCode.DATA_INVALID.exit_code)
+
+
+def _settings(
+    config: Path | None, overrides: list[str], base: str | None, variants: Path | None
+) -> ServingConfig:
+    """serving.yaml, what ``--set`` changes of it, and the two options that have names of their own."""
+    from gym_fed.config.serving import ServingConfig
+    from gym_fed.config.yaml_file import load_config, parse_overrides, validate
+
+    if config is not None:
+        settings = load_config(config, ServingConfig, overrides)
+    else:
+        values: dict[str, Any] = {}
+        for path, value in parse_overrides(overrides):
+            place = values
+            for key in path[:-1]:
+                place = place.setdefault(str(key), {})
+            place[str(path[-1])] = value
+        settings = validate(values, ServingConfig, "--set")
+    named = {"base": base, "variants": variants}
+    return settings.model_copy(update={key: value for key, value in named.items() if value is not None})
+
+
+def _identity(settings: ServingConfig, given: BatchInput, seed: int) -> dict[str, Any]:
+    """What an answer depends on, and is known before the model is loaded."""
+    return {
+        "input_sha256": given.sha256,
+        "base": settings.base,
+        "served_name": settings.served_name,
+        "dtype": settings.dtype,
+        "device": settings.device,
+        "kernel": settings.engine.kernel,
+        "max_context": settings.engine.max_context,
+        "seed": seed,
+    }
+
+
+def _versions(serving: Serving, given: BatchInput) -> dict[str, str]:
+    """sha256 of each variant that the input asks for."""
+    names = [name.partition(":")[2] for name in given.models if ":" in name]
+    return {name: serving.store.get(name).sha256 for name in names} if serving.store is not None else {}
+
+
+def _at_once(engine: EngineConfig) -> int:
+    """As many as run, and as many again in the queue, so that its variants are paged in while others run."""
+    queued = min(engine.max_queued, engine.max_queued_per_user, engine.max_concurrent)
+    return engine.max_concurrent + queued
+
+
+def _refuse_same_file(source: Path, target: Path, errors: Path | None) -> None:
+    named = [path.expanduser().resolve() for path in (source, target, errors) if path is not None]
+    if len(set(named)) != len(named):
+        raise GymError(ErrorCode.USAGE, "IN, OUT and --errors must be different files", "name another one")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[BatchReport], None]]:
+    """A bar on a terminal, a line now and then elsewhere; on standard error."""
+    if not err.is_terminal:
+        told = time.monotonic()
+
+        def line(report: BatchReport) -> None:
+            nonlocal told
+            if report.done == report.total or time.monotonic() - told > LINE_SECONDS:
+                told = time.monotonic()
+                err.print(f"{report.done}/{report.total}  {_figures(report)}", markup=False)
+
+        yield line
+        return
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    figures = TextColumn("{task.fields[figures]}", markup=False)
+    with Progress("batch", BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as bar:
+        task = bar.add_task("batch", total=None, figures="")
+        yield lambda report: bar.update(
+            task, completed=report.done, total=report.total, figures=_figures(report)
+        )
+
+
+def _figures(report: BatchReport) -> str:
+    parts = [f"{report.failed} failed", f"{report.tokens_per_second:.0f} tokens/s"]
+    if report.seconds_left is not None and report.done < report.total:
+        parts.append(f"{_duration(report.seconds_left)} left")
+    return "  ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,196 @@
+"""The input of `gym batch`: OpenAI's batch format, checked to the last line before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gym_fed.errors import ErrorCode, GymError
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+MAX_LINE_BYTES = 16 << 20
+MAX_ID_CHARACTERS = 512
+SHOWN_PROBLEMS = 20
+_KEYS = ("custom_id", "method", "url", "body")
+
+CheckBody = Callable[[str, dict[str, Any]], None]
+"""Refuses a body that its URL cannot take, by a ``GymError`` that may have a ``param``."""
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One line."""
+
+    line: int
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BatchInput:
+    """A file whose every line can be run.
+
+    Attributes:
+        path: Of the file.
+        sha256: Of its bytes.
+        custom_ids: In the order of the lines.
+        models: Every ``body.model`` of it, sorted.
+    """
+
+    path: Path
+    sha256: str
+    custom_ids: tuple[str, ...]
+    models: tuple[str, ...]
+
+    def requests(self) -> Iterator[BatchRequest]:
+        """The lines, read again, one at a time."""
+        for number, raw in _lines(self.path):
+            yield _parse(number, raw)
+
+    def require_models(self, resolve: Callable[[str], object]) -> None:
+        """Refuse an input that names a model which ``resolve`` refuses.
+
+        Raises:
+            GymError: ``DATA_INVALID`` telling of each such model the first line that asks for it.
+        """
+        refused: dict[str, str] = {}
+        for name in self.models:
+            try:
+                resolve(name)
+            except GymError as error:
+                refused[name] = error.message
+        if not refused:
+            return
+        problems = []
+        for request in self.requests():
+            if (why := refused.pop(request.body["model"], None)) is not None:
+                problems.append(f"line {request.line} (custom_id {request.custom_id!r}): body.model: {why}")
+        raise _refused(self.path, problems)
+
+
+class _Problem(Exception):
+    """What is wrong with one line, and in which field."""
+
+    def __init__(self, field: str, text: str, custom_id: object = None) -> None:
+        super().__init__(field, text)
+        self.field, self.text, self.custom_id = field, text, custom_id
+
+
+def check_input(path: Path, check_body: CheckBody) -> BatchInput:
+    """Read the whole file, and refuse it if any line cannot be run.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` that tells of each line its number, custom_id and field.
+    """
+    digest = hashlib.sha256()
+    places: dict[str, int] = {}
+    models: set[str] = set()
+    problems: list[str] = []
+    for number, raw in _lines(path, digest.update):
+        try:
+            request = _parse(number, raw)
+            if (first := places.setdefault(request.custom_id, number)) != number:
+                raise _Problem("custom_id", f"is that of line {first}, too", request.custom_id)
+            if request.body.get("stream"):
+                raise _Problem("body.stream", "must be false: answers go into a file", request.custom_id)
+            try:
+                check_body(request.url, request.body)
+            except GymError as error:
+                field = f"body.{param}" if (param := getattr(error, "param", None)) else "body"
+                raise _Problem(field, str(error), request.custom_id) from error
+            models.add(str(request.body["model"]))
+        except _Problem as problem:
+            named = f" (custom_id {problem.custom_id!r})" if problem.custom_id is not None else ""
+            problems.append(f"line {number}{named}: {problem.field}: {problem.text}")
+    if problems:
+        raise _refused(path, problems)
+    if not places:
+        raise GymError(ErrorCode.DATA_INVALID, f"{path}: has no requests", "give a JSON line for each")
+    return BatchInput(path, digest.hexdigest(), tuple(places), tuple(sorted(models)))
+
+
+def check_body(url: str, body: dict[str, Any]) -> None:
+    """Read a body as the API does; the model's name is looked up later.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    from gym_fed.serving.openai.chat_request import CHAT_NEUTRAL, ChatRequest
+    from gym_fed.serving.openai.completion_request import (
+        COMPLETION_NEUTRAL,
+        EMBEDDING_NEUTRAL,
+        CompletionRequest,
+        EmbeddingRequest,
+    )
+    from gym_fed.serving.openai.fields import parse
+
+    if url == "/v1/chat/completions":
+        parse(ChatRequest, body, CHAT_NEUTRAL)
+    elif url == "/v1/completions":
+        parse(CompletionRequest, body, COMPLETION_NEUTRAL)
+    else:
+        parse(EmbeddingRequest, body, EMBEDDING_NEUTRAL)
+
+
+def _refused(path: Path, problems: list[str]) -> GymError:
+    hidden = len(problems) - SHOWN_PROBLEMS
+    shown = [
+        f"{path}: nothing was run",
+        *problems[:SHOWN_PROBLEMS],
+        *([f"and {hidden} more"] if hidden > 0 else []),
+    ]
+    return GymError(ErrorCode.DATA_INVALID, "\n  ".join(shown), "mend these lines")
+
+
+def _lines(path: Path, seen: Callable[[bytes], None] = lambda raw: None) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers; ``seen`` gets all bytes."""
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                seen(raw)
+                if raw.strip():
+                    yield number, raw
+                if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                    while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                        seen(rest)
+                    seen(rest)
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "name a JSONL file") from error
+
+
+def _parse(number: int, raw: bytes) -> BatchRequest:
+    if len(raw) > MAX_LINE_BYTES:
+        raise _Problem("line", f"is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        found = json.loads(raw, parse_constant=_no_constant)
+    except ValueError as error:
+        raise _Problem("line", f"is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise _Problem("line", "is not a JSON object")
+    custom_id = found.get("custom_id")
+    for key in _KEYS:
+        if key not in found:
+            raise _Problem(key, "is missing", custom_id)
+    for key in found:
+        if key not in _KEYS:
+            raise _Problem(key, f"is unknown; a line has {', '.join(_KEYS)}", custom_id)
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
+        raise _Problem("custom_id", f"must be a text of 1 to {MAX_ID_CHARACTERS} characters", custom_id)
+    if found["method"] != "POST":
+        raise _Problem("method", f"is {found['method']!r}, must be POST", custom_id)
+    if found["url"] not in URLS:
+        raise _Problem("url", f"is {found['url']!r}, must be one of {', '.join(URLS)}", custom_id)
+    if not isinstance(found["body"], dict):
+        raise _Problem("body", "must be an object", custom_id)
+    return BatchRequest(number, custom_id, found["url"], found["body"])
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

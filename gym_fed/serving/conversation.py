@@ -1,0 +1,222 @@
+"""A conversation: its messages, who answers, what is forgotten when the context is full. Nothing here is a model.
+
+Who answers is a ``Writer``: the model in this process, or a server with OpenAI's API; both get the same request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+
+ROLES = ("system", "user", "assistant")
+Message = dict[str, str]
+
+
+class Writer(Protocol):
+    """Who writes the answers."""
+
+    @property
+    def base(self) -> str:
+        """What requests call the model; a variant is ``<base>:<name>``."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the model has a chat template. One that has none continues each text for itself."""
+
+    def variants(self) -> list[str]:
+        """Names of the variants that may be asked for."""
+
+    def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
+        """Chunks of OpenAI's streaming format; closing the iterator stops the answer.
+
+        Raises:
+            GymError: ``TOO_LARGE`` when the prompt leaves no room for an answer; or another refusal.
+        """
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class Conversation:
+    """What was said, and how the next answer is asked for.
+
+    Args:
+        writer: Who answers.
+        system: A message before everything, which is never forgotten.
+        variant: The writer's variant; None is the base.
+        sampling: Fields of the request besides model and messages, such as ``temperature``.
+
+    Attributes:
+        messages: Everything said by user and assistant, oldest first.
+        forgotten: How many of the oldest messages the model no longer sees.
+        finish_reason: Why the last answer ended; ``stopped`` for one that was interrupted.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        system: str | None = None,
+        variant: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.writer = writer
+        self.system = system
+        self.variant: str | None = None
+        self.sampling = dict(sampling or {})
+        self.messages: list[Message] = []
+        self.forgotten = 0
+        self.finish_reason: str | None = None
+        if system is not None:
+            self.require_memory("a system message")
+        self.switch(variant)
+
+    @property
+    def model(self) -> str:
+        """As requests name it."""
+        return self.writer.base if self.variant is None else f"{self.writer.base}:{self.variant}"
+
+    def switch(self, variant: str | None) -> None:
+        """Answer with another variant from here on; what was said stays.
+
+        Raises:
+            GymError: ``NOT_FOUND``.
+        """
+        if variant is not None and variant not in (known := self.writer.variants()):
+            listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+            hint = f"there are: {listed}" if known else "this model is served without variants"
+            raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r} of {self.writer.base}", hint)
+        self.variant = variant
+
+    def require_memory(self, what: str) -> None:
+        """Refuse what needs a chat template where there is none."""
+        if not self.writer.remembers:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{what} needs a chat template, and {self.writer.base} has none",
+                "it continues a text, and remembers nothing",
+            )
+
+    def say(self, text: str) -> Generator[str]:
+        """The answer to ``text``, piece by piece.
+
+        An answer that is broken off (the iterator is closed, or fails) is kept as far as it came; where nothing came,
+        neither is ``text``.
+
+        Raises:
+            GymError: ``TOO_LARGE`` when ``text`` alone does not fit the context; or the writer's refusal.
+        """
+        if not self.writer.remembers:
+            yield from self._pieces("/v1/completions", {"prompt": text})
+            return
+        asked: Message = {"role": "user", "content": text}
+        said: list[str] = []
+        whole = False
+        try:
+            with closing(self._chat([*self.messages, asked])) as pieces:
+                for piece in pieces:
+                    said.append(piece)
+                    yield piece
+            whole = True
+        finally:
+            if said or whole:
+                self.messages += [asked, {"role": "assistant", "content": "".join(said)}]
+
+    def undo(self) -> str | None:
+        """Take the last question and its answer back; the question, or None if there is none."""
+        while self.messages:
+            message = self.messages.pop()
+            self.forgotten = min(self.forgotten, len(self.messages))
+            if message["role"] == "user":
+                return message["content"]
+        return None
+
+    def reset(self) -> None:
+        """Forget what was said, but not the system message."""
+        self.messages = []
+        self.forgotten = 0
+
+    def save(self, path: Path) -> None:
+        """All messages, the system's first, as a JSON list."""
+        system = [{"role": "system", "content": self.system}] if self.system is not None else []
+        text = json.dumps([*system, *self.messages], ensure_ascii=False, indent=2) + "\n"
+        try:
+            write_atomically(path, text.encode(), mode=0o600)
+        except OSError as error:
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND, f"{path}: cannot be written: {error.strerror}", "name another file"
+            ) from error
+
+    def load(self, path: Path) -> None:
+        """Go on with what ``save`` wrote, in place of what was said here.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming the message that is off; then nothing changes.
+        """
+        messages = read_messages(path)
+        system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+        self.require_memory("a conversation")
+        self.system, self.messages, self.forgotten = system, messages, 0
+
+    def _chat(self, messages: list[Message]) -> Generator[str]:
+        """Ask with as many of the messages as fit: the oldest go first, a question with its answer."""
+        system = [{"role": "system", "content": self.system}] if self.system is not None else []
+        while True:
+            sent = messages[self.forgotten :]
+            pieces = self._pieces("/v1/chat/completions", {"messages": [*system, *sent]})
+            try:
+                first = next(pieces, None)
+            except GymError as error:
+                later = [place for place, one in enumerate(sent) if one["role"] == "user"][1:]
+                if error.code is not ErrorCode.TOO_LARGE or not later:
+                    raise
+                self.forgotten += later[0]
+                continue
+            if first is not None:
+                yield first
+                yield from pieces
+            return
+
+    def _pieces(self, url: str, prompt: dict[str, Any]) -> Generator[str]:
+        """Texts of the chunks; notes why the answer ended."""
+        self.finish_reason = "stopped"
+        with closing(self.writer.write(url, {"model": self.model, **prompt, **self.sampling})) as chunks:
+            for chunk in chunks:
+                for choice in chunk.get("choices", ()):
+                    text = choice.get("text") or (choice.get("delta") or {}).get("content")
+                    if choice.get("finish_reason"):
+                        self.finish_reason = choice["finish_reason"]
+                    if text:
+                        yield text
+
+
+def read_messages(path: Path) -> list[Message]:
+    """A JSON list of ``{"role", "content"}``, a system message at most as the first."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "name another file") from error
+    except ValueError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"{path}: not JSON: {error}") from error
+    if not isinstance(found, list):
+        raise GymError(ErrorCode.DATA_INVALID, f"{path}: not a list of messages")
+    for number, message in enumerate(found, start=1):
+        if (
+            not isinstance(message, dict)
+            or message.keys() != {"role", "content"}
+            or message["role"] not in ROLES
+            or not isinstance(message["content"], str)
+            or (message["role"] == "system" and number > 1)
+        ):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{path}: message {number} is not a role and a text",
+                'each is {"role": "user" or "assistant", "content": TEXT}; a system message can only be the first',
+            )
+    return found

@@ -1,0 +1,158 @@
+"""Answers from a server with OpenAI's API, by server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 600.0
+"""A server may read a long prompt, or let a request wait, for so long before the next piece comes."""
+
+_CODES = {
+    401: ErrorCode.UNAUTHENTICATED,
+    403: ErrorCode.PERMISSION_DENIED,
+    404: ErrorCode.NOT_FOUND,
+    413: ErrorCode.TOO_LARGE,
+    429: ErrorCode.BUSY,
+}
+
+
+class RemoteWriter:
+    """Talks to ``gym api``, or another server of the kind.
+
+    Args:
+        url: With or without ``/v1``.
+        model: What the server calls the base, or ``base:variant``; None takes the one base that it serves.
+        api_key: Sent as a bearer token.
+
+    Raises:
+        GymError: ``UNAVAILABLE``, ``UNAUTHENTICATED``, or ``NOT_FOUND`` for a model that the server does not list.
+    """
+
+    remembers = True
+
+    def __init__(self, url: str, model: str | None = None, *, api_key: str | None = None) -> None:
+        import httpx
+
+        if not url.startswith(("http://", "https://")):
+            raise GymError(ErrorCode.USAGE, f"{url!r} is no URL", "such as http://127.0.0.1:8000/v1")
+        root = url.rstrip("/")
+        self._url = root if root.endswith("/v1") else f"{root}/v1"
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
+        )
+        self._names = self._listed()
+        self.base = self._choose(model)
+
+    def variants(self) -> list[str]:
+        """Of the base, as the server listed them when asked now."""
+        self._names = self._listed()
+        before = f"{self.base}:"
+        return [name.removeprefix(before) for name in self._names if name.startswith(before)]
+
+    def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
+        """See ``Writer``."""
+        import httpx
+
+        place = f"{self._url}{url.removeprefix('/v1')}"
+        try:
+            with self._client.stream("POST", place, json={**body, "stream": True}) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    raise _refusal(place, answer)
+                for line in answer.iter_lines():
+                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                    if data == "[DONE]":
+                        return
+                    if data:
+                        yield _chunk(place, data)
+                raise GymError(
+                    ErrorCode.UNAVAILABLE, f"{place}: the answer broke off", "the server's log may say why"
+                )
+        except httpx.HTTPError as error:
+            raise _unreachable(place, error) from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _listed(self) -> list[str]:
+        import httpx
+
+        place = f"{self._url}/models"
+        try:
+            answer = self._client.get(place)
+        except httpx.HTTPError as error:
+            raise _unreachable(place, error) from error
+        if answer.status_code != 200:
+            raise _refusal(place, answer)
+        try:
+            return [str(model["id"]) for model in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, f"{place}: not a list of models", "is it a server with OpenAI's API?"
+            ) from error
+
+    def _choose(self, model: str | None) -> str:
+        bases = [name for name in self._names if ":" not in name]
+        if model is None and len(bases) == 1:
+            return bases[0]
+        if model is not None and model in self._names:
+            return model
+        what = "serves no single base" if model is None else f"has no model {model!r}"
+        raise GymError(
+            ErrorCode.NOT_FOUND, f"{self._url} {what}", f"there are: {', '.join(self._names[:20]) or 'none'}"
+        )
+
+
+def _chunk(place: str, data: str) -> dict[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        raise GymError(ErrorCode.UNAVAILABLE, f"{place}: sent what is not JSON: {data[:80]!r}")
+    if "error" in chunk:
+        raise GymError(ErrorCode.UNAVAILABLE, f"{place}: {_said(chunk)[0]}")
+    return chunk
+
+
+def _refusal(place: str, answer: httpx.Response) -> GymError:
+    try:
+        message, code = _said(answer.json())
+    except ValueError:
+        message, code = answer.text[:200], ""
+    known = ErrorCode(code) if code in {one.value for one in ErrorCode} else None
+    if code == "context_length_exceeded":
+        known = ErrorCode.TOO_LARGE
+    fallback = ErrorCode.UNAVAILABLE if answer.status_code >= 500 else ErrorCode.USAGE
+    hint = ""
+    if answer.status_code == 401:
+        hint = "give the key in an environment variable, and its name by --api-key-env"
+    if after := answer.headers.get("retry-after"):
+        hint = f"try again in {after} seconds"
+    return GymError(
+        known or _CODES.get(answer.status_code, fallback), f"{place}: {answer.status_code}: {message}", hint
+    )
+
+
+def _said(document: Any) -> tuple[str, str]:
+    """Message and code of OpenAI's error object, whatever else a server may send."""
+    error = document.get("error", document) if isinstance(document, dict) else document
+    if isinstance(error, dict):
+        return str(error.get("message", error)), str(error.get("code") or "")
+    return str(error), ""
+
+
+def _unreachable(place: str, error: httpx.HTTPError) -> GymError:
+    return GymError(
+        ErrorCode.UNAVAILABLE, f"{place}: {str(error) or type(error).__name__}", "is the server running?"
+    )
