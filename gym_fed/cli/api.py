@@ -81,7 +81,8 @@ def serve(
 
     def on_draining(active: int) -> None:
         # Not through the console: the signal may have come while it was writing.
-        text = f"\nleaving; {active} answers may finish within {drain_seconds:g} s, Ctrl-C again breaks them off\n"
+        left = f"; answers under way: {active}, which have {drain_seconds:g} s; Ctrl-C again breaks them off"
+        text = f"\nleaving{left if active else ''}\n"
         os.write(sys.stderr.fileno(), text.encode())
 
     finished = run_server(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.config.serving import ServingConfig
+from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, model_name, pick_device
 from gym_fed.serving.openai.catalogue import Catalogue
@@ -101,6 +101,7 @@ def open_serving(config: ServingConfig) -> Serving:
             loaded.tokenizer,
             vocab_size=model.get_input_embeddings().weight.shape[0],
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",
+            max_at_once=_max_at_once(config.engine),
             on_use=_usage_log(config, base, stack),
         )
         return Serving(config, name, base, loaded.tokenizer, mixed, engine, store, service, stack.pop_all())
@@ -116,6 +117,11 @@ def _served_name(config: ServingConfig) -> str:
             "give served_name: letters, digits, '.', '_', '-' and '/'",
         )
     return name
+
+
+def _max_at_once(config: EngineConfig) -> int:
+    """What one user can have queued where nobody else is."""
+    return config.max_concurrent + min(config.max_queued, config.max_queued_per_user)
 
 
 def _open_store(

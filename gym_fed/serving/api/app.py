@@ -1,7 +1,12 @@
-"""The FastAPI application: routes, who may use them, and every refusal in OpenAI's form."""
+"""The FastAPI application: routes, who may use them, and every refusal in OpenAI's form.
+
+``/health`` and ``/ready`` are open to all, for those who watch the process; everything else, ``/metrics`` too, needs a
+key where keys are set.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -40,7 +45,7 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> dict[str, str]:
-        gateway.open()
+        gateway.require_ready()
         return {"status": "ready"}
 
     @app.get("/metrics")
@@ -85,7 +90,11 @@ def create_app(gateway: Gateway) -> FastAPI:
 async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
     caller = gateway.gate.caller(request.headers)
     service = gateway.open().service
-    body = await read_json(request)
+    try:
+        async with asyncio.timeout(gateway.request_timeout_seconds):
+            body = await read_json(request)
+    except TimeoutError as error:
+        raise GymError(ErrorCode.DEADLINE_EXCEEDED, "the request's body did not come in time") from error
     patience = Patience(request.receive, gateway.request_timeout_seconds, gateway.stopped)
     if url == EMBEDDINGS:
         return JSONResponse(await patience.wait(run_in_threadpool(service.embed, body, caller)))

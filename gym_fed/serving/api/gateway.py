@@ -70,7 +70,7 @@ class Gateway:
         """What is served.
 
         Raises:
-            GymError: ``UNAVAILABLE`` before it is loaded, when the engine's loop has died, and while leaving.
+            GymError: ``UNAVAILABLE`` before it is loaded, and while leaving.
         """
         if self.draining:
             raise GymError(ErrorCode.UNAVAILABLE, "the server is shutting down", "try again in a moment")
@@ -78,11 +78,20 @@ class Gateway:
             raise GymError(
                 ErrorCode.UNAVAILABLE, "the model is being loaded", "GET /ready tells when it is there"
             )
-        if not self.serving.engine.stats().healthy:
-            raise GymError(
-                ErrorCode.UNAVAILABLE, "the engine has failed", "the server's log tells why; restart it"
-            )
         return self.serving
+
+    def require_ready(self) -> None:
+        """Refuse, for whoever balances load, what ``open`` refuses, and when the engine's steps fail.
+
+        Requests still get to an engine whose last steps failed, for the next that succeeds is what heals it.
+
+        Raises:
+            GymError: ``UNAVAILABLE``.
+        """
+        if not self.open().engine.stats().healthy:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, "the engine fails", "the server's log tells why; restart it"
+            )
 
     def retry_after(self, error: GymError) -> int | None:
         """Seconds of the header ``Retry-After``, for what may go better later."""

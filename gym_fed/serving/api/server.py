@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -107,7 +108,8 @@ class _Life:
         loading = self._load()
         self._on_listening(self._address)
         try:
-            await asyncio.wait([serving, loading], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [serving, loading]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 loading.cancel()
             elif loading.exception() is not None:

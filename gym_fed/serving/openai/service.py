@@ -114,6 +114,8 @@ class Pending:
                     yield from self._first()
                     yield from self._answer.take(index, _without_error(event))
             yield from self._answer.closing()
+        except GymError as error:
+            raise self._told(error) from error
         finally:
             self.end()
 
@@ -126,6 +128,8 @@ class Pending:
                         yield chunk
             for chunk in self._answer.closing():
                 yield chunk
+        except GymError as error:
+            raise self._told(error) from error
         finally:
             self.end()
 
@@ -135,6 +139,10 @@ class Pending:
             return []
         self._opened = True
         return self._answer.opening()
+
+    def _told(self, error: GymError) -> GymError:
+        """A variant that was removed since it was looked up is one that does not exist."""
+        return model_not_found(self._answer.model) if error.code is ErrorCode.NOT_FOUND else error
 
     def end(self) -> None:
         """Cancel what still runs. May be called again, and without having been driven."""
@@ -155,6 +163,7 @@ class OpenAIService:
         tokenizer: Of the base.
         vocab_size: Token ids that the model has.
         fingerprint: Names the weights of the base (``system_fingerprint``).
+        max_at_once: Answers that one request may ask for; more could never be queued together.
         on_use: Told what each request used, once it has ended.
     """
 
@@ -166,12 +175,14 @@ class OpenAIService:
         *,
         vocab_size: int,
         fingerprint: str,
+        max_at_once: int,
         on_use: OnUse | None = None,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
         self._prompts = Prompts(tokenizer, vocab_size)
         self._fingerprint = fingerprint
+        self._max_at_once = max_at_once
         self._on_use = on_use or (lambda use: None)
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
@@ -240,7 +251,8 @@ class OpenAIService:
             json_schema=None if schema is None else json.dumps(schema),
             also_stop=(CALL_CLOSE,) if one_call else (),
         )
-        generations = self._submit([ids], sampling, request, model, caller, "messages")
+        schema_param = "response_format" if forced is None else "tools"
+        generations = self._submit([ids], sampling, request, model, caller, "messages", schema_param)
         parser = RequiredCall if forced is not None else FreeCalls if tools else None
         answer = ChatAnswer(
             model.name,
@@ -282,8 +294,14 @@ class OpenAIService:
         model: Model,
         caller: Caller,
         param: str,
+        schema_param: str = "response_format",
     ) -> list[Generating]:
         """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
+        if len(prompts) * (request.n or 1) > self._max_at_once:
+            raise RequestError(
+                f"prompts times n is more than the {self._max_at_once} answers that this server has room for at once",
+                param=param if len(prompts) > 1 else "n",
+            )
         self._prompts.require_known(sampling.logit_bias, "logit_bias")
         self._prompts.require_known(sampling.stop_token_ids, "stop_token_ids")
         started: list[Generating] = []
@@ -294,7 +312,7 @@ class OpenAIService:
                     wanted = GenerationRequest(
                         list(ids), replace(sampling, seed=seed), model.variant, caller.name
                     )
-                    with _refusals(model, param):
+                    with _refusals(model, param, schema_param):
                         started.append(self._engine.submit(wanted))
         except BaseException:
             for generation in started:
@@ -320,9 +338,10 @@ class OpenAIService:
 class _refusals:
     """The engine's refusals, as clients of OpenAI know them."""
 
-    def __init__(self, model: Model, param: str) -> None:
+    def __init__(self, model: Model, param: str, schema_param: str = "response_format") -> None:
         self._model = model
         self._param = param
+        self._schema_param = schema_param
 
     def __enter__(self) -> None:
         pass
@@ -332,6 +351,13 @@ class _refusals:
             return
         if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
             raise model_not_found(self._model.name) from error
+        if error.code is ErrorCode.DATA_INVALID:
+            raise RequestError(
+                f"the JSON schema cannot be enforced: {error.message}",
+                param=self._schema_param,
+                name="invalid_json_schema",
+                hint=error.hint,
+            ) from error
         if error.code is ErrorCode.TOO_LARGE:
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
