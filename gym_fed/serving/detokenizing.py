@@ -9,8 +9,8 @@ _UNKNOWN = "�"
 _LONGEST_CHARACTER = 4
 """Bytes of UTF-8; a byte that three further tokens did not make a character is none."""
 
-_WINDOW = 24
-_KEPT = 6
+_WINDOW = 16
+_KEPT = 4
 
 
 class TextDecoder:

@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.request import Completion, Event, GenerationRequest
 
 if TYPE_CHECKING:
     from gym_fed.serving.sequence import Sequence
+
+_Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class Generation:
@@ -28,13 +30,15 @@ class Generation:
     def __init__(self, request: GenerationRequest, cancel: Callable[[Generation], None]) -> None:
         self.request = request
         self._cancel = cancel
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)  # for the reader of events
+        self._ended = threading.Condition(lock)  # for those who wait for the whole: not woken by every token
         self._events: deque[Event] = deque()
         self._completion: Completion | None = None
-        self._error: BaseException | None = None
+        self._error: GymError | None = None
         self._told = False  # the reader has had the error
         self._sequence: Sequence | None = None  # the engine's end
-        self._wakers: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._wakers: list[_Waker] = []
 
     @property
     def done(self) -> bool:
@@ -51,8 +55,8 @@ class Generation:
         Raises:
             GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (the answer goes on).
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.done, timeout):
+        with self._ended:
+            if not self._ended.wait_for(lambda: self.done, timeout):
                 raise GymError(
                     ErrorCode.DEADLINE_EXCEEDED, f"no whole answer within {timeout} s", "wait longer"
                 )
@@ -120,24 +124,33 @@ class Generation:
     # The engine's end.
 
     def _put(self, event: Event, completion: Completion | None = None) -> None:
-        self._change(lambda: self._events.append(event), completion)
-
-    def _fail(self, error: BaseException) -> None:
-        def fail() -> None:
-            self._error = error
-
-        self._change(fail, None)
-
-    def _change(self, change: Callable[[], Any], completion: Completion | None) -> None:
         with self._changed:
             if self.done:
                 return
-            change()
+            self._events.append(event)
             self._completion = completion
-            wakers, self._wakers = self._wakers, []
-            self._changed.notify_all()
-        for loop, waker in wakers:
-            try:
-                loop.call_soon_threadsafe(waker.set)
-            except RuntimeError:  # its event loop was closed: nobody reads any more
-                continue
+            wakers = self._wake()
+        _set(wakers)
+
+    def _fail(self, error: GymError) -> None:
+        with self._changed:
+            if self.done:
+                return
+            self._error = error
+            wakers = self._wake()
+        _set(wakers)
+
+    def _wake(self) -> list[_Waker]:
+        self._changed.notify_all()
+        if self.done:
+            self._ended.notify_all()
+        wakers, self._wakers = self._wakers, []
+        return wakers
+
+
+def _set(wakers: list[_Waker]) -> None:
+    for loop, waker in wakers:
+        try:
+            loop.call_soon_threadsafe(waker.set)
+        except RuntimeError:  # its event loop was closed: nobody reads any more
+            continue

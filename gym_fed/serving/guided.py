@@ -8,6 +8,7 @@ weak model cannot fill its answer with it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -86,7 +87,7 @@ class Guide:
         self._vocab_size = vocab_size
 
     def allowed(self) -> Any:
-        """Which tokens may come next: ``[vocab] bool`` of numpy. May run beside the model: it needs no lock of Python.
+        """Which tokens may come next: ``[vocab] bool`` of numpy.
 
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
@@ -118,6 +119,17 @@ class Guide:
                 f"the JSON schema cannot be enforced further: {self._matcher.get_error().splitlines()[0]}",
                 "make it simpler",
             )
+
+
+def allowed_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
+    """``Guide.allowed`` of each, or its ``GymError``, under the same key."""
+    found: dict[int, Any] = {}
+    for key, guide in guides.items():
+        try:
+            found[key] = guide.allowed()
+        except GymError as error:
+            found[key] = error
+    return found
 
 
 def _refused(tokenizer: Any, reason: str) -> GymError:

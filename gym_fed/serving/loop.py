@@ -17,6 +17,7 @@ from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine_stats import Counters
 from gym_fed.serving.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue, Shares
+from gym_fed.serving.guided import allowed_by
 from gym_fed.serving.loaded import LoadedVariant, VariantSource
 from gym_fed.serving.mixed import Piece
 from gym_fed.serving.sampling import Row, choose
@@ -55,7 +56,7 @@ class EngineLoop:
         self._waiting: FairQueue[Sequence] = FairQueue(self._shares)
         self._embeddings: FairQueue[Embedding] = FairQueue(self._shares)
         self._running: list[Sequence] = []
-        self._guides = ThreadPoolExecutor(2, thread_name_prefix="gym-fed-guide")
+        self._guides = ThreadPoolExecutor(1, thread_name_prefix="gym-fed-guide")
 
     # What other threads may ask.
 
@@ -231,11 +232,10 @@ class EngineLoop:
     def _step(self) -> None:
         rows, pieces = self._plan()
         wanted = [row for row, piece in zip(rows, pieces, strict=True) if piece.wants_logits]
-        masks: dict[int, Future[Any]] = {
-            place: self._guides.submit(row.guide.allowed)
-            for place, row in enumerate(wanted)
-            if row.guide is not None
-        }
+        masks: Future[dict[int, Any]] | None = None  # made beside the model, which lets go of Python's lock
+        guides = {place: row.guide for place, row in enumerate(wanted) if row.guide is not None}
+        if guides:
+            masks = self._guides.submit(allowed_by, guides)
         counters = self._counters
         started = time.monotonic()
         logits, failures = self._forward(pieces)
@@ -313,20 +313,14 @@ class EngineLoop:
             writing.append(row)
         return writing, pieces
 
-    def _choose(self, logits: Any, wanted: list[Sequence], masks: dict[int, Future[Any]]) -> list[Any]:
+    def _choose(self, logits: Any, wanted: list[Sequence], masks: Future[dict[int, Any]] | None) -> list[Any]:
         """A choice or a ``GymError`` for each row."""
-        if not wanted:
-            return []
-        errors: dict[int, GymError] = {}
-        rows = []
-        for place, row in enumerate(wanted):
-            allowed = None
-            if place in masks:
-                try:
-                    allowed = masks[place].result()
-                except GymError as error:
-                    errors[place] = error
-            rows.append(Row(row.sampler, allowed))
+        allowed = {} if masks is None else masks.result()
+        errors = {place: mask for place, mask in allowed.items() if isinstance(mask, GymError)}
+        rows = [
+            Row(row.sampler, None if place in errors else allowed.get(place))
+            for place, row in enumerate(wanted)
+        ]
         chosen = choose(logits, rows, self._decoder.token)
         return [errors.get(place) or choice.error or choice for place, choice in enumerate(chosen)]
 

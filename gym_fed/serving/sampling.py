@@ -40,32 +40,27 @@ class RowSampler:
         self._params = params
         self._penalised = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._repetition = params.repetition_penalty != 1.0
-        self._bias: tuple[Tensor, Tensor] | None = None
-        if params.logit_bias:
-            self._bias = (
-                torch.tensor(list(params.logit_bias), dtype=torch.long),
-                torch.tensor(list(params.logit_bias.values()), dtype=torch.float32),
-            )
         self._counts: Counter[int] = Counter()
-        self._seen = list(dict.fromkeys(prompt_ids)) if self._repetition else []
+        self._seen = dict.fromkeys(prompt_ids) if self._repetition else {}
+        self._added: np.ndarray[Any, np.dtype[np.float32]] | None = None
         self._generator: torch.Generator | None = None
         self._uniforms: list[float] = []
         if not self.greedy:
             seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
             self._generator = torch.Generator().manual_seed(seed)
-        self.shaped = self._penalised or self._repetition or self._bias is not None
+        self.shaped = self._penalised or self._repetition or bool(params.logit_bias)
 
     def shape(self, scores: Tensor) -> None:
         """Penalties and bias, in place, on ``[vocab] float32``."""
         if self._repetition:
-            ids = torch.tensor([self._seen], device=scores.device)
+            ids = torch.tensor([list(self._seen)], device=scores.device)
             scores.copy_(_repetition_penalty(self._params.repetition_penalty)(ids, scores[None])[0])
-        if self._penalised and self._counts:
-            ids = torch.tensor(list(self._counts), device=scores.device)
-            counts = torch.tensor(list(self._counts.values()), dtype=scores.dtype, device=scores.device)
-            scores[ids] -= self._params.presence_penalty + self._params.frequency_penalty * counts
-        if self._bias is not None:
-            scores.index_add_(0, self._bias[0].to(scores.device), self._bias[1].to(scores.device))
+        if self._penalised or self._params.logit_bias:
+            if self._added is None:
+                self._added = np.zeros(scores.shape[0], dtype=np.float32)
+                for token_id, bias in self._params.logit_bias.items():
+                    self._added[token_id] = bias
+            scores.add_(torch.from_numpy(self._added).to(scores.device))
 
     def uniform(self) -> float:
         """The next random number in [0, 1)."""
@@ -76,10 +71,13 @@ class RowSampler:
 
     def push(self, token_id: int) -> None:
         """This token was chosen."""
-        if self._penalised:
+        if self._penalised and self._added is not None:
+            params = self._params
             self._counts[token_id] += 1
+            penalty = params.presence_penalty + params.frequency_penalty * self._counts[token_id]
+            self._added[token_id] = params.logit_bias.get(token_id, 0.0) - penalty
         if self._repetition:
-            self._seen.append(token_id)
+            self._seen[token_id] = None
 
 
 @dataclass(frozen=True)
@@ -141,10 +139,13 @@ def _choose_specially(
         if row.sampler.shaped:
             row.sampler.shape(scores[place])
             changed = True
-        if row.allowed is not None:
-            scores[place].masked_fill_(~torch.from_numpy(row.allowed).to(scores.device), -math.inf)
-            changed = True
-    if changed:
+    guided = [place for place, number in enumerate(special) if rows[number].allowed is not None]
+    if guided:
+        banned = torch.zeros(scores.shape, dtype=torch.bool)
+        for place in guided:
+            banned[place] = torch.from_numpy(rows[special[place]].allowed).logical_not()
+        scores.masked_fill_(banned.to(scores.device), -math.inf)
+    if changed or guided:
         values, best = scores.max(dim=-1)
         for number, token_id, peak in zip(special, best.tolist(), values.tolist(), strict=True):
             ids[number] = token_id
