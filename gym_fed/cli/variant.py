@@ -9,6 +9,7 @@ import typer
 
 from gym_fed import console
 from gym_fed.cli.variant_check import gc, trust, verify
+from gym_fed.cli.variant_create import create, rebase
 from gym_fed.cli.variant_options import (
     JsonOption,
     KeyOption,
@@ -18,15 +19,18 @@ from gym_fed.cli.variant_options import (
     signing_key,
     store_folder,
 )
+from gym_fed.cli.variant_wire import hub_app, pull, push
 
 if TYPE_CHECKING:
     from gym_fed.identity.variant import SignedVariant
     from gym_fed.serving.store import VariantRecord, VariantStore
 
 app = typer.Typer(help="Personal variants of a base model: add, list, check, remove.", no_args_is_help=True)
-app.command()(verify)
-app.command()(gc)
-app.command()(trust)
+app.command()(create)
+app.command()(rebase)
+app.command()(push)
+app.command()(pull)
+app.add_typer(hub_app, name="hub")
 
 
 @app.command()
@@ -112,6 +116,12 @@ def remove(name: NameArgument, store: StoreOption = None, as_json: JsonOption = 
     with open_store(store) as opened:
         record = opened.remove(name)
     _show(record, as_json, f"removed {record.name}, revision {record.revision} of {record.owner}")
+
+
+# Commands with a module of their own.
+app.command()(verify)
+app.command()(trust)
+app.command()(gc)
 
 
 def _signed(

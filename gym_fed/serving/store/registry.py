@@ -226,6 +226,11 @@ class Transaction:
             "INSERT OR REPLACE INTO keys (owner, public_key, revoked, added_at) VALUES (?, ?, ?, ?)",
             (owner, key, int(revoked), int(time.time())),
         )
+        if revoked:  # another row: servers that have the variant in memory verify it again
+            self._connection.execute(
+                "UPDATE variants SET updated_at = max(updated_at + 1, ?) WHERE owner = ?",
+                (int(time.time()), owner),
+            )
 
 
 def _version(connection: sqlite3.Connection) -> int:

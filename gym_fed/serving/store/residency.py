@@ -113,7 +113,9 @@ class Residency:
             return found
 
     def acquire(self, record: VariantRecord) -> LoadedVariant | None:
-        """The variant, pinned; waits for its load. None when it was replaced meanwhile: look its row up again.
+        """The variant, pinned; waits for its load.
+
+        None when it was replaced meanwhile, or used by another and evicted again: look its row up and ask again.
 
         Raises:
             GymError: Why the load failed.

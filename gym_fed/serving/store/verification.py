@@ -105,7 +105,7 @@ def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
         told["owner"] = (record.owner, manifest.owner)
     for what, (here, there) in told.items():
         if here != there:
-            raise _invalid(f"its {what} is {here!r} in the store, but its owner signed {there!r}")
+            raise _invalid(f"its {what} is {here!r} here, but its owner signed {there!r}")
 
 
 def check_key(signed: SignedVariant, owner: str, state: str | None) -> None:

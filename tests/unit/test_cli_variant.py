@@ -1,0 +1,155 @@
+"""`gym variant`: add, list, show, verify, trust, remove and gc, as a person types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey
+from tests.support.small_variants import small_delta
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a key, the shell's variables, and a delta at hand."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("GYM_HOME", str(folder))
+    monkeypatch.delenv("GYM_VARIANTS", raising=False)
+    small_delta(tmp_path / "x.gymdelta")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def gym(*words: object) -> str:
+    """Standard output of ``gym variant``; a refusal is raised."""
+    done = CliRunner().invoke(app, ["variant", *map(str, words)])
+    if isinstance(done.exception, GymError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def told(*words: object) -> Any:
+    return json.loads(gym(*words, "--json"))
+
+
+def refusal(code: ErrorCode, *words: object) -> str:
+    with pytest.raises(GymError) as caught:
+        gym(*words)
+    assert caught.value.code is code, caught.value
+    return str(caught.value)
+
+
+def test_a_variant_is_added_signed_listed_shown_replaced_and_removed(home: Path) -> None:
+    assert gym("add", "x.gymdelta", "--name", "alice", "--note", "first").startswith("added alice")
+    owner = SigningKey.load(home / "key.pem").contributor
+    shown = told("show", "alice")
+    assert (shown["owner"], shown["signed_by"], shown["revision"], shown["note"]) == (
+        owner,
+        owner,
+        1,
+        "first",
+    )
+    assert Path(shown["file"]).is_relative_to(home / "variants")
+    assert Path(shown["file"]).is_file()
+    assert "exists" in refusal(ErrorCode.FILE_EXISTS, "add", "x.gymdelta", "--name", "alice")
+    assert told("add", "x.gymdelta", "--name", "alice", "--replace")["revision"] == 2
+    table = gym("list")
+    assert "alice" in table
+    assert owner in table
+    assert gym("verify", "alice") == "alice: ok\n"
+    assert "removed alice" in gym("remove", "alice")
+    assert told("list") == []
+    refusal(ErrorCode.NOT_FOUND, "show", "alice")
+    refusal(ErrorCode.NOT_FOUND, "remove", "alice")
+
+
+def test_list_shows_one_users_variants_and_a_store_can_be_anywhere(home: Path, tmp_path: Path) -> None:
+    store = ("--store", tmp_path / "elsewhere")
+    gym("add", "x.gymdelta", "--name", "a", "--user", "ann", *store)
+    gym("add", "x.gymdelta", "--name", "b", "--user", "bob", "--unsigned", *store)
+    assert [row["name"] for row in told("list", *store)] == ["a", "b"]
+    assert [row["name"] for row in told("list", "--user", "bob", *store)] == ["b"]
+    assert told("show", "b", *store)["signed_by"] is None
+    assert "no variant store" in refusal(ErrorCode.FILE_NOT_FOUND, "list")
+
+
+def test_a_key_of_ones_own_choice_signs_and_is_then_its_users(home: Path, tmp_path: Path) -> None:
+    first, second = SigningKey.generate(), SigningKey.generate()
+    first.save(tmp_path / "first.pem")
+    second.save(tmp_path / "second.pem")
+    add = ("add", "x.gymdelta", "--user", "ann", "--name")
+    assert told(*add, "a", "--key", "first.pem")["signed_by"] == first.contributor
+    command = f"trust ann {second.public_key.hex()}"
+    assert command in refusal(ErrorCode.SIGNATURE_INVALID, *add, "b", "--key", "second.pem")
+    gym(*command.split())
+    assert told(*add, "b", "--key", "second.pem")["signed_by"] == second.contributor
+    gym(*command.split(), "--revoke")
+    refusal(ErrorCode.KEY_REVOKED, "verify", "b")
+    refusal(ErrorCode.KEY_REVOKED, *command.split())
+    gym("verify", "a")
+
+
+def test_a_rotated_key_signs_for_its_account_once_it_is_trusted(home: Path, tmp_path: Path) -> None:
+    account, newer = SigningKey.generate().contributor, SigningKey.generate()
+    newer.save(tmp_path / "newer.pem")
+    add = ("add", "x.gymdelta", "--name", "a", "--user", account, "--key", "newer.pem")
+    refusal(ErrorCode.SIGNATURE_INVALID, *add)
+    gym("trust", account, newer.public_key.hex())
+    assert told(*add)["owner"] == account
+
+
+def test_verify_tells_of_every_fault_and_fails_with_the_first(home: Path) -> None:
+    for number, name in enumerate(("a", "b", "c")):
+        small_delta(Path("x.gymdelta"), seed=number)
+        gym("add", "x.gymdelta", "--name", name, *(("--user", "u", "--unsigned") if name == "c" else ()))
+    damaged = Path(told("show", "b")["file"])
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
+    done = CliRunner().invoke(app, ["variant", "verify", "--all", "--json"])
+    assert done.exit_code == ErrorCode.HASH_MISMATCH.exit_code
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert [rows[name]["ok"] for name in "abc"] == [True, False, False]
+    assert rows["b"]["code"] == "hash-mismatch"
+    assert str(damaged) in rows["b"]["message"]
+    assert rows["c"]["code"] == "signature-invalid"
+    gym("verify", "c", "--allow-unsigned")
+    refusal(ErrorCode.HASH_MISMATCH, "verify", "b")
+    refusal(ErrorCode.USAGE, "verify")
+    refusal(ErrorCode.USAGE, "verify", "a", "--all")
+
+
+def test_gc_tells_what_it_removed(home: Path) -> None:
+    gym("add", "x.gymdelta", "--name", "a")
+    orphan = home / "variants" / "objects" / "00" / f"{'0' * 64}.gymdelta"
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"123")
+    assert told("gc") == {"files": 1, "bytes": 3}
+    assert "removed 0 files" in gym("gc")
+    gym("verify", "--all")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (ErrorCode.FILE_NOT_FOUND, "add no.gymdelta --name a"),
+        (ErrorCode.USAGE, "add x.gymdelta --name a:b"),
+        (ErrorCode.USAGE, "add x.gymdelta --name a --user a/b"),
+        (ErrorCode.USAGE, "add x.gymdelta --name a --unsigned"),
+        (ErrorCode.USAGE, "add x.gymdelta --name a --user u --unsigned --key k.pem"),
+        (ErrorCode.FILE_NOT_FOUND, "add x.gymdelta --name a --key no.pem"),
+        (ErrorCode.USAGE, "trust ann abc"),
+        (ErrorCode.FILE_NOT_FOUND, "gc"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_no_store_is_left_half_made(
+    home: Path, code: ErrorCode, words: str
+) -> None:
+    refusal(code, *words.split())
+    if (home / "variants").exists():
+        assert told("list") == []
