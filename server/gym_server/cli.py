@@ -1,4 +1,4 @@
-"""`gym-server`: init, run, invite, status, rounds, ledger, model. Heavy imports happen inside the commands."""
+"""`gym-server`: init, run, invite, status, rounds, ledger, variants, model. Heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from gym_fed.console import VersionOption, err, out, print_json, print_table, run_app
 from gym_server.key_cli import add_key_commands
 from gym_server.ledger_commands import app as ledger_app
+from gym_server.variant_cli import app as variants_app
 
 app = typer.Typer(
     name="gym-server",
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(variants_app, name="variants")
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

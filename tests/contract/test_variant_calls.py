@@ -1,4 +1,4 @@
-"""Variants at a hub over gRPC with TLS: what is kept and given back, what is refused, and what the ledger says of it."""
+"""Variants at a hub over gRPC with TLS: what is kept and given back, what is refused, what the ledger says of it."""
 
 from __future__ import annotations
 

@@ -219,7 +219,8 @@ def test_anothers_upload_cannot_be_read(hub: HubProcess, contributor: RawContrib
     contributor.upload(delta)
     name = hashlib.sha256(delta).hexdigest()
     reader = RawContributor(hub.address, name="reader").enrol()
-    assert reader.upload(delta).complete  # knowing the hash is enough to skip the upload, not to read
+    begin = pb.BeginUploadRequest(sha256=name, size_bytes=len(delta))
+    assert not reader.call(reader.stub.BeginUpload, begin).complete  # nor is it told that the bytes are there
     refused(ErrorCode.NOT_FOUND, reader.download, name)
     assert contributor.download(name) == delta
     reader.close()

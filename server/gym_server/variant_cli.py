@@ -1,0 +1,78 @@
+"""`gym-server variants`: what contributors keep here, and taking something down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gym_fed.console import out, print_json, print_table, printable
+
+app = typer.Typer(help="The variants that contributors keep on the hub.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_HUB = Path("hub")
+
+
+@app.command("list")
+def list_variants(folder: Folder = _HUB, as_json: AsJson = False) -> None:
+    """Every variant: whose, which revision, of which model, how large, and who may read it."""
+    from gym_server.federation import Federation
+
+    with Federation.open(folder) as fed:
+        found = variants_of(fed)
+    if as_json:
+        print_json(found)
+        return
+    from rich.table import Table
+
+    table = Table("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
+    for told in found:
+        public, others = "*" in told["readers"], len(told["readers"])
+        who = "everyone" if public else f"{others} others" if others else "its owner"
+        row = (told["owner"], told["variant"], str(told["revision"]), told["base"])
+        size = f"{told['size_bytes']:,}"
+        table.add_row(*(printable(cell) for cell in (*row, size, who, told["key_status"])))
+    print_table(table)
+
+
+@app.command()
+def remove(
+    owner: Annotated[str, typer.Argument(help="Id of the account.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its variant.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Why; it is written to the ledger.")],
+    folder: Folder = _HUB,
+    as_json: AsJson = False,
+) -> None:
+    """Take a variant down: nobody reads it any more, its owner neither. The hub may be running."""
+    from gym_server.federation import Federation
+
+    with Federation.open(folder) as fed:
+        receipt = fed.variants.remove(owner, name, "coordinator", reason)
+    if as_json:
+        print_json(receipt)
+        return
+    out.print(printable(f"variant {name} of {owner} is removed, and the ledger says why"), markup=False)
+
+
+def variants_of(fed: Any) -> list[dict[str, Any]]:
+    """What ``gym-server variants list`` tells, by owner and name."""
+    found: list[dict[str, Any]] = []
+    page = ""
+    while True:
+        variants, page = fed.variants.page(None, page)
+        found += [
+            {
+                **variant.signed.manifest.model_dump(mode="json"),
+                "base": variant.base,
+                "key_status": variant.key_status,
+                "ledger_sequence": variant.ledger_sequence,
+                "put_at": variant.put_at,
+                "readers": list(variant.readers),
+            }
+            for variant in variants
+        ]
+        if not page:
+            return found
