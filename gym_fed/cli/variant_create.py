@@ -1,4 +1,4 @@
-"""`gym variant create`: a person's rows in, a signed variant in the store out; Ctrl-C keeps what was done."""
+"""`gym variant create` and `gym variant rebase`: rows in, a signed variant in the store out; Ctrl-C keeps the work."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ import typer
 
 from gym_fed.cli.progress import progress, readable_warnings
 from gym_fed.cli.train import stop_on_ctrl_c
+from gym_fed.cli.variant_options import (
+    JsonOption,
+    KeyOption,
+    StoreOption,
+    open_store,
+    signing_key,
+    store_folder,
+)
 from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.identity.keys import SigningKey
-    from gym_fed.personalization.made import CreatedVariant, Listener
+    from gym_fed.personalization.made import CreatedVariant, Listener, RebasedVariant
 
-Store = Annotated[Path, typer.Option("--store", help="Folder of the variant store.")]
 Base = Annotated[str, typer.Option("--base", help="gym-nano, a model folder, or a name in the local cache.")]
 Device = Annotated[str, typer.Option(help="auto takes CUDA, then MPS, then the CPU.")]
 Settings = Annotated[
@@ -27,18 +34,14 @@ Settings = Annotated[
         "--set", metavar="A.B=VALUE", help="Another value of the training config, as in `gym train`."
     ),
 ]
-HomeFolder = Annotated[
-    Path | None, typer.Option("--home", help="Folder of the key that signs.", show_default="~/.gym-fed")
-]
-PassphraseFile = Annotated[
-    Path | None, typer.Option(help="Holds the key's passphrase.", show_default="$GYM_PASSPHRASE, or asked")
+HeldOut = Annotated[
+    float, typer.Option(min=0.0, max=0.5, help="Share of the rows that measures and is not trained on.")
 ]
 Unsigned = Annotated[bool, typer.Option("--unsigned", help="Sign nothing; no key is needed.")]
 Output = Annotated[
     Path | None, typer.Option(help="Keep the work here, checkpoints too.", show_default="removed at the end")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Forget unfinished work of this variant first.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def create(
@@ -53,21 +56,18 @@ def create(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Most optimiser steps.", show_default="by the number of rows")
     ] = None,
-    held_out: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="Share of the rows that measures and is not trained on.")
-    ] = 0.2,
-    store: Store = Path("variants"),
+    held_out: HeldOut = 0.2,
+    store: StoreOption = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Make the next revision of a variant that exists.")
     ] = False,
     set_: Settings = None,
     output: Output = None,
     overwrite: Overwrite = False,
-    home: HomeFolder = None,
-    passphrase_file: PassphraseFile = None,
+    key: KeyOption = None,
     unsigned: Unsigned = False,
     device: Device = "auto",
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a variant from a person's own rows. Stopped work is continued by the same command."""
     from gym_fed.personalization import PersonalizedTrainer
@@ -75,11 +75,11 @@ def create(
     with listening() as listener:
         made = PersonalizedTrainer(
             base,
-            variants=store,
+            variants=store_folder(store),
             method=method,  # type: ignore[arg-type]  # refused there, by name
             codec=codec,
             training=training_overrides(set_, steps),
-            key=None if unsigned else signing_key(home, passphrase_file),
+            key=signer(key, unsigned),
             unsigned=unsigned,
             device=device,
         ).create_variant(
@@ -98,11 +98,96 @@ def create(
     out.print(told(made), markup=False)
 
 
+def rebase(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The variant.")],
+    onto: Annotated[
+        str, typer.Option("--onto", help="The new base: a model folder, gym-nano, or a cached name.")
+    ],
+    data: Annotated[
+        str | None, typer.Option("--data", help="The owner's rows: what the losses are measured on.")
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Train on from what was carried, so many steps at most; 0 does not.")
+    ] = 0,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", help="The old base, to measure there too.", show_default="the variant's base_model"
+        ),
+    ] = None,
+    output_name: Annotated[
+        str | None, typer.Option("--output-name", help="Leave the old one, and add it under this name.")
+    ] = None,
+    held_out: HeldOut = 0.2,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also if it is no better than the new base alone, or nobody knows."),
+    ] = False,
+    store: StoreOption = None,
+    set_: Settings = None,
+    overwrite: Overwrite = False,
+    key: KeyOption = None,
+    unsigned: Unsigned = False,
+    device: Device = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Carry a variant to a new global version of its base; tells the loss before and after."""
+    from gym_fed.personalization import PersonalizedTrainer
+
+    if base is None:
+        with open_store(store) as opened:
+            base = opened.get(name).base_model
+    with listening() as listener:
+        moved = PersonalizedTrainer(
+            base,
+            variants=store_folder(store),
+            training=training_overrides(set_, None),
+            key=signer(key, unsigned),
+            unsigned=unsigned,
+            device=device,
+        ).rebase_variant(
+            name,
+            onto,
+            data=data,
+            steps=steps,
+            held_out=held_out,
+            force=force,
+            output_name=output_name,
+            overwrite=overwrite,
+            listener=listener,
+        )
+    if as_json:
+        print_json(moved.to_dict())
+        return
+    out.print(told_of_move(moved), markup=False)
+
+
+def told_of_move(moved: RebasedVariant) -> str:
+    """A rebased variant in words."""
+    found = moved.losses
+    figures = [
+        ("old base and variant", found.old),
+        ("new base alone", found.new_base),
+        ("new base and variant", found.carried),
+        (f"the same, scaled by {moved.alpha:g}", found.scaled if moved.alpha != 1.0 else None),
+        (f"refitted in {moved.steps} steps{'' if found.took_refit else ' (not kept)'}", found.refitted),
+    ]
+    lines = [
+        f"variant {moved.name} (revision {moved.revision}, {moved.owner}'s, {_signed(moved.signed)})",
+        f"  from base {moved.from_base[:19]} to {moved.onto_base[:19]}, {moved.size_bytes} bytes",
+        f"  loss on {moved.judged_on}:" if found.best is not None else "  not measured: no rows were given",
+        *(f"    {value:8.4f}  {what}" for what, value in figures if value is not None),
+    ]
+    if found.helps is False:
+        lines.append("  warning: on these rows it is no better than the new base alone")
+    return "\n".join(lines)
+
+
 def told(made: CreatedVariant) -> str:
     """A variant in words."""
     kept = "" if made.kept is None else f"; {100 * made.kept:.1f}% of the gain is kept"
     lines = [
-        f"variant {made.name} (revision {made.revision}, {made.owner}'s, {'signed' if made.signed else 'unsigned'})",
+        f"variant {made.name} (revision {made.revision}, {made.owner}'s, {_signed(made.signed)})",
         f"  {made.encoding}",
         f"  {made.size_bytes} bytes, {made.bits_per_weight:.3f} bits a weight: "
         f"{made.times_smaller:.1f} times smaller than the base in bfloat16",
@@ -112,6 +197,10 @@ def told(made: CreatedVariant) -> str:
     if not made.helps:
         lines.append("  warning: on these rows it is no better than the base alone")
     return "\n".join(lines)
+
+
+def _signed(signed: bool) -> str:
+    return "signed" if signed else "unsigned"
 
 
 def training_overrides(settings: list[str] | None, steps: int | None) -> dict[str, Any]:
@@ -131,11 +220,15 @@ def training_overrides(settings: list[str] | None, steps: int | None) -> dict[st
     return values if steps is None else {**values, "max_steps": steps}
 
 
-def signing_key(home: Path | None, passphrase_file: Path | None) -> SigningKey:
-    """The contributor's newest key; made on first use."""
-    from gym_client.key_cli import open_home
+def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
+    """Whose key signs; None: nobody's.
 
-    return open_home(home, passphrase_file).key
+    Raises:
+        GymError: ``USAGE`` for a key that is to sign nothing.
+    """
+    if unsigned and key is not None:
+        raise GymError(ErrorCode.USAGE, "--unsigned: --key does not go with it", "give one of the two")
+    return None if unsigned else signing_key(key)
 
 
 @contextmanager

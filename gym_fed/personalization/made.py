@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.errors import ErrorCode, GymError
+
 if TYPE_CHECKING:
     from gym_fed.training.hooks import StepReport
 
@@ -83,3 +85,97 @@ class CreatedVariant:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {**asdict(self), "path": str(self.path), "helps": self.helps}
+
+
+@dataclass(frozen=True)
+class Losses:
+    """On the owner's rows, in nats; None: not measured.
+
+    Attributes:
+        old: Old base plus delta.
+        new_base: New base alone.
+        carried: New base plus the delta as it was.
+        scaled: New base plus alpha times the delta; as ``carried`` where alpha is 1.
+        refitted: After training on, as encoded.
+    """
+
+    old: float | None = None
+    new_base: float | None = None
+    carried: float | None = None
+    scaled: float | None = None
+    refitted: float | None = None
+
+    @property
+    def best(self) -> float | None:
+        """Of what was kept."""
+        found = [value for value in (self.scaled, self.refitted) if value is not None]
+        return min(found) if found else None
+
+    @property
+    def helps(self) -> bool | None:
+        """Whether what was kept is better than the new base alone; None: nobody knows."""
+        if self.best is None or self.new_base is None:
+            return None
+        return self.best < self.new_base
+
+    @property
+    def took_refit(self) -> bool:
+        return self.refitted is not None and self.refitted == self.best
+
+
+@dataclass(frozen=True)
+class RebasedVariant:
+    """A variant that has moved to another base; see ``Losses`` and ``CreatedVariant`` for the figures.
+
+    Attributes:
+        from_base: Digest of the old base.
+        onto_base: Digest of the new one.
+        alpha: What the carried delta was scaled by.
+        steps: Of the refit; 0 without.
+    """
+
+    name: str
+    owner: str
+    revision: int
+    signed: bool
+    path: Path
+    sha256: str
+    size_bytes: int
+    from_base: str
+    onto_base: str
+    alpha: float
+    steps: int
+    judged_on: str
+    losses: Losses
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            **asdict(self),
+            "path": str(self.path),
+            "helps": self.losses.helps,
+            "took_refit": self.losses.took_refit,
+        }
+
+
+def require_better(losses: Losses, refitted: bool) -> None:
+    """Refuse a variant that is no better than the new base alone.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` with the losses.
+    """
+    if losses.helps is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            "without rows nobody can tell whether the variant still fits the new base",
+            "give --data, or --force to carry it unseen",
+        )
+    if not losses.helps:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"on these rows the new base alone has loss {losses.new_base:.4f}, with the variant {losses.best:.4f}",
+            "pass --force to carry it all the same, or remove it"
+            if refitted
+            else "pass --steps N to refit it on the rows, or --force to carry it all the same",
+        )

@@ -17,8 +17,8 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
-from gym_fed.personalization.keeping import Shelf
-from gym_fed.personalization.made import CreatedVariant, Listener
+from gym_fed.personalization.keeping import Shelf, default_folder
+from gym_fed.personalization.made import CreatedVariant, Listener, Losses, RebasedVariant, require_better
 from gym_fed.personalization.recipe import METHODS, Method, encoding_of, training_config
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 
@@ -32,7 +32,7 @@ class PersonalizedTrainer:
 
     Args:
         base_model: ``gym-nano``, a model folder, or a name in the local cache.
-        variants: Folder of the variant store; made when it is first written to.
+        variants: Folder of the variant store, made when it is first written to; by default that of `gym variant`.
         method: ``lora``, or ``full`` for all weights.
         codec: Of the variants: ``auto`` is ``lora`` (quantised factors) or ``bitdelta`` by the method; or one of the
             others of ``recipe.CODECS``.
@@ -50,7 +50,7 @@ class PersonalizedTrainer:
         self,
         base_model: str = "gym-nano",
         *,
-        variants: str | Path = "variants",
+        variants: str | Path | None = None,
         method: Method = "lora",
         codec: str = "auto",
         training: Mapping[str, Any] | TrainingConfig | None = None,
@@ -67,7 +67,7 @@ class PersonalizedTrainer:
         self.device = device
         self._training = training
         self._encoding = encoding
-        self._shelf = Shelf(Path(variants), key, unsigned=unsigned)
+        self._shelf = Shelf(default_folder() if variants is None else Path(variants), key, unsigned=unsigned)
 
     def create_variant(
         self,
@@ -153,6 +153,64 @@ class PersonalizedTrainer:
             best_step=made.best_step,
             encoding=encoding.why,
             note=note,
+        )
+
+    def rebase_variant(
+        self,
+        name: str,
+        onto: str,
+        *,
+        preferences: Source | None = None,
+        examples: Source | None = None,
+        data: Source | None = None,
+        steps: int = 0,
+        held_out: float = 0.2,
+        force: bool = False,
+        output_name: str | None = None,
+        overwrite: bool = False,
+        listener: Listener | None = None,
+    ) -> RebasedVariant:
+        """Carry a variant to a new global version, and report its loss before and after.
+
+        Signs, codes and factors are carried as they are; their scale is searched on the owner's rows, for the new base
+        may have learnt of the delta already. With ``steps`` it is then trained on from there, and the better of the
+        two is kept. The next revision, for the new base, takes the old one's place in the store.
+
+        Args:
+            name: Of the variant.
+            onto: The new base: a model folder, ``gym-nano``, or a name in the local cache.
+            preferences: The owner's rows, as for ``create_variant``.
+            examples: The same.
+            data: The same.
+            steps: Most steps of a refit; 0 for none.
+            held_out: Share of the rows that is never trained on; the same rows are held out as when it was made.
+            force: Put it into the store even if it is no better than the new base alone, or nobody knows.
+            output_name: Add it under another name, and leave the old one.
+            overwrite: Forget an unfinished refit of this variant.
+            listener: Hears of the work, and may stop it.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` when it is no better than the new base alone; ``USAGE`` without rows and
+                ``force``; ``BASE_MISMATCH`` naming a tensor that the new base has in another shape; ``NOT_FOUND``.
+        """
+        told = listener or Listener()
+        sources = (preferences, examples, data)
+        rows = None if all(s is None for s in sources) else self._rows(*sources, held_out)
+        if rows is None and not force:
+            require_better(Losses(), False)
+        if rows is None and steps:
+            raise GymError(ErrorCode.USAGE, f"steps {steps}: there are no rows to refit on", "give data")
+        from gym_fed.personalization.rebasing import Move, move
+
+        return move(
+            Move(name, onto, output_name or name, rows, steps, force, overwrite),
+            old_base=self.base_model,
+            shelf=self._shelf,
+            codec=self.codec,
+            encoding=self._encoding,
+            training=self._training,
+            device=self.device,
+            listener=told,
         )
 
     def _rows(
