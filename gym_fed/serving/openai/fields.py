@@ -5,6 +5,7 @@ A field of OpenAI's specification that changes nothing here at its neutral value
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
         raise RequestError("the request must be a JSON object")
     kept = {}
     for key, value in body.items():
+        _require_text(key, value)
         if key not in neutral or key in schema.model_fields:
             kept[key] = value
         elif value is not None and not any(_same(value, known) for known in neutral[key]):
@@ -66,6 +68,15 @@ def unsupported(field: str, neutral: tuple[Any, ...] = ()) -> RequestError:
         name="unsupported_parameter",
         hint=allowed,
     )
+
+
+def _require_text(key: str, value: Any) -> None:
+    """Refuse half characters, which JSON can write as ``\\ud800`` and no tokenizer can read."""
+    try:
+        json.dumps([key, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        shown = key.encode(errors="replace").decode()
+        raise RequestError(f"field {shown!r} has half a character (a lone surrogate)", param=shown) from error
 
 
 def _same(value: Any, known: Any) -> bool:

@@ -1,0 +1,89 @@
+"""An engine that answers with what it was told to, for tests of what stands before it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from gym_fed.errors import GymError
+from gym_fed.serving.engine_stats import Counters, EngineStats
+from gym_fed.serving.request import Event, FinishReason, GenerationRequest, TokenLogprob
+
+Script = Callable[[GenerationRequest], str]
+
+
+class ScriptedGeneration:
+    """One character an event; with ``endless`` no end comes."""
+
+    def __init__(self, text: str, finish: FinishReason, *, with_logprobs: bool, endless: bool) -> None:
+        self.text, self.finish = text, finish
+        self.with_logprobs, self.endless = with_logprobs, endless
+        self.cancelled = False
+
+    def __iter__(self) -> Iterator[Event]:
+        for number, letter in enumerate(self.text):
+            top = ((number, letter, -0.25), (number + 1, "?", -2.0))
+            told = (TokenLogprob(number, letter, -0.25, top),) if self.with_logprobs else ()
+            yield Event(letter, (number,), told)
+        yield Event("", (258,), (), self.finish)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for event in self:
+            if event.finish_reason is not None and self.endless:
+                await asyncio.Event().wait()
+            yield event
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class ScriptedEngine:
+    """Remembers what it was asked.
+
+    Args:
+        script: The answer to a request.
+        finish: How it ends.
+        error: Raised by ``submit`` once ``after`` requests were taken.
+        after: See ``error``.
+        endless: Whether answers never end.
+    """
+
+    def __init__(
+        self,
+        script: Script = lambda request: "hello",
+        *,
+        finish: FinishReason = "stop",
+        error: GymError | None = None,
+        after: int = 0,
+        endless: bool = False,
+    ) -> None:
+        self.script, self.finish, self.error, self.after, self.endless = script, finish, error, after, endless
+        self.requests: list[GenerationRequest] = []
+        self.generations: list[ScriptedGeneration] = []
+
+    def submit(self, request: GenerationRequest) -> ScriptedGeneration:
+        if self.error is not None and len(self.requests) >= self.after:
+            raise self.error
+        self.requests.append(request)
+        logprobs = request.sampling.logprobs is not None
+        made = ScriptedGeneration(
+            self.script(request), self.finish, with_logprobs=logprobs, endless=self.endless
+        )
+        self.generations.append(made)
+        return made
+
+    def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> Any:
+        return SimpleNamespace(tolist=lambda: [3.0, 4.0 * len(prompt_ids)])
+
+    def stats(self) -> EngineStats:
+        zero = Counters()
+        counts = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
+        told: dict[str, Any] = {**counts, "healthy": True, "finished": dict(zero.finished)}
+        return EngineStats(
+            **{**told, "first_token": zero.first_token.snapshot(), "per_token": zero.per_token.snapshot()}
+        )
+
+    def retry_after_seconds(self) -> int:
+        return 7

@@ -1,0 +1,430 @@
+"""OpenAI's API without HTTP: what is refused and how, and what an answer looks like whole and streamed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.openai import LOCAL, Caller, OpenAIService, RequestError, error_body
+from gym_fed.serving.openai.catalogue import Catalogue
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, Use
+from tests.support.scripted_engine import ScriptedEngine
+
+USER = [{"role": "user", "content": "hi"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+HERMES = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+Call with <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{{- '<|im_end|>' }}
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str
+    owner: str
+    created_at: float = 1.0
+
+
+class Shelf:
+    """Two people's variants."""
+
+    def __init__(self) -> None:
+        owners = {"a": "ann", "a2": "ann", "b": "bob"}
+        self.records = {name: Record(name, owner) for name, owner in owners.items()}
+
+    def get(self, name: str) -> Record:
+        if name not in self.records:
+            raise GymError(ErrorCode.NOT_FOUND, f"no variant {name}")
+        return self.records[name]
+
+    def list(self, owner: str | None = None) -> Any:
+        return (record for record in self.records.values() if owner in (None, record.owner))
+
+
+@pytest.fixture(scope="module")
+def nano_tokenizer() -> Any:
+    from gym_fed.models import load_tokenizer
+
+    return load_tokenizer("gym-nano")
+
+
+@pytest.fixture
+def tokenizer(nano_tokenizer: Any) -> Any:
+    before = nano_tokenizer.chat_template
+    yield nano_tokenizer
+    nano_tokenizer.chat_template = before
+
+
+def service(
+    tokenizer: Any, engine: ScriptedEngine | None = None, uses: list[Use] | None = None
+) -> OpenAIService:
+    return OpenAIService(
+        engine or ScriptedEngine(),
+        Catalogue("nano", Shelf()),
+        tokenizer,
+        vocab_size=262,
+        fingerprint="fp_1",
+        max_at_once=20,
+        on_use=None if uses is None else uses.append,
+    )
+
+
+def refusal(tokenizer: Any, url: str, **fields: Any) -> dict[str, Any]:
+    needed: dict[str, Any] = {
+        CHAT: {"messages": USER},
+        COMPLETIONS: {"prompt": "x"},
+        EMBEDDINGS: {"input": "x"},
+    }
+    with pytest.raises(RequestError) as caught:
+        service(tokenizer).handle(url, {"model": "nano", **needed[url], **fields}, LOCAL)
+    assert caught.value.code is ErrorCode.USAGE  # 400
+    return dict(error_body(caught.value)["error"])
+
+
+@pytest.mark.parametrize(
+    ("url", "fields"),
+    [
+        (CHAT, {"reasoning_effort": "low"}),
+        (CHAT, {"modalities": ["text", "audio"]}),
+        (CHAT, {"audio": {"voice": "x"}}),
+        (CHAT, {"prediction": {"type": "content"}}),
+        (CHAT, {"functions": []}),
+        (CHAT, {"store": True}),
+        (CHAT, {"store": 0}),
+        (CHAT, {"metadata": {"a": "b"}}),
+        (CHAT, {"service_tier": "flex"}),
+        (COMPLETIONS, {"suffix": "x"}),
+        (COMPLETIONS, {"best_of": 2}),
+        (EMBEDDINGS, {"dimensions": 8}),
+    ],
+)
+def test_a_known_field_that_is_not_supported_is_refused_by_its_name(
+    tokenizer: Any, url: str, fields: dict[str, Any]
+) -> None:
+    told = refusal(tokenizer, url, **fields)
+    (name,) = fields
+    assert told["param"] == name
+    assert told["code"] == "unsupported_parameter"
+    assert f"field {name!r} is known, but not supported here" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        (
+            {"messages": [{"role": "user", "content": "x", "mood": 1}]},
+            "messages[0].mood",
+            "unknown_parameter",
+        ),
+        ({"messages": [*USER, {"role": "user"}]}, "messages[1].content", "missing_required_parameter"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content",
+            "unsupported_parameter",
+        ),
+        ({"messages": [{**USER[0], "name": "ann"}]}, "messages[0].name", "unsupported_parameter"),
+        (
+            {"stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "unknown_parameter",
+        ),
+        ({"temperature": "1"}, "temperature", "invalid_value"),
+        ({"temperature": 3}, "temperature", "invalid_value"),
+        ({"n": True}, "n", "invalid_value"),
+        ({"n": 15, "max_tokens": None, "stop": ["a"] * 5}, "stop", "invalid_value"),
+        ({"logit_bias": {"999": 1}}, "logit_bias", "invalid_value"),
+        ({"stop_token_ids": [999]}, "stop_token_ids", "invalid_value"),
+        ({"tools": [TOOL]}, "tools", "unsupported_parameter"),
+        ({"stream": True}, "stream", "invalid_value"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "invalid_value"),
+    ],
+)
+def test_a_field_that_is_off_is_named(tokenizer: Any, fields: dict[str, Any], param: str, code: str) -> None:
+    told = refusal(tokenizer, CHAT, **fields)
+    assert (told["param"], told["code"]) == (param, code)
+    assert told["type"] == "invalid_request_error"
+
+
+def test_what_contradicts_itself_is_refused(tokenizer: Any) -> None:
+    assert "top_logprobs needs" in refusal(tokenizer, CHAT, top_logprobs=2)["message"]
+    assert "differ" in refusal(tokenizer, CHAT, max_tokens=2, max_completion_tokens=3)["message"]
+    assert "need tools" in refusal(tokenizer, CHAT, tool_choice="required")["message"]
+    assert "stream: true" in refusal(tokenizer, CHAT, stream_options={"include_usage": True})["message"]
+    assert "echo with logprobs" in refusal(tokenizer, COMPLETIONS, echo=True, logprobs=1)["message"]
+    assert "room for at once" in refusal(tokenizer, COMPLETIONS, prompt=["x"] * 11, n=2)["message"]
+    unanswered = [*USER, {"role": "tool", "content": "x", "tool_call_id": "none"}]
+    assert "of no call before it" in refusal(tokenizer, CHAT, messages=unanswered)["message"]
+
+
+def test_neutral_values_and_nulls_are_accepted(tokenizer: Any) -> None:
+    neutral = {
+        "store": False,
+        "metadata": {},
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "reasoning_effort": None,
+        "response_format": {"type": "text"},
+        "tools": None,
+        "stop": None,
+        "n": None,
+    }
+    assert service(tokenizer).handle(CHAT, {"model": "nano", "messages": USER, **neutral}, LOCAL)["choices"]
+
+
+def test_every_sampling_field_reaches_the_engine(tokenizer: Any) -> None:
+    engine = ScriptedEngine()
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "presence_penalty": 1.0,
+        "frequency_penalty": -1.0,
+        "logit_bias": {"5": -100},
+        "seed": 7,
+        "stop": "x",
+        "top_k": 3,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "stop_token_ids": [9],
+        "ignore_eos": True,
+        "max_completion_tokens": 12,
+        "logprobs": True,
+        "top_logprobs": 4,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {"type": "object"}},
+        },
+    }
+    service(tokenizer, engine).handle(CHAT, {"model": "nano:a", "messages": USER, **fields}, LOCAL)
+    (request,) = engine.requests
+    found = request.sampling
+    assert (request.variant, request.user) == ("a", "local")
+    assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.5, 0.9, 3, 0.1)
+    assert (found.presence_penalty, found.frequency_penalty, found.repetition_penalty) == (1.0, -1.0, 1.2)
+    assert (found.logit_bias, found.seed, found.stop, found.stop_token_ids) == ({5: -100}, 7, ("x",), (9,))
+    assert (found.ignore_eos, found.max_tokens, found.logprobs) == (True, 12, 4)
+    assert found.json_schema == '{"type": "object"}'
+
+
+def test_a_streamed_chat_says_what_the_whole_one_does_and_ends_with_usage(tokenizer: Any) -> None:
+    body = {"model": "nano", "messages": USER, "n": 2, "logprobs": True, "top_logprobs": 2}
+    whole = service(tokenizer).handle(CHAT, body, LOCAL)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(service(tokenizer).stream(CHAT, {**body, **options}, LOCAL))
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"] == {**whole["usage"], "completion_tokens": 12}
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    for choice in whole["choices"]:
+        parts = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == choice["index"]]
+        assert parts[0]["delta"] == {"role": "assistant", "content": ""}
+        assert (
+            "".join(part["delta"].get("content", "") for part in parts)
+            == choice["message"]["content"]
+            == "hello"
+        )
+        assert [part["finish_reason"] for part in parts][-1] == choice["finish_reason"] == "stop"
+        told = [token for part in parts for token in (part["logprobs"] or {"content": []})["content"]]
+        assert told == choice["logprobs"]["content"]
+        assert told[0]["top_logprobs"][1] == {"token": "?", "logprob": -2.0, "bytes": [63]}
+
+
+def test_completions_take_texts_and_token_ids_and_number_their_seeds(tokenizer: Any) -> None:
+    engine = ScriptedEngine()
+    body = {"model": "nano", "prompt": ["ab", "c"], "n": 2, "seed": 4, "echo": True}
+    whole = service(tokenizer, engine).handle(COMPLETIONS, body, LOCAL)
+    assert [choice["text"] for choice in whole["choices"]] == ["abhello", "abhello", "chello", "chello"]
+    assert [request.sampling.seed for request in engine.requests] == [4, 5, 4, 5]
+    assert {request.sampling.max_tokens for request in engine.requests} == {16}
+    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 24, "total_tokens": 27}
+    engine = ScriptedEngine()
+    ids = {"model": "nano", "prompt": [97, 98], "logprobs": 2}
+    told = service(tokenizer, engine).handle(COMPLETIONS, ids, LOCAL)["choices"][0]["logprobs"]
+    assert engine.requests[0].prompt_ids == [97, 98]
+    assert told["tokens"] == list("hello")
+    assert told["text_offset"] == [0, 1, 2, 3, 4]
+    assert told["top_logprobs"][0] == {"h": -0.25, "?": -2.0}
+    assert refusal(tokenizer, COMPLETIONS, prompt=[999])["param"] == "prompt"
+
+
+def test_embeddings_have_length_one_in_both_encodings(tokenizer: Any) -> None:
+    body = {"model": "nano", "input": ["a", "bc"]}
+    floats = service(tokenizer).handle(EMBEDDINGS, body, LOCAL)
+    assert floats["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+    coded = service(tokenizer).handle(EMBEDDINGS, {**body, "encoding_format": "base64"}, LOCAL)
+    packed = base64.b64decode(coded["data"][1]["embedding"])
+    assert struct.unpack("<2f", packed) == pytest.approx(floats["data"][1]["embedding"])
+    assert floats["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+
+
+def test_a_model_without_a_template_points_to_completions(tokenizer: Any) -> None:
+    tokenizer.chat_template = None
+    told = refusal(tokenizer, CHAT)
+    assert "no chat template" in told["message"]
+    assert "/v1/completions" in told["message"]
+
+
+def test_calls_are_found_in_an_answer_whole_and_streamed(tokenizer: Any) -> None:
+    tokenizer.chat_template = HERMES
+    engine = ScriptedEngine(lambda request: f"Look: <b> {CALL}{CALL}")
+    body = {"model": "nano", "messages": USER, "tools": [TOOL]}
+    (choice,) = service(tokenizer, engine).handle(CHAT, body, LOCAL)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Look: <b>"
+    calls = choice["message"]["tool_calls"]
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"city": "Bern"}] * 2
+    assert calls[0]["id"] != calls[1]["id"]
+    deltas = [
+        c["choices"][0]["delta"]
+        for c in service(tokenizer, engine).stream(CHAT, {**body, "stream": True}, LOCAL)
+    ]
+    assert "".join(delta.get("content", "") for delta in deltas).strip() == "Look: <b>"
+    told = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [(call["index"], call["function"]["name"]) for call in told] == [(0, "weather"), (1, "weather")]
+    assert "weather" in tokenizer.decode(engine.requests[0].prompt_ids)
+
+
+def test_what_is_no_call_stays_text(tokenizer: Any) -> None:
+    tokenizer.chat_template = HERMES
+    for text in ("<tool_call>nothing</tool_call> <tool", "<tool_call>[1]"):
+        body = {"model": "nano", "messages": USER, "tools": [TOOL]}
+        engine = ScriptedEngine(lambda request, text=text: text)
+        (choice,) = service(tokenizer, engine).handle(CHAT, body, LOCAL)["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+
+
+def test_a_required_call_is_held_to_the_tools_and_begins_with_the_tag(tokenizer: Any) -> None:
+    tokenizer.chat_template = HERMES
+    engine = ScriptedEngine(lambda request: '{"name": "weather", "arguments": {"city": "Bern"}}')
+    body = {"model": "nano", "messages": USER, "tools": [TOOL], "tool_choice": "required"}
+    (choice,) = service(tokenizer, engine).handle(CHAT, body, LOCAL)["choices"]
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"] == {
+        "name": "weather",
+        "arguments": '{"city": "Bern"}',
+    }
+    schema = json.loads(engine.requests[0].sampling.json_schema or "")
+    assert schema["properties"]["name"] == {"const": "weather"}
+    assert schema["properties"]["arguments"] == TOOL["function"]["parameters"]  # type: ignore[index]
+    assert tokenizer.decode(engine.requests[0].prompt_ids).endswith("<tool_call>\n")
+    cut = ScriptedEngine(lambda request: '{"name": "wea', finish="length")
+    (choice,) = service(tokenizer, cut).handle(CHAT, body, LOCAL)["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", '{"name": "wea')
+
+
+def test_tool_choice_none_hides_the_tools_and_one_call_is_one(tokenizer: Any) -> None:
+    tokenizer.chat_template = HERMES
+    engine = ScriptedEngine(lambda request: CALL.removesuffix("</tool_call>"))
+    body = {"model": "nano", "messages": USER, "tools": [TOOL]}
+    service(tokenizer, engine).handle(CHAT, {**body, "tool_choice": "none"}, LOCAL)
+    assert "weather" not in tokenizer.decode(engine.requests[0].prompt_ids)
+    one = service(tokenizer, engine).handle(CHAT, {**body, "parallel_tool_calls": False}, LOCAL)["choices"][0]
+    assert engine.requests[1].sampling.stop == ("</tool_call>",)
+    assert len(one["message"]["tool_calls"]) == 1
+
+
+def test_results_of_calls_are_shown_to_the_model(tokenizer: Any) -> None:
+    tokenizer.chat_template = HERMES
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": [{"type": "text", "text": "rain"}], "tool_call_id": "c1"},
+    ]
+    engine = ScriptedEngine()
+    service(tokenizer, engine).handle(CHAT, {"model": "nano", "messages": messages}, LOCAL)
+    shown = tokenizer.decode(engine.requests[0].prompt_ids)
+    assert "<|im_start|>system\nbe brief" in shown
+    assert '{"name": "weather", "arguments": {"city": "Bern"}}' in shown
+    assert "<|im_start|>tool\nrain" in shown
+
+
+def test_calls_that_a_template_does_not_show_are_refused(tokenizer: Any) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    spoken = {"role": "assistant", "content": "x", "tool_calls": [call]}
+    assert "does not show them" in refusal(tokenizer, CHAT, messages=[*USER, spoken])["message"]
+
+
+def test_each_caller_sees_their_own_models_and_others_do_not_exist(tokenizer: Any) -> None:
+    catalogue = Catalogue("nano", Shelf())
+    seen = {
+        Caller("all", everything=True): ["nano", "nano:a", "nano:a2", "nano:b"],
+        Caller("ann", owners=frozenset({"ann"})): ["nano", "nano:a", "nano:a2"],
+        Caller("one", base=False, variants=frozenset({"b", "gone"})): ["nano:b"],
+        Caller("both", owners=frozenset({"ann"}), variants=frozenset({"a", "b"})): [
+            "nano",
+            "nano:a",
+            "nano:a2",
+            "nano:b",
+        ],
+        Caller("base"): ["nano"],
+    }
+    for caller, names in seen.items():
+        assert [model.name for model in catalogue.list(caller)] == names
+        for name in ("nano", "nano:a", "nano:b", "nano:none", "nano:", "other", "other:a", "nano:a:a"):
+            if name in names:
+                assert catalogue.resolve(name, caller).name == name
+                continue
+            with pytest.raises(RequestError) as caught:
+                catalogue.resolve(name, caller)
+            told = json.dumps(error_body(caught.value)).replace(name, "NAME")
+            with pytest.raises(RequestError) as unknown:
+                catalogue.resolve("nano:unknown", caller)
+            assert told == json.dumps(error_body(unknown.value)).replace("nano:unknown", "NAME")
+            assert caught.value.code.http_status == 404
+
+
+def test_closing_a_stream_cancels_and_what_was_used_is_told_once(tokenizer: Any) -> None:
+    engine, uses = ScriptedEngine(), list[Use]()
+    body = {"model": "nano", "messages": USER, "stream": True, "user": "u1"}
+    chunks = service(tokenizer, engine, uses).stream(CHAT, body, LOCAL)
+    for _ in range(3):
+        next(chunks)
+    chunks.close()  # type: ignore[attr-defined]
+    assert engine.generations[0].cancelled
+    (use,) = uses
+    assert (use.model, use.caller, use.end_user, use.completion_tokens) == ("nano", "local", "u1", 2)
+    assert use.prompt_tokens == len(engine.requests[0].prompt_ids)
+
+
+def test_when_one_choice_finds_no_room_those_before_are_cancelled(tokenizer: Any) -> None:
+    engine = ScriptedEngine(error=GymError(ErrorCode.BUSY, "256 requests wait already", "2"), after=2)
+    with pytest.raises(GymError) as caught:
+        service(tokenizer, engine).handle(CHAT, {"model": "nano", "messages": USER, "n": 3}, LOCAL)
+    assert error_body(caught.value)["error"]["code"] == "rate_limit_exceeded"
+    assert [made.cancelled for made in engine.generations] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("code", "param", "name"),
+    [
+        (ErrorCode.TOO_LARGE, "messages", "context_length_exceeded"),
+        (ErrorCode.DATA_INVALID, "response_format", "invalid_json_schema"),
+        (ErrorCode.NOT_FOUND, "model", "model_not_found"),
+    ],
+)
+def test_what_the_engine_refuses_reads_as_openai_says_it(
+    tokenizer: Any, code: ErrorCode, param: str, name: str
+) -> None:
+    engine = ScriptedEngine(error=GymError(code, "no"))
+    with pytest.raises(RequestError) as caught:
+        service(tokenizer, engine).handle(CHAT, {"model": "nano", "messages": USER}, LOCAL)
+    told = error_body(caught.value)["error"]
+    assert (told["param"], told["code"]) == (param, name)
