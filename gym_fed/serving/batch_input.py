@@ -155,7 +155,7 @@ def _lines(path: Path, seen: Callable[[bytes], None] = lambda raw: None) -> Iter
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 seen(raw)
-                if raw.strip():
+                if raw.strip() or len(raw) > MAX_LINE_BYTES:
                     yield number, raw
                 if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
                     while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):

@@ -143,19 +143,20 @@ def require_store(folder: Path | None) -> None:
 
 def _require_mergeable(model: str) -> None:
     """Refuse an adapter of virtual tokens, which has no place in the weights."""
-    from peft import PeftConfig
-
     from gym_fed.models import resolve
 
     folder = Path(resolve(model))
-    if (folder / "adapter_config.json").is_file():
-        config = PeftConfig.from_pretrained(str(folder))
-        if config.is_prompt_learning:
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"{model} cannot be served: {config.peft_type} is no change of weights",
-                "serve its base, or train another kind of adapter",
-            )
+    if not (folder / "adapter_config.json").is_file():
+        return
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(str(folder))
+    if config.is_prompt_learning:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{model} cannot be served: {config.peft_type} is no change of weights",
+            "serve its base, or train another kind of adapter",
+        )
 
 
 def _closable(chunks: Iterator[dict[str, Any]]) -> Generator[dict[str, Any]]:
