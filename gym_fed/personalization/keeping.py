@@ -50,12 +50,41 @@ class Shelf:
         """The store's registry, without a base."""
         from gym_fed.serving.store import VariantStore
 
-        with VariantStore.open(self.folder, require_signature=not self._unsigned) as store:
+        with VariantStore.open(self.folder, require_signature=self.requires_signatures) as store:
             yield store
 
     def work_folder(self, name: str) -> Path:
         """Where a variant is made before it is whole."""
         return self.folder / WORK_FOLDER / name
+
+    @property
+    def requires_signatures(self) -> bool:
+        return not self._unsigned
+
+    def variant_of(self, user_id: str) -> str:
+        """The variant of that name, or the only one that the user owns.
+
+        Raises:
+            GymError: ``NOT_FOUND``, or ``USAGE`` naming those of a user who has several.
+        """
+        with self.opened() as store:
+            try:
+                return store.get(user_id).name
+            except GymError as error:
+                if error.code is not ErrorCode.NOT_FOUND:
+                    raise
+            owned = [record.name for record in store.list(user_id)]
+        if not owned:
+            raise GymError(
+                ErrorCode.NOT_FOUND,
+                f"{user_id!r} has no variant in {self.folder}",
+                "create_variant makes one",
+            )
+        if len(owned) > 1:
+            raise GymError(
+                ErrorCode.USAGE, f"{user_id!r} has {len(owned)} variants", f"name one of {', '.join(owned)}"
+            )
+        return owned[0]
 
     def next_revision(self, store: VariantStore, name: str, user_id: str, *, replace: bool) -> int:
         """What a new variant of a name is numbered.

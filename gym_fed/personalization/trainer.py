@@ -21,10 +21,12 @@ from gym_fed.personalization.keeping import Shelf, default_folder
 from gym_fed.personalization.made import CreatedVariant, Listener, Losses, RebasedVariant, require_better
 from gym_fed.personalization.recipe import METHODS, Method, encoding_of, training_config
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
+from gym_fed.personalization.served import ServedVariant, SharedServing
 
 if TYPE_CHECKING:
     from gym_fed.personalization.making import Made, Order
     from gym_fed.personalization.rows import PersonalRows
+    from gym_fed.serving.setup import Serving
 
 
 class PersonalizedTrainer:
@@ -68,6 +70,7 @@ class PersonalizedTrainer:
         self._training = training
         self._encoding = encoding
         self._shelf = Shelf(default_folder() if variants is None else Path(variants), key, unsigned=unsigned)
+        self._shared = SharedServing(self._open_serving)
 
     def create_variant(
         self,
@@ -211,6 +214,34 @@ class PersonalizedTrainer:
             training=self._training,
             device=self.device,
             listener=told,
+        )
+
+    def serve_variant(self, user_id: str, *, name: str | None = None) -> ServedVariant:
+        """Load a variant beside the base and answer with it, in this process.
+
+        Several may be served at a time: the base is in memory once.
+
+        Args:
+            user_id: Whose it is: the variant of that name, or else the only one that the user owns.
+            name: The variant's, if the user has several.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``USAGE`` when the user has several; as ``VariantStore.poll`` for one that does not
+                verify, or belongs to another base.
+        """
+        return ServedVariant(name or self._shelf.variant_of(user_id), self._shared)
+
+    def _open_serving(self) -> Serving:
+        from gym_fed.config.serving import ServingConfig
+        from gym_fed.serving.setup import open_serving
+
+        return open_serving(
+            ServingConfig(
+                base=self.base_model,
+                variants=self._shelf.folder,
+                device=self.device,
+                require_signature=self._shelf.requires_signatures,
+            )
         )
 
     def _rows(

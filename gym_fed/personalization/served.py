@@ -1,0 +1,155 @@
+"""A variant that answers in this process; all that one trainer serves share one base in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.request import Completion, GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from gym_fed.serving.generation import Generation
+    from gym_fed.serving.setup import Serving
+
+_SAMPLING = {field.name for field in fields(SamplingParams)}
+
+
+class SharedServing:
+    """One base, engine and store for as long as anything is served from them; opened by the first, closed by the last.
+
+    Args:
+        opens: Makes it.
+    """
+
+    def __init__(self, opens: Callable[[], Serving]) -> None:
+        self._opens = opens
+        self._lock = threading.Lock()
+        self._open: Serving | None = None
+        self._users = 0
+
+    def take(self) -> Serving:
+        """For one more user. Raises as ``open_serving``."""
+        with self._lock:
+            if self._open is None:
+                self._open = self._opens()
+            self._users += 1
+            return self._open
+
+    def give_back(self) -> None:
+        """One user less."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._open is not None:
+                serving, self._open = self._open, None
+                serving.close()
+
+
+class ServedVariant:
+    """Answers of one variant. Use as a context manager, or ``close`` it; from any thread.
+
+    ``sampling`` everywhere are fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``seed``, ``stop``, ...
+
+    Attributes:
+        name: Of the variant.
+        model: What the API calls it: ``<base>:<variant>``.
+    """
+
+    def __init__(self, name: str, shared: SharedServing) -> None:
+        """Use ``PersonalizedTrainer.serve_variant``."""
+        self.name = name
+        self._shared = shared
+        self._serving: Serving | None = shared.take()
+        try:
+            assert self._serving.store is not None  # a trainer's serving has one
+            self._serving.store.release(
+                self._serving.store.acquire(name)
+            )  # verified and in memory, or refused
+        except BaseException:
+            self.close()
+            raise
+        self.model = f"{self._serving.served_name}:{name}"
+
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Completion:
+        """The answer to a conversation, or to one thing that a user says.
+
+        Raises:
+            GymError: ``USAGE`` for sampling that is unknown or off; ``DATA_INVALID`` without a chat template;
+                as ``Engine.submit``.
+        """
+        return self._submit(self._conversation(messages), sampling).result()
+
+    def complete(self, prompt: str, **sampling: Any) -> Completion:
+        """What follows a text. Raises as ``chat``."""
+        return self._submit(self._text(prompt), sampling).result()
+
+    def stream(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Iterator[str]:
+        """``chat`` piece by piece, as it is written; leaving the iterator calls the answer off."""
+        return _pieces(self._submit(self._conversation(messages), sampling))
+
+    def stream_completion(self, prompt: str, **sampling: Any) -> Iterator[str]:
+        """``complete`` piece by piece."""
+        return _pieces(self._submit(self._text(prompt), sampling))
+
+    def close(self) -> None:
+        """The base is freed with the last variant that is served from it. A second call does nothing."""
+        if self._serving is not None:
+            self._serving = None
+            self._shared.give_back()
+
+    def __enter__(self) -> ServedVariant:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Serving:
+        if self._serving is None:
+            raise GymError(
+                ErrorCode.USAGE, f"variant {self.name!r} is no longer served here", "serve it again"
+            )
+        return self._serving
+
+    def _submit(self, prompt_ids: list[int], sampling: Mapping[str, Any]) -> Generation:
+        unknown = sorted(set(sampling) - _SAMPLING)
+        if unknown:
+            raise GymError(
+                ErrorCode.USAGE, f"sampling has no {unknown[0]!r}", f"it has {', '.join(sorted(_SAMPLING))}"
+            )
+        values = dict(sampling)
+        if isinstance(values.get("stop"), str):
+            values["stop"] = (values["stop"],)
+        request = GenerationRequest(prompt_ids, SamplingParams(**values), variant=self.name, user=self.name)
+        return self._open().engine.submit(request)
+
+    def _conversation(self, messages: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        from gym_fed.data.encoding import require_chat_template
+
+        tokenizer = self._open().tokenizer
+        require_chat_template(tokenizer)
+        rows = (
+            [{"role": "user", "content": messages}]
+            if isinstance(messages, str)
+            else [dict(m) for m in messages]
+        )
+        encoded = tokenizer.apply_chat_template(
+            rows, tokenize=True, return_dict=True, add_generation_prompt=True
+        )
+        return list(encoded["input_ids"])
+
+    def _text(self, prompt: str) -> list[int]:
+        return list(self._open().tokenizer(prompt)["input_ids"])
+
+
+def _pieces(generation: Generation) -> Iterator[str]:
+    try:
+        for event in generation:
+            if event.text:
+                yield event.text
+    finally:
+        generation.cancel()
