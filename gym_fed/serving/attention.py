@@ -26,6 +26,7 @@ _KNOWN = frozenset(
         "is_causal",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "position_ids",
         "use_cache",
         "cache_position",
@@ -98,7 +99,7 @@ def packed_attention(
             "the model is being served, so its forward needs a packed step",
             "call MixedModel.step, or close the MixedModel first",
         )
-    unknown = sorted(k for k, v in kwargs.items() if k not in _KNOWN and v is not None)
+    unknown = sorted(k for k, v in kwargs.items() if k not in _KNOWN and v is not None and v is not False)
     if unknown or attention_mask is not None or kwargs.get("is_causal") is False:
         told = ", ".join(unknown) or ("attention_mask" if attention_mask is not None else "is_causal=False")
         raise GymError(

@@ -65,6 +65,7 @@ class MixedModel:
         self.layout = ModelLayout.of(model, kernel)
         self._roster: Roster | None = None
         self._bulk_rows = _BULK_ROWS
+        self._windows: dict[int, int | None] = {}
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         self._device = torch.device(self.layout.device)
         stock = self._stock_logits()
@@ -75,6 +76,7 @@ class MixedModel:
         setattr(model, _MARK, True)
         try:
             self.bytes_per_token = self._require_same(stock)
+            self._require_windows()
         except BaseException:
             self.close()
             raise
@@ -109,6 +111,7 @@ class MixedModel:
                 that was loaded for another kernel. Caches are as before then.
         """
         ends, tokens = self._packed(pieces)
+        self._windows = tokens.windows
         wanted = [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.wants_logits]
         keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         with attention.packed(tokens):
@@ -217,6 +220,24 @@ class MixedModel:
                 "use a decoder with ordinary attention, such as Llama, Qwen3 or Mistral",
             )
         return cache.bytes // cache.capacity
+
+    def _require_windows(self) -> None:
+        """Every layer must have asked for the sliding window that its config says: the trial above is too short."""
+        config: Any = self.model.config.get_text_config()
+        size = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        if kinds is None:
+            slides = size is not None and getattr(config, "use_sliding_window", True)
+            kinds = ["sliding_attention" if slides else "full_attention"] * config.num_hidden_layers
+        for layer, kind in enumerate(kinds):
+            wanted = size if kind == "sliding_attention" else None
+            if layer not in self._windows or self._windows[layer] != wanted:
+                raise GymError(
+                    ErrorCode.MODEL_INVALID,
+                    f"{type(self.model).__name__} cannot be served: layer {layer} should have a sliding window of "
+                    f"{wanted}, but its attention asks for {self._windows.get(layer, 'no keys at all')}",
+                    "use a model that hands its window to its attention, such as Mistral or Qwen3",
+                )
 
 
 def _require_servable(model: nn.Module, kernel: str) -> None:

@@ -106,7 +106,7 @@ class ModelLayout:
             for key, parameter in own.items():
                 if site is None or parameter not in (site.weight, site.bias):
                     refusals[parameter] = (
-                        why or f"{type(module).__name__} {name!r} has {key}, which has no rule"
+                        why or f"{type(module).__name__} {name!r} uses its {key} in its own way"
                     )
                 else:
                     kinds[parameter] = _kind(site, key, module)
@@ -176,9 +176,9 @@ def _site(
         return Site(name, "linear", weight, bias, axis, head=head), ""
     if isinstance(module, nn.Embedding):
         return _embedding(name, module, weight, given, output)
-    if module.weight is not None and isinstance(module.weight, Tensor) and module.weight.ndim == 1:
+    if weight is not None and module.get_parameter("weight").ndim == 1:
         return _norm(name, module, weight, bias, axis, given)
-    return None, f"{told} has no rule"
+    return None, f"{told} is no linear layer, embedding or norm"
 
 
 def _embedding(

@@ -46,3 +46,8 @@ def merged(model: Any, path: Path) -> Any:
     with DeltaFile.open(path) as delta:
         apply_delta(tuned, delta)
     return tuned
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest difference."""
+    return float((found - wanted).abs().max())

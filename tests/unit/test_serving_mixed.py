@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gym_fed.serving.mixed import MixedModel, Piece
-from tests.support.variants import Coding, load, merged, write_random_delta
+from tests.support.variants import Coding, load, merged, off, write_random_delta
 
 PROMPTS = [[5, 9, 2, 44, 17, 3, 8], [1, 2, 3], [90, 80, 70, 60, 50], [7, 7, 9, 11], [33, 4, 12, 60, 2, 9]]
 
@@ -57,10 +57,6 @@ def reference(model: Any, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids]), use_cache=False).logits[0].float()
 
 
-def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).abs().max())
-
-
 def generate(
     mixed: MixedModel, prompts: list[list[int]], variants: list[Any], cut: int, more: int
 ) -> list[Any]:
@@ -104,3 +100,48 @@ def test_every_row_of_a_mixed_batch_gets_what_its_merged_model_says(tmp_path: Pa
     for name, a, b in zip(names, found, wanted, strict=True):
         assert off(a, b) < 1e-4, name
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_rows_without_a_variant_get_what_the_base_s_own_step_gives_them(tmp_path: Path) -> None:
+    model = llama()
+    path = write_random_delta(model, tmp_path / "v.gymdelta", signs(), seed=0)
+    with MixedModel(model) as mixed:
+        variant = load(path, mixed.layout)
+        alone = mixed.step([Piece(p, mixed.new_cache()) for p in PROMPTS])
+        beside = mixed.step(
+            [Piece(p, mixed.new_cache(), variant if n == 1 else None) for n, p in enumerate(PROMPTS)]
+        )
+    others = [0, 2, 3, 4]
+    assert torch.equal(beside[others], alone[others])
+    assert off(beside[1], alone[1]) > 1e-3
+
+
+def test_long_prompts_are_multiplied_as_matrices_and_give_the_same(tmp_path: Path) -> None:
+    model = llama()
+    path = write_random_delta(model, tmp_path / "v.gymdelta", signs(group_size=16), seed=0)
+    with MixedModel(model) as mixed:
+        variant = load(path, mixed.layout)
+        found = []
+        for bulk in (1, 3, 1000):
+            mixed._bulk_rows = bulk
+            found.append(mixed.step([Piece(p, mixed.new_cache(), variant) for p in PROMPTS]))
+    assert off(found[0], found[2]) < 1e-5
+    assert off(found[1], found[2]) < 1e-5
+
+
+@pytest.mark.parametrize("path", ["scalar", "torch"])
+def test_every_kernel_s_path_gives_the_same(tmp_path: Path, path: str) -> None:
+    from gym_quant.kernels import dispatch
+
+    if path not in dispatch.available():
+        pytest.skip(f"no path {path} here")
+    model = llama()
+    delta = write_random_delta(model, tmp_path / "v.gymdelta", signs(group_size=16), seed=0)
+    with MixedModel(model) as mixed:
+        held = load(delta, mixed.layout)
+        best = mixed.step([Piece(p, mixed.new_cache(), held) for p in PROMPTS])
+        with dispatch.using(path):
+            made_here = load(delta, mixed.layout)
+            for variant in (held, made_here):
+                found = mixed.step([Piece(p, mixed.new_cache(), variant) for p in PROMPTS])
+                assert off(found, best) < 1e-5
