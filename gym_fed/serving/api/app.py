@@ -24,8 +24,9 @@ from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.metrics import Metrics
 from gym_fed.serving.api.streams import EventStream
 from gym_fed.serving.api.waiting import ClientGone, Patience
+from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import error_body
-from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS, Pending
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
 
 GONE_STATUS = 499
 """What metrics call a request whose client went away; nobody is sent it."""

@@ -18,8 +18,10 @@ from gym_fed.serving.openai.access import LOCAL, Caller
 
 
 class Gate:
-    """Args:
-    keys: The file of keys; None lets everyone on this machine in.
+    """Tells who asks.
+
+    Args:
+        keys: The file of keys; None lets everyone on this machine in.
     """
 
     def __init__(self, keys: KeyFile | None) -> None:

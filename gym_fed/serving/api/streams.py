@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from gym_fed.errors import GymError
 from gym_fed.serving.api.waiting import ClientGone, Patience
 from gym_fed.serving.openai.answers import Chunk
+from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import error_body
-from gym_fed.serving.openai.service import Pending
 
 
 class EventStream(Response):

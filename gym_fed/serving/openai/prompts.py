@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from functools import cached_property
@@ -24,13 +25,16 @@ _PROBE: dict[str, Any] = {
 class Prompts:
     """Renders prompts with one tokenizer; from any thread.
 
+    Control tokens are the template's to write: ``<|im_end|>`` in a message is read as those characters, so that
+    nobody's text, a tool's result or a quoted page, can end its turn and begin another's.
+
     Args:
-        tokenizer: Of the base.
+        tokenizer: Of the base; a copy is used, for one that is being set to read text so cannot be used elsewhere.
         vocab_size: Rows of the model's embedding: the token ids that exist.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = copy.deepcopy(tokenizer)
         self._vocab_size = vocab_size
         self._lock = threading.Lock()  # a fast tokenizer refuses to be used from two threads at once
 
@@ -59,8 +63,10 @@ class Prompts:
         rows = [_row(message) for message in messages]
         if any("tool_calls" in row for row in rows):
             self._require_calls_shown(rows, tools)
-        text = self._render(rows, tools) + (f"{CALL_OPEN}\n" if open_call else "")
-        return self._ids(text, "messages", special=False)
+        ids = self._template(rows, tools, tokenize=True, return_dict=True, sanitize_control_tokens=True)[
+            "input_ids"
+        ]
+        return [*ids, *(self._ids(f"{CALL_OPEN}\n", "messages", special=False) if open_call else ())]
 
     def of_input(self, given: str | list[int], param: str) -> list[int]:
         """Token ids of a text, with the tokenizer's own first and last tokens, or checked token ids.
@@ -126,14 +132,15 @@ class Prompts:
             )
 
     def _render(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        return str(self._template(rows, tools, tokenize=False))
+
+    def _template(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **how: Any) -> Any:
         from jinja2 import TemplateError
 
         try:
             with self._lock:
-                return str(
-                    self._tokenizer.apply_chat_template(
-                        rows, tools=tools or None, tokenize=False, add_generation_prompt=True
-                    )
+                return self._tokenizer.apply_chat_template(
+                    rows, tools=tools or None, add_generation_prompt=True, **how
                 )
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,27 +27,18 @@ from gym_fed.serving.openai.completion_request import (
     as_list,
 )
 from gym_fed.serving.openai.fields import parse
+from gym_fed.serving.openai.pending import Generating, Pending
 from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
 from gym_fed.serving.openai.sampling_fields import SamplingFields
 from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
-from gym_fed.serving.request import Event, GenerationRequest, SamplingParams
+from gym_fed.serving.request import GenerationRequest, SamplingParams
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
 
 
-class Generating(Protocol):
-    """One answer of the engine, on its way."""
-
-    def __iter__(self) -> Iterator[Event]: ...
-
-    def __aiter__(self) -> AsyncIterator[Event]: ...
-
-    def cancel(self) -> None: ...
-
-
-class Generator(Protocol):
+class Engine(Protocol):
     """What the service needs of the engine."""
 
     def submit(self, request: GenerationRequest) -> Generating: ...
@@ -80,80 +71,6 @@ class Use:
 OnUse = Callable[[Use], None]
 
 
-class Pending:
-    """A request that was let in. Drive it to its end once, with ``run``, ``arun``, ``chunks`` or ``achunks``.
-
-    Whatever ends it, an error or the caller's going away too, what was not written yet is cancelled, and what was
-    used is told.
-    """
-
-    def __init__(self, answer: Answer, generations: list[Generating], on_end: Callable[[], None]) -> None:
-        self._answer = answer
-        self._generations = generations
-        self._on_end = on_end
-        self._opened = False
-        self._ended = False
-
-    def run(self) -> dict[str, Any]:
-        """The whole answer."""
-        for _ in self.chunks():
-            pass
-        return self._answer.body()
-
-    async def arun(self) -> dict[str, Any]:
-        """As ``run``."""
-        async for _ in self.achunks():
-            pass
-        return self._answer.body()
-
-    def chunks(self) -> Iterator[Chunk]:
-        """The answer piece by piece; of several choices one after the other."""
-        try:
-            for index, generation in enumerate(self._generations):
-                for event in generation:
-                    yield from self._first()
-                    yield from self._answer.take(index, _without_error(event))
-            yield from self._answer.closing()
-        except GymError as error:
-            raise self._told(error) from error
-        finally:
-            self.end()
-
-    async def achunks(self) -> AsyncIterator[Chunk]:
-        """As ``chunks``."""
-        try:
-            for index, generation in enumerate(self._generations):
-                async for event in generation:
-                    for chunk in (*self._first(), *self._answer.take(index, _without_error(event))):
-                        yield chunk
-            for chunk in self._answer.closing():
-                yield chunk
-        except GymError as error:
-            raise self._told(error) from error
-        finally:
-            self.end()
-
-    def _first(self) -> list[Chunk]:
-        """The opening, once the engine has begun: what it refuses until then is no stream yet."""
-        if self._opened:
-            return []
-        self._opened = True
-        return self._answer.opening()
-
-    def _told(self, error: GymError) -> GymError:
-        """A variant that was removed since it was looked up is one that does not exist."""
-        return model_not_found(self._answer.model) if error.code is ErrorCode.NOT_FOUND else error
-
-    def end(self) -> None:
-        """Cancel what still runs. May be called again, and without having been driven."""
-        if self._ended:
-            return
-        self._ended = True
-        for generation in self._generations:
-            generation.cancel()  # nothing, for one that has ended
-        self._on_end()
-
-
 class OpenAIService:
     """OpenAI's API over one engine.
 
@@ -169,7 +86,7 @@ class OpenAIService:
 
     def __init__(
         self,
-        engine: Generator,
+        engine: Engine,
         catalogue: Catalogue,
         tokenizer: Any,
         *,
@@ -204,7 +121,7 @@ class OpenAIService:
             )
         return self.begin(url, body, caller).run()
 
-    def stream(self, url: str, body: Any, caller: Caller) -> Iterator[Chunk]:
+    def stream(self, url: str, body: Any, caller: Caller) -> Generator[Chunk]:
         """Answer a request piece by piece, whether or not it says ``stream``; raises as ``handle``."""
         return self.begin(url, body, caller).chunks()
 
@@ -362,14 +279,6 @@ class _refusals:
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
             ) from error
-
-
-def _without_error(event: Event) -> Event:
-    if event.finish_reason == "error":
-        raise GymError(
-            ErrorCode.INTERNAL, "the engine could not finish this answer", "the server's log tells why"
-        )
-    return event
 
 
 def _unit(vector: list[float]) -> list[float]:
