@@ -269,9 +269,7 @@ class Engine:
             self._closing = True
             self._broken = error
             arrived, self._arrived = self._arrived, []
-        for work in arrived:
-            self._loop.put(work)
-        self._loop.end_all(error)
+        self._loop.end_all(arrived, error)
 
     def _take(self) -> bool:
         """Take over what came in, waiting for it where nothing else is to be done; False to end."""

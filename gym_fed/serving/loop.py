@@ -108,17 +108,17 @@ class EngineLoop:
             self._counters.busy_seconds += time.monotonic() - started
         return worked
 
-    def end_all(self, error: GymError | None = None) -> None:
-        """Cancel everything, or fail it; no more turns after this."""
-        for sequence in [*self._running, *self._waiting]:
-            if error is None:
-                self.cancel(sequence)
-            else:
-                self._fail(sequence, error)
+    def end_all(self, arrived: list[Sequence | Embedding], error: GymError | None) -> None:
+        """Cancel everything, or fail it, with what had not been taken over yet; no more turns after this."""
         why = error or GymError(ErrorCode.UNAVAILABLE, "the engine was closed")
-        for embedding in self._embeddings:
-            self._embeddings.remove(embedding)
-            self._settle(embedding, error=why)
+        for work in [*self._running, *self._waiting, *self._embeddings, *arrived]:
+            if isinstance(work, Embedding):
+                self._embeddings.remove(work)
+                self._settle(work, error=why)
+            elif error is None:
+                self.cancel(work)
+            else:
+                self._fail(work, error)
         self._guides.shutdown()
 
     # Admission.

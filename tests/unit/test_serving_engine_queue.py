@@ -1,0 +1,250 @@
+"""Who is let in and when, and what the end of one request means for the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gym_fed.config.serving import EngineConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_tokenizer
+from gym_fed.serving.engine import Engine
+from gym_fed.serving.fair_queue import FairQueue, Shares
+from gym_fed.serving.request import GenerationRequest, SamplingParams
+from tests.support.toy_engine import ToyModel, ToySource
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer("gym-nano")
+
+
+def ask(user: str = "", variant: str | None = None, tokens: int = 4, prompt: int = 2) -> GenerationRequest:
+    return GenerationRequest([7] * prompt, SamplingParams(max_tokens=tokens, seed=1), variant, user)
+
+
+def refused(call: Callable[[], Any]) -> GymError:
+    with pytest.raises(GymError) as caught:
+        call()
+    return caught.value
+
+
+def test_a_user_with_many_requests_delays_another_by_no_more_than_one(tokenizer: Any) -> None:
+    toy, order = ToyModel(), []
+    config = EngineConfig(max_concurrent=1, max_queued=300, max_queued_per_user=300)
+    with Engine(toy, tokenizer, config=config) as engine:
+        toy.gate.clear()
+        many = [engine.submit(ask("many")) for _ in range(200)]
+        assert toy.entered.acquire(timeout=20)
+        few = [engine.submit(ask("few")) for _ in range(3)]
+        for generation in many + few:
+            put = generation._put
+
+            def noted(event: Any, whole: Any = None, put: Any = put, user: str = generation.request.user) -> None:
+                if whole is not None:
+                    order.append(user)
+                put(event, whole)
+
+            generation._put = noted  # type: ignore[method-assign]
+        toy.gate.set()
+        few[-1].result(20)
+    assert order[:6] == ["many", "few", "many", "few", "many", "few"]
+
+
+def test_tokens_decide_whose_turn_it_is_and_absence_earns_none() -> None:
+    class Job:
+        def __init__(self, user: str) -> None:
+            self.user = user
+
+    shares = Shares()
+    queue: FairQueue[Job] = FairQueue(shares)
+    jobs = [Job("a"), Job("a"), Job("b")]
+    for job in jobs:
+        shares.arrive(job.user)
+        queue.put(job)
+    shares.charge("a", 10)
+    assert list(queue.in_turn()) == [jobs[2], jobs[0], jobs[1]]
+    shares.charge("b", 30)
+    late = Job("c")
+    shares.arrive("c")
+    queue.put(late)
+    assert shares.served("c") == 10
+    shares.running["a"] += 1  # as much served, but c has nothing running
+    assert [job.user for job in queue.in_turn()] == ["c", "a", "a", "b"]
+    assert queue.remove(late)
+    assert not queue.remove(late)
+    assert (len(queue), queue.count("a"), queue.count("c")) == (3, 2, 0)
+
+
+def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: Any) -> None:
+    toy = ToyModel()
+    config = EngineConfig(max_concurrent=1, max_queued=3, max_queued_per_user=2)
+    with Engine(toy, tokenizer, config=config) as engine:
+        toy.gate.clear()
+        asked = [engine.submit(ask("a"))]
+        assert toy.entered.acquire(timeout=20)
+        asked += [engine.submit(ask("a")) for _ in range(2)]
+        own = refused(lambda: engine.submit(ask("a")))
+        asked.append(engine.submit(ask("b")))
+        more = refused(lambda: engine.submit(ask("c")))
+        assert own.code is more.code is ErrorCode.BUSY
+        assert (own.message, more.message) == ("2 requests of this user wait already", "3 requests wait already")
+        assert f"{engine.retry_after_seconds()} seconds" in more.hint
+        toy.gate.set()
+        assert all(len(one.result(20).token_ids) == 4 for one in asked)
+        assert engine.stats().refused == 2
+        assert engine.submit(ask("c")).result(20).finish_reason == "length"
+
+
+def test_a_cancelled_answer_frees_its_place_within_a_step(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("alice")
+    with Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
+        toy.gate.clear()
+        first = engine.submit(ask(variant="alice", tokens=200))
+        assert toy.entered.acquire(timeout=20)
+        waits = engine.submit(ask(tokens=200))
+        next_one = engine.submit(ask(tokens=3, prompt=9))
+        waits.cancel()
+        first.cancel()
+        toy.gate.set()
+        assert waits.result(20).finish_reason == "cancelled"
+        found = first.result(20)
+        assert found.finish_reason == "cancelled"
+        assert len(found.token_ids) == 1
+        assert next_one.result(20).finish_reason == "length"
+        first.cancel()  # nothing to do any more
+        assert engine.stats().finished == {"stop": 0, "length": 1, "cancelled": 2, "error": 0}
+    assert toy.steps[1] == [(9, True)]  # the step after the one that was under way
+    assert not +source.pins
+
+
+def test_a_variant_on_its_way_or_broken_holds_up_no_one_else(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("cold", "broken", "warm")
+    source.cold.add("cold")
+    source.broken.add("broken")
+    with Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
+        cold = engine.submit(ask("a", "cold"))
+        broken = engine.submit(ask("a", "broken"))
+        others = [engine.submit(ask("a", "warm")), engine.submit(ask("b"))]
+        assert [one.result(20).finish_reason for one in others] == ["length", "length"]
+        assert refused(lambda: broken.result(20)).code is ErrorCode.HASH_MISMATCH
+        assert refused(lambda: list(broken)).code is ErrorCode.HASH_MISMATCH
+        assert not cold.done
+        source.cold.clear()
+        assert cold.result(20).finish_reason == "length"
+        assert refused(lambda: engine.submit(ask(variant="none"))).code is ErrorCode.NOT_FOUND
+    assert not +source.pins
+
+
+def test_the_kv_budget_is_kept_and_a_long_request_is_not_passed_for_ever(tokenizer: Any) -> None:
+    toy = ToyModel()
+    config = EngineConfig(kv_cache_size=toy.bytes_per_token * 100, max_concurrent=8)
+    with Engine(toy, tokenizer, config=config) as engine:
+        toy.gate.clear()
+        small = [engine.submit(ask("a", tokens=38)) for _ in range(2)]
+        assert toy.entered.acquire(timeout=20)
+        large = engine.submit(ask("b", tokens=88))
+        late = [engine.submit(ask("a", tokens=8)) for _ in range(3)]
+        toy.gate.set()
+        assert large.result(20).finish_reason == "length"
+        assert all(one.result(20).finish_reason == "length" for one in small + late)
+        stats = engine.stats()
+        assert (stats.kv_bytes_used, stats.kv_bytes_reserved) == (0, 0)
+        never = refused(lambda: engine.submit(ask(tokens=99)))
+        assert never.code is ErrorCode.TOO_LARGE
+        assert "1,010 bytes" in never.message
+    assert max(len(step) for step in toy.steps) <= 4  # never 88 + 2 x 38 tokens at once, though 8 may run
+
+
+def test_only_the_request_that_breaks_a_step_fails(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    toy, source = ToyModel(), ToySource("bad", "good")
+
+    def fail(pieces: Any) -> None:
+        if any(piece.variant is not None and piece.variant.name == "bad" for piece in pieces):
+            raise RuntimeError("the shapes do not fit")
+
+    toy.fail = fail
+    with Engine(toy, tokenizer, source) as engine, caplog.at_level(logging.ERROR, "gym_fed"):
+        toy.gate.clear()
+        good = engine.submit(ask(variant="good", tokens=6))
+        assert toy.entered.acquire(timeout=20)
+        bad = [engine.submit(ask(variant="bad")) for _ in range(3)]
+        toy.gate.set()
+        errors = [refused(lambda one=one: one.result(20)) for one in bad]  # type: ignore[misc]
+        assert {error.code for error in errors} == {ErrorCode.INTERNAL}
+        assert len(good.result(20).token_ids) == 6
+        assert "the shapes do not fit" in caplog.text
+        assert engine.healthy
+        for _ in range(3):
+            refused(engine.submit(ask(variant="bad")).result)
+        assert not engine.healthy
+        assert engine.submit(ask(variant="good")).result(20).finish_reason == "length"
+        assert engine.healthy
+        assert engine.stats().finished["error"] == 6
+    assert not +source.pins
+
+
+def test_what_breaks_the_loop_fails_all_and_is_told_to_those_who_come(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("alice")
+    engine = Engine(toy, tokenizer, source)
+    toy.gate.clear()
+    running = engine.submit(ask(variant="alice"))
+    assert toy.entered.acquire(timeout=20)
+
+    def broken(_work: Any) -> None:
+        raise ZeroDivisionError
+
+    engine._loop.put = broken  # type: ignore[method-assign]
+    waiting = engine.submit(ask())
+    toy.gate.set()
+    for generation in (running, waiting):
+        assert refused(lambda one=generation: one.result(20)).code is ErrorCode.INTERNAL  # type: ignore[misc]
+    assert refused(lambda: engine.submit(ask())).code is ErrorCode.INTERNAL
+    assert not engine.healthy
+    engine.close()
+    assert not +source.pins
+
+
+def test_closing_ends_everything_as_cancelled_and_takes_nothing_more(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("alice", "cold")
+    source.cold.add("cold")
+    engine = Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1))
+    asked = [engine.submit(ask(variant=name, tokens=250)) for name in ("alice", "cold", None)]
+    assert toy.entered.acquire(timeout=20)
+    assert engine.healthy
+    engine.close()
+    assert {one.result(0).finish_reason for one in asked} == {"cancelled"}
+    assert [event.finish_reason for event in asked[2]] == ["cancelled"]
+    assert refused(lambda: engine.submit(ask())).code is ErrorCode.UNAVAILABLE
+    assert not engine.healthy
+    engine.close()  # again changes nothing
+    assert not +source.pins
+
+
+def test_an_answer_that_takes_too_long_to_wait_for_goes_on(tokenizer: Any) -> None:
+    toy = ToyModel()
+    with Engine(toy, tokenizer) as engine:
+        toy.gate.clear()
+        generation = engine.submit(ask())
+        assert refused(lambda: generation.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
+        assert refused(lambda: engine.embed([1], timeout=0.01)).code is ErrorCode.DEADLINE_EXCEEDED
+        toy.gate.set()
+        assert generation.result(20).finish_reason == "length"
+
+
+def test_the_counts_add_up(tokenizer: Any) -> None:
+    source = ToySource("alice")
+    with Engine(ToyModel(), tokenizer, source) as engine:
+        for variant in ("alice", None, None):
+            engine.submit(ask(variant=variant, tokens=4, prompt=5)).result(20)
+        stats = engine.stats()
+    assert (stats.prompt_tokens, stats.generated_tokens) == (15, 12)
+    assert (stats.rows, stats.rows_with_variants, stats.steps) == (12, 4, 12)
+    assert (stats.first_token.count, stats.per_token.count) == (3, 9)
+    assert stats.first_token.sum > 0
+    assert len(stats.first_token.counts) == len(stats.first_token.bounds) + 1
+    assert stats.busy_seconds >= stats.model_seconds > 0
+    assert (stats.running, stats.queued) == (0, 0)
