@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,7 +56,11 @@ def batch(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Answer a file of requests. The same command goes on where Ctrl-C or a crash stopped it."""
-    settings = _settings(config, overrides or [], base, variants)
+    from gym_fed.cli.api import serving_config
+
+    named = {"base": base, "variants": str(variants) if variants is not None else None}
+    named_overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    settings = serving_config(config, [*(overrides or []), *named_overrides])
     _refuse_same_file(source, target, errors)
 
     from gym_fed.serving.batch import run_batch
@@ -117,27 +122,6 @@ def _tell(report: BatchReport, target: Path, errors: Path | None, as_json: bool)
         where = errors or target
         err.print(f"{report.failed} of {report.total} requests failed: see {where}", markup=False)
         raise typer.Exit(ErrorCode.DATA_INVALID.exit_code)
-
-
-def _settings(
-    config: Path | None, overrides: list[str], base: str | None, variants: Path | None
-) -> ServingConfig:
-    """serving.yaml, what ``--set`` changes of it, and the two options that have names of their own."""
-    from gym_fed.config.serving import ServingConfig
-    from gym_fed.config.yaml_file import load_config, parse_overrides, validate
-
-    if config is not None:
-        settings = load_config(config, ServingConfig, overrides)
-    else:
-        values: dict[str, Any] = {}
-        for path, value in parse_overrides(overrides):
-            place = values
-            for key in path[:-1]:
-                place = place.setdefault(str(key), {})
-            place[str(path[-1])] = value
-        settings = validate(values, ServingConfig, "--set")
-    named = {"base": base, "variants": variants}
-    return settings.model_copy(update={key: value for key, value in named.items() if value is not None})
 
 
 def _identity(settings: ServingConfig, given: BatchInput, seed: int) -> dict[str, Any]:

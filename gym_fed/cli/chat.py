@@ -30,7 +30,12 @@ def chat(
     variant: Annotated[str | None, typer.Option("--variant", help="Answer with this variant.")] = None,
     variants: Annotated[
         Path | None,
-        typer.Option("--variants", metavar="DIR", help="Folder of variants, as `gym variant` fills it."),
+        typer.Option(
+            "--variants",
+            metavar="DIR",
+            help="Folder of variants, as `gym variant` fills it.",
+            show_default="with --variant: ~/.gym-fed/variants",
+        ),
     ] = None,
     api: Annotated[
         str | None,
@@ -98,6 +103,11 @@ def chat(
         _refuse_beside("a model of this machine (no --api)", {"--api-key-env": api_key_env})
         if model is None:
             raise GymError(ErrorCode.USAGE, "which MODEL?", "gym-nano, a model folder, a run, or --api URL")
+        if variant is not None and variants is None:
+            from gym_fed.cli.variant_options import store_folder
+
+            named = os.environ.get("GYM_VARIANTS")
+            variants = store_folder(Path(named) if named else None)
         writer = _local(model, variants, device or "auto")
 
     from gym_fed.cli.chat_input import line_editing

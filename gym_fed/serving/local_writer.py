@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.access import LOCAL, Caller
+
+if TYPE_CHECKING:
+    from gym_fed.serving.setup import Serving
 
 _UNSERVABLE = re.compile(r"[^A-Za-z0-9._/-]")
 
@@ -110,9 +113,16 @@ def open_engine(model: str, *, variants: Path | None = None, device: str = "auto
         base=serving.served_name,
         tokenizer=serving.tokenizer,
         context=serving.engine.limits.context,
-        variants=lambda: [record.name for record in serving.store.list()] if serving.store else [],
+        variants=lambda: _names(serving),
         on_close=serving.close,
     )
+
+
+def _names(serving: Serving) -> list[str]:
+    """Of the store's variants, those of this base."""
+    if serving.store is None:
+        return []
+    return [record.name for record in serving.store.list() if record.base_digest == serving.base.digest]
 
 
 def open_plain(model: str, *, device: str = "auto") -> LocalWriter:
