@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from tests.support.hub import HubProcess, start_client
+from tests.support.warm import WarmProcess
 
 ROUNDS, POOL = 2, 1000
 CONFIG: dict[str, Any] = {
@@ -26,11 +26,9 @@ class Federation:
         self.folder = folder
         self.base = base
         self.hub = HubProcess(folder / "hub", {**CONFIG, **changes}, str(base))
-        self.clients: dict[str, subprocess.Popen[str]] = {}
+        self.clients: dict[str, WarmProcess] = {}
 
-    def join(
-        self, name: str, failpoints: str = "", rows: list[dict[str, Any]] | None = None
-    ) -> subprocess.Popen[str]:
+    def join(self, name: str, failpoints: str = "", rows: list[dict[str, Any]] | None = None) -> WarmProcess:
         """Start, or start again, the contributor ``name`` on its own home, with rows of its own name if not given."""
         data = self.folder / f"{name}.jsonl"
         if rows is None:

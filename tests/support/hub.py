@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from tests.support.warm import WarmProcess, run
+
 BIN = Path(sys.executable).parent
 START_SECONDS = 60
 
@@ -25,13 +27,9 @@ class HubProcess:
         self, folder: Path, config: dict[str, Any] | None = None, base_model: str = "gym-nano"
     ) -> None:
         self.folder = folder
-        subprocess.run(
-            [BIN / "gym-server", "init", "--dir", folder, "--enrolment", "open", "--base-model", base_model],
-            check=True,
-            capture_output=True,
-        )
+        gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base-model", base_model)
         self.configure({"listen": "127.0.0.1:0", **(config or {})})
-        self.process: subprocess.Popen[str] | None = None
+        self.process: WarmProcess | None = None
         self.port = 0
         self.fingerprint = ""
 
@@ -43,11 +41,10 @@ class HubProcess:
     def start(self, *arguments: str, failpoints: str = "") -> HubProcess:
         """Start and wait until it listens; the port stays the same over restarts."""
         with open(self.folder / "stderr.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [BIN / "gym-server", "run", "--dir", self.folder, "--json", *arguments],
+            self.process = WarmProcess(
+                ["gym-server", "run", "--dir", self.folder, "--json", *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
                 env={**os.environ, "GYM_FAILPOINTS": failpoints},
             )
         assert self.process.stdout is not None
@@ -117,18 +114,16 @@ class HubProcess:
 
 def gym_server(*arguments: str) -> Any:
     """Run a gym-server command with --json."""
-    done = subprocess.run(
-        [BIN / "gym-server", *arguments, "--json"], capture_output=True, text=True, check=False
-    )
+    done = run(["gym-server", *arguments, "--json"])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def start_client(home: Path, hub: HubProcess, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
+def start_client(home: Path, hub: HubProcess, *arguments: str, failpoints: str = "") -> WarmProcess:
     """`gym-client join` as a process; its output goes to ``home/client.log``."""
     home.mkdir(parents=True, exist_ok=True)
     command: Sequence[str] = [
-        str(BIN / "gym-client"),
+        "gym-client",
         "join",
         "--server",
         hub.address,
@@ -139,9 +134,9 @@ def start_client(home: Path, hub: HubProcess, *arguments: str, failpoints: str =
         "--yes",
         *arguments,
     ]
-    log = open(home / "client.log", "ab")  # noqa: SIM115 (the process owns it)
     environment = {**os.environ, "GYM_FAILPOINTS": failpoints, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
+    with open(home / "client.log", "ab") as log:
+        return WarmProcess(command, stdout=log, stderr=log, env=environment)
 
 
 def _merged(old: Any, new: Any) -> Any:

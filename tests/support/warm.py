@@ -1,0 +1,261 @@
+"""Processes of our commands that begin with the libraries in memory: forks of one that imported them once.
+
+A contributor's process spends some seconds of a core on importing torch and transformers, more than on most of what a
+test asks of it. Such a process is a real one, with an id, memory, files and a death of its own; it imports the modules
+of this project itself and gets its own arguments, folder, environment and streams. Whether the commands start from
+nothing is for the demo, the pages of the documentation and the check of the package to hold: those begin cold.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+COMMANDS = {"gym": "gym_fed.cli.main", "gym-client": "gym_client.cli", "gym-server": "gym_server.cli"}
+"""The modules whose ``main`` the installed commands call."""
+LIBRARIES = (
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.auto.modeling_auto",
+    "transformers.trainer",
+    "torch._dynamo",
+    "trl.trainer.sft_trainer",
+    "flwr.serverapp",
+    "flwr.clientapp",
+    "grpc.aio",
+    "sqlalchemy.dialects.sqlite",
+    "pydantic",
+    "rich.table",
+    "typer",
+    "yaml",
+)
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_HELLO = b"\n"
+
+
+class WarmProcess:
+    """What the tests need of ``subprocess.Popen``, for a command of ``COMMANDS``."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str | Path],
+        *,
+        stdout: int | IO[Any] = subprocess.DEVNULL,
+        stderr: int | IO[Any] = subprocess.DEVNULL,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.args = arguments
+        self.returncode: int | None = None
+        self.stdout: IO[str] | None = None
+        self._told = b""
+        words = [Path(arguments[0]).name, *map(str, arguments[1:])]
+        order = {"argv": words, "cwd": str(cwd or Path.cwd()), "env": dict(env or os.environ)}
+        with contextlib.ExitStack() as stack:
+            null = stack.enter_context(open(os.devnull, "r+b")).fileno()
+            out = null if stdout == subprocess.DEVNULL else stdout
+            if stdout == subprocess.PIPE:
+                reading, out = os.pipe()
+                stack.callback(os.close, out)
+                self.stdout = os.fdopen(reading, encoding="utf-8")
+            error = null if stderr == subprocess.DEVNULL else stderr
+            streams = [null, *(f if isinstance(f, int) else f.fileno() for f in (out, error))]
+            self._keeper = _library_process().connect()
+            socket.send_fds(self._keeper, [_HELLO], streams)
+            self._keeper.sendall(json.dumps(order).encode() + _HELLO)
+        while not self._told.endswith(_HELLO):
+            self._told += self._keeper.recv(1) or _gone()
+        self.pid = int(self._told)
+        self._told = b""
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        return self._wait(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = self._wait(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(list(map(str, self.args)), timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def _wait(self, timeout: float | None) -> int | None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not select.select([self._keeper], [], [], left)[0]:
+                return None
+            self._told += self._keeper.recv(64) or _gone()
+            if self._told.endswith(_HELLO):
+                self.returncode = int(self._told)
+                self._keeper.close()
+        return self.returncode
+
+
+def run(
+    arguments: Sequence[str | Path],
+    *,
+    timeout: float = 240,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Like ``subprocess.run`` with its output captured and nothing on its standard input."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+        process = WarmProcess(arguments, stdout=out, stderr=error, cwd=cwd, env=env)
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
+        texts = []
+        for file in (out, error):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(list(map(str, arguments)), status, *texts)
+
+
+class _LibraryProcess:
+    """The one process that imports the libraries, for this process and as long as it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="gym-warm-")
+        self._address = str(Path(self._folder.name) / "socket")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.warm", self._address],
+            cwd=_REPOSITORY,
+            env={
+                **os.environ,
+                "JE_ARROW_MALLOC_CONF": "background_thread:false",
+            },  # one thread is all that forks
+            stdin=subprocess.PIPE,  # closes when this process is gone, whatever ended it
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise RuntimeError(
+                "the process of the libraries did not start: python -m tests.support.warm /tmp/s"
+            )
+        atexit.register(self.close)
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._address)
+        return connection
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+_started: dict[int, _LibraryProcess] = {}
+
+
+def _library_process() -> _LibraryProcess:
+    if os.getpid() not in _started:
+        _started[os.getpid()] = _LibraryProcess()
+    return _started[os.getpid()]
+
+
+def _gone() -> bytes:
+    raise RuntimeError("the process of the libraries is gone")
+
+
+# ---- in the process of the libraries ----
+
+
+def _serve(address: str) -> dict[str, Any]:
+    """Fork for every order; returns in a fork, with what it was asked for."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    gc.freeze()  # a fork's collections leave the pages of the libraries alone
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(16)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are nobody's to wait for
+    print("ready", flush=True)
+    while True:
+        ready = select.select([listener, sys.stdin], [], [])[0]
+        if listener not in ready:
+            os._exit(0)
+        connection = listener.accept()[0]
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _keep(connection)
+        connection.close()
+
+
+def _keep(connection: socket.socket) -> dict[str, Any]:
+    """Fork the process itself, and stay to tell how it ended; it dies with whoever asked for it."""
+    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    text = b""
+    while not text.endswith(_HELLO):
+        text += connection.recv(65536) or os._exit(0)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        order: dict[str, Any] = json.loads(text)
+        return order
+    for stream in streams:
+        os.close(stream)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    connection.sendall(b"%d\n" % child)
+    ended = os.pidfd_open(child)
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(OSError):
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def _become(order: dict[str, Any]) -> None:
+    """Go on as the command would from here."""
+    import numpy as np
+    import torch
+
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    np.random.seed()  # or all forks would draw the same
+    sys.argv = order["argv"]
+    main = sys.modules["__main__"]
+    main.__package__, main.__spec__ = None, None  # else the usage would call itself python -m tests.support
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (the process owns its streams)
+    sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.exit(importlib.import_module(COMMANDS[sys.argv[0]]).main())
+
+
+if __name__ == "__main__":
+    _become(_serve(sys.argv[1]))
