@@ -49,7 +49,7 @@ class Transfers:
 
         Raises:
             GymError: ``TOO_LARGE`` above the cap, for too many open uploads or a full disk; ``USAGE`` for a bad name
-                or another size than declared before.
+                or another size than declared before; ``HASH_MISMATCH`` for an upload that was cut short at its end.
         """
         if self._may_know(contributor, sha256):  # nothing is granted: knowing a hash is not a right to read
             return pb.UploadState(offset=size_bytes, complete=True)
@@ -63,8 +63,8 @@ class Transfers:
         if shutil.disk_usage(self._store.staging).free < size_bytes + _MIN_FREE_BYTES:
             raise GymError(ErrorCode.TOO_LARGE, "the hub's disk is full", "tell the coordinator")
         with self._database.transaction() as tx:
-            key = (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
-            declared = tx.scalar(select(uploads.c.size_bytes).where(key))
+            of = (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
+            declared = tx.scalar(select(uploads.c.size_bytes).where(of))
             if declared is None:
                 mine = select(func.count()).select_from(uploads).where(uploads.c.contributor == contributor)
                 if int(tx.scalar(mine) or 0) >= MAX_OPEN_UPLOADS:
@@ -81,7 +81,15 @@ class Transfers:
                 )
         part = self._store.part_path(contributor, sha256)
         part.touch(mode=0o600)
-        return pb.UploadState(offset=min(part.stat().st_size, size_bytes), complete=False)
+        offset = min(part.stat().st_size, size_bytes)
+        if offset == size_bytes and (key := (contributor, sha256)) not in self._busy:
+            self._busy.add(key)  # a kill came between the last byte and what follows it
+            try:
+                self._finish(contributor, sha256, part)
+            finally:
+                self._busy.discard(key)
+            return pb.UploadState(offset=offset, complete=True)
+        return pb.UploadState(offset=offset, complete=False)
 
     async def receive(
         self, contributor: str, chunks: AsyncIterator[pb.UploadChunk], check: Callable[[], None]

@@ -70,7 +70,7 @@ class Variants:
         self._ledger = ledger
         self._is_enabled = config.variants.enabled
         self._clock = clock
-        self._checks = VariantChecks(store, base, config, clock)
+        self.checks = VariantChecks(store, base, config, clock)
 
     # ---- changes ----
 
@@ -105,16 +105,17 @@ class Variants:
                 "a variant is put by its owner alone",
             )
         with self._database.reading() as tx:
-            self._checks.check(tx, signed, names)
+            self.checks.check(tx, signed, names)
             if not may_read(tx, caller, signed.manifest.delta_sha256):
                 return None
-        self._checks.check_file(signed.manifest)
+        self.checks.check_file(signed.manifest)
         with self._database.transaction() as tx:
-            if self._checks.check(tx, signed, names):
+            if self.checks.check(tx, signed, names):
                 self._write(tx, signed)
             if names is not None:
                 self._share(tx, signed.manifest, names)
             receipt = self._receipt(tx, caller, signed.manifest.variant)
+            failpoint("before-put-variant")
         failpoint("after-put-variant")
         return receipt
 
@@ -237,7 +238,7 @@ class Variants:
         return HeldVariant(
             SignedVariant.parse(row.document),
             row.document,
-            self._checks.base_of(tx, row.base_digest),
+            self.checks.base_of(tx, row.base_digest),
             str(tx.scalar(status)),
             row.ledger_sequence,
             row.put_at,

@@ -147,6 +147,19 @@ def test_a_push_that_broke_off_is_repeated_with_one_entry_in_the_ledger(
     assert hub.fed.ledger.newest_head() == before
 
 
+def test_an_upload_whose_end_a_kill_cut_off_needs_no_byte_more(
+    hub: LoopbackHub, ann: HubClient, tmp_path: Path
+) -> None:
+    delta = some_delta(tmp_path, seed=72)
+    signed = sign_variant(ann, manifest_of(delta))
+    sha256, size = signed.manifest.delta_sha256, signed.manifest.size_bytes
+    ann.call("BeginUpload", pb.BeginUploadRequest(sha256=sha256, size_bytes=size))
+    hub.fed.store.part_path(ann.pin.contributor, sha256).write_bytes(delta.read_bytes())
+    begun: list[int] = []
+    push_variant(ann, delta, signed, progress=lambda what, done, total: begun.append(done))
+    assert begun == [size]
+
+
 def test_a_newer_revision_takes_the_place_and_no_older_one_comes_back(
     ann: HubClient, delta: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from gym_client.address import Address
+from gym_client.home import Home
+from gym_client.join import enter
+from gym_client.transport import HubClient
+from gym_client.trust import establish
+from gym_client.variants import pull_variant, push_variant, sign_variant
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
@@ -18,6 +24,7 @@ from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, chunks, random_delta, spec_of
 from tests.support.hub import HubProcess
+from tests.support.loopback_hub import manifest_of
 
 MIB = 1 << 20
 
@@ -224,6 +231,31 @@ def test_anothers_upload_cannot_be_read(hub: HubProcess, contributor: RawContrib
     refused(ErrorCode.NOT_FOUND, reader.download, name)
     assert contributor.download(name) == delta
     reader.close()
+
+
+def test_a_variant_comes_back_as_it_was_and_to_nobody_else(
+    hub: HubProcess, contributor: RawContributor, delta: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "delta").write_bytes(delta)
+    with joined(hub, tmp_path / "ann") as ann, joined(hub, tmp_path / "bob") as bob:
+        manifest = manifest_of(tmp_path / "delta", base_digest=contributor.status.base_digest)
+        signed = sign_variant(ann, manifest)
+        push_variant(ann, tmp_path / "delta", signed)
+        found = pull_variant(ann, "", "mine", tmp_path / "in")
+        assert (found.path.read_bytes(), found.signed) == (delta, signed)
+        owner = ann.pin.contributor
+        hidden = refused(ErrorCode.NOT_FOUND, pull_variant, bob, owner, "mine", tmp_path / "in")
+        absent = refused(ErrorCode.NOT_FOUND, pull_variant, bob, owner, "none", tmp_path / "in")
+        assert hidden.message.replace("mine", "none") == absent.message
+        refused(ErrorCode.NOT_FOUND, contributor.download, manifest.delta_sha256)
+
+
+def joined(hub: HubProcess, folder: Path) -> HubClient:
+    """A client with a home and an account."""
+    home, address = Home.open(folder), Address.parse(hub.address)
+    client = HubClient(home, address, establish(home, address, hub.fingerprint, lambda _: False))
+    enter(client, folder.name, "")
+    return client
 
 
 def test_every_verdict_is_in_a_ledger_that_verifies(

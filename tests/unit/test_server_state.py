@@ -16,6 +16,7 @@ from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
 from gym_server.ledger import GENESIS_HASH, Ledger
 from gym_server.merging import merge_round
+from gym_server.publish import write_version
 from gym_server.replay import replay
 from gym_server.rounds import MERGING, Round
 from gym_server.setup import init_hub
@@ -24,10 +25,11 @@ from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, round
 from sqlalchemy import update
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import encode_delta, model_tensors
+from gym_fed.delta import BaseSpec, encode_delta, model_tensors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.models import load_model
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
@@ -120,6 +122,21 @@ def test_the_ledger_names_the_state_that_every_version_leaves(hub: Federation, m
             "optimizer": file_sha256(hub.folder / "residuals" / f"round-{number}.optimizer.safetensors"),
         }
         assert replay(hub, number)["updates"] == 1
+
+
+def test_a_version_that_is_written_as_a_folder_is_known_by_its_tensors_too(
+    hub: Federation, model: GlobalModel, tmp_path: Path
+) -> None:
+    merge_next(hub, model)
+    told, again = write_version(hub, tmp_path / "one"), write_version(hub, tmp_path / "two")
+    assert again["base_digest"] == told["base_digest"] != told["digest"]
+    assert BaseSpec.of(load_model(str(tmp_path / "one")).model, "one").digest == told["base_digest"]
+    with hub.database.reading() as tx:
+        digests = hub.base.digest, told["digest"], told["base_digest"]
+        known = [hub.variants.checks.base_of(tx, digest) for digest in digests]
+        assert known == ["base", "version 1", "version 1"]
+        with pytest.raises(GymError, match=f"end with 1, {told['digest']}"):
+            hub.variants.checks.base_of(tx, "sha256:" + "0" * 64, refuse=True)
 
 
 @pytest.mark.parametrize("kind", ["residual", "optimizer"])
