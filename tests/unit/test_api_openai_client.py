@@ -1,0 +1,206 @@
+"""The real openai client against the real engine on gym-nano, over HTTP on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+
+from gym_fed.config.serving import ServingConfig
+from gym_fed.serving.api.app import create_app
+from gym_fed.serving.api.gate import Gate
+from gym_fed.serving.api.gateway import Gateway
+from gym_fed.serving.api.keys import KeyFile
+from gym_fed.serving.setup import Serving, open_serving
+from tests.support.nano_store import nano_store
+
+ASK: list[Any] = [{"role": "user", "content": "Reverse: abc"}]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("store")
+    nano_store(folder, ["ann", "bob"])
+    config = ServingConfig(variants=folder, usage_log=folder / "usage.jsonl", device="cpu")
+    with open_serving(config) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The address, and keys of ann, bob and everyone."""
+    keys = KeyFile(tmp_path_factory.mktemp("keys") / "keys.json")
+    texts = {name: keys.add(name, variants=(name,)) for name in ("ann", "bob")}
+    texts["all"] = keys.add("all", everything=True)
+    gateway = Gateway(Gate(keys), request_timeout_seconds=60)
+    gateway.serving = serving
+    config = uvicorn.Config(create_app(gateway), port=0, lifespan="off", log_config=None, log_level="error")
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    yield SimpleNamespace(url=f"http://127.0.0.1:{port}/v1", keys=texts, gateway=gateway, file=keys)
+    running.should_exit = True
+    thread.join()
+
+
+def client_of(server: Any, who: str = "all") -> openai.OpenAI:
+    key = server.keys.get(who, who)
+    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=60)
+
+
+def text_of(client: openai.OpenAI, model: str, **more: Any) -> str:
+    chunks = client.chat.completions.create(
+        model=model, messages=ASK, max_tokens=40, temperature=0, stream=True, **more
+    )
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_models_are_listed_for_those_who_may_use_them(server: Any) -> None:
+    wanted = {
+        "all": ["gym-nano", "gym-nano:ann", "gym-nano:bob"],
+        "ann": ["gym-nano", "gym-nano:ann"],
+        "bob": ["gym-nano", "gym-nano:bob"],
+    }
+    for who, names in wanted.items():
+        client = client_of(server, who)
+        assert [model.id for model in client.models.list()] == names
+        assert client.models.retrieve(names[-1]).id == names[-1]
+
+
+def test_another_s_variant_is_the_404_of_an_unknown_name(server: Any) -> None:
+    client, told = client_of(server, "ann"), []
+    for name in ("gym-nano:bob", "gym-nano:nobody"):
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.chat.completions.create(model=name, messages=ASK)
+        told.append(caught.value.response.text.replace(name, "NAME"))
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.models.retrieve(name)
+        told.append(caught.value.response.text.replace(name, "NAME"))
+    assert len(set(told)) == 1
+
+
+def test_a_key_that_is_taken_away_is_401_from_then_on(server: Any) -> None:
+    client = client_of(server, server.file.add("brief"))
+    assert client.models.list().data
+    server.file.remove("brief")
+    with pytest.raises(openai.AuthenticationError, match="unknown here"):
+        client.models.list()
+
+
+def test_chat_of_the_base_whole_and_streamed(server: Any) -> None:
+    client = client_of(server)
+    whole = client.chat.completions.create(model="gym-nano", messages=ASK, temperature=0, logprobs=True)
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.choices[0].message.content == text_of(client, "gym-nano")
+    content = whole.choices[0].logprobs
+    assert content is not None
+    assert len(content.content or []) == whole.usage.completion_tokens  # type: ignore[union-attr]
+    *_, last = client.chat.completions.create(
+        model="gym-nano", messages=ASK, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    assert last.usage == whole.usage
+
+
+def test_users_of_different_variants_at_once_get_their_solo_answers(server: Any) -> None:
+    models = ["gym-nano:ann", "gym-nano:bob", "gym-nano"]
+    solo = {model: text_of(client_of(server), model) for model in models}
+    assert len(set(solo.values())) == 3
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda model: text_of(client_of(server), model), models * 4))
+    assert found == [solo[model] for model in models * 4]
+
+
+def test_a_seed_repeats_an_answer_and_n_gives_several(server: Any) -> None:
+    client = client_of(server, "ann")
+    ask: dict[str, Any] = {"model": "gym-nano:ann", "prompt": "abc", "seed": 5, "n": 3, "max_tokens": 8}
+    first, second = (client.completions.create(**ask, temperature=1.5) for _ in range(2))
+    texts = [choice.text for choice in first.choices]
+    assert texts == [choice.text for choice in second.choices]
+    assert len(set(texts)) > 1
+
+
+def test_an_answer_is_held_to_a_schema(server: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"yes": {"type": "boolean"}},
+        "required": ["yes"],
+        "additionalProperties": False,
+    }
+    answer = client_of(server).chat.completions.create(
+        model="gym-nano",
+        messages=ASK,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+    )
+    assert set(json.loads(answer.choices[0].message.content or "")) == {"yes"}
+    bad: Any = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "nothing"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client_of(server).chat.completions.create(model="gym-nano", messages=ASK, response_format=bad)
+    assert caught.value.code == "invalid_json_schema"
+
+
+def test_embeddings_come_in_the_client_s_own_encoding(server: Any) -> None:
+    client = client_of(server)
+    found = client.embeddings.create(model="gym-nano:ann", input=["abc", "xyz"])
+    plain = client.embeddings.create(model="gym-nano:ann", input="abc", encoding_format="float")
+    assert found.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-5)
+    assert sum(value**2 for value in plain.data[0].embedding) == pytest.approx(1)
+    other = client.embeddings.create(model="gym-nano", input="abc")
+    assert other.data[0].embedding != pytest.approx(plain.data[0].embedding, abs=1e-3)
+
+
+def test_a_prompt_beyond_the_context_is_refused_by_that_name(server: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client_of(server).completions.create(model="gym-nano", prompt="x" * 400)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_a_client_that_goes_away_frees_its_place(server: Any, serving: Serving) -> None:
+    before = serving.engine.stats()
+    client = client_of(server)
+    extra = {"ignore_eos": True}
+    stream = client.completions.create(
+        model="gym-nano", prompt="a", max_tokens=250, stream=True, extra_body=extra
+    )
+    next(iter(stream))
+    stream.close()
+    client.close()
+    until = time.monotonic() + 30
+    while serving.engine.stats().finished["cancelled"] == before.finished["cancelled"]:
+        assert time.monotonic() < until, "the generation went on"
+        time.sleep(0.01)
+    while server.gateway.active:
+        assert time.monotonic() < until, "the request is still counted"
+        time.sleep(0.01)
+    assert serving.engine.stats().running == 0
+
+
+async def test_an_async_client_is_served_too(server: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url, api_key=server.keys["bob"], max_retries=0) as client:
+        answers = await asyncio.gather(
+            *(
+                client.completions.create(model="gym-nano:bob", prompt="abc", temperature=0, max_tokens=4)
+                for _ in range(4)
+            )
+        )
+    assert len({answer.choices[0].text for answer in answers}) == 1
+
+
+def test_use_is_logged_under_the_base_s_digest(server: Any, serving: Serving) -> None:
+    from gym_server.ledger.royalties import read_usage
+
+    assert serving.config.usage_log is not None
+    used, _ = read_usage(serving.config.usage_log)
+    assert set(used) == {serving.base.digest}
