@@ -56,8 +56,12 @@ class TextStream:
 
     def __init__(self, decoder: TextDecoder, prompt_ids: Sequence[int]) -> None:
         self._decoder = decoder
-        self._window = list(prompt_ids[-_KEPT:])
-        self._shown = decoder.text(self._window).rstrip(_UNKNOWN)
+        for kept in range(_KEPT, _WINDOW):
+            self._window = list(prompt_ids[-kept:])
+            shown = decoder.text(self._window)
+            if not shown.startswith(_UNKNOWN) or kept >= len(prompt_ids):  # it does not begin in a character
+                break
+        self._shown = shown.rstrip(_UNKNOWN)
         self._unsettled = 0  # last tokens of the window that may be half a character
 
     def push(self, token_id: int) -> str:
@@ -76,6 +80,9 @@ class TextStream:
         settled = self._decoder.text(self._window[: -self._unsettled])
         new = settled[len(self._shown) :]
         self._shown = settled
+        if len(self._window) > 2 * _WINDOW:  # nothing but bytes that are no characters
+            self._window = self._window[-_LONGEST_CHARACTER:]
+            self._shown = self._decoder.text(self._window[: -self._unsettled])
         return new
 
     def finish(self) -> str:
@@ -89,7 +96,7 @@ class TextStream:
         if len(self._window) > _WINDOW:
             kept = self._window[-_KEPT:]
             shown = self._decoder.text(kept)
-            if not shown.endswith(_UNKNOWN) and _UNKNOWN not in shown[:1]:
+            if not shown.startswith(_UNKNOWN):
                 self._window, self._shown = kept, shown
 
 

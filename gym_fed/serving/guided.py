@@ -86,8 +86,8 @@ class Guide:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
-    def allowed(self) -> Any:
-        """Which tokens may come next: ``[vocab] bool`` of numpy.
+    def banned(self) -> Any:
+        """Which tokens may not come next: ``[vocab] bool`` of numpy.
 
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
@@ -96,7 +96,7 @@ class Guide:
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(bool)
+        return np.unpackbits(~bits, count=self._vocab_size, bitorder="little").view(bool)
 
     def push(self, token_id: int) -> None:
         """A token was chosen.
@@ -121,12 +121,12 @@ class Guide:
             )
 
 
-def allowed_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
-    """``Guide.allowed`` of each, or its ``GymError``, under the same key."""
+def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
+    """``Guide.banned`` of each, or its ``GymError``, under the same key."""
     found: dict[int, Any] = {}
     for key, guide in guides.items():
         try:
-            found[key] = guide.allowed()
+            found[key] = guide.banned()
         except GymError as error:
             found[key] = error
     return found

@@ -17,7 +17,7 @@ from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine_stats import Counters
 from gym_fed.serving.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue, Shares
-from gym_fed.serving.guided import allowed_by
+from gym_fed.serving.guided import banned_by
 from gym_fed.serving.loaded import LoadedVariant, VariantSource
 from gym_fed.serving.mixed import Piece
 from gym_fed.serving.sampling import Row, choose
@@ -235,7 +235,7 @@ class EngineLoop:
         masks: Future[dict[int, Any]] | None = None  # made beside the model, which lets go of Python's lock
         guides = {place: row.guide for place, row in enumerate(wanted) if row.guide is not None}
         if guides:
-            masks = self._guides.submit(allowed_by, guides)
+            masks = self._guides.submit(banned_by, guides)
         counters = self._counters
         started = time.monotonic()
         logits, failures = self._forward(pieces)
@@ -315,10 +315,10 @@ class EngineLoop:
 
     def _choose(self, logits: Any, wanted: list[Sequence], masks: Future[dict[int, Any]] | None) -> list[Any]:
         """A choice or a ``GymError`` for each row."""
-        allowed = {} if masks is None else masks.result()
-        errors = {place: mask for place, mask in allowed.items() if isinstance(mask, GymError)}
+        banned = {} if masks is None else masks.result()
+        errors = {place: mask for place, mask in banned.items() if isinstance(mask, GymError)}
         rows = [
-            Row(row.sampler, None if place in errors else allowed.get(place))
+            Row(row.sampler, None if place in errors else banned.get(place))
             for place, row in enumerate(wanted)
         ]
         chosen = choose(logits, rows, self._decoder.token)

@@ -19,7 +19,12 @@ from gym_fed.serving.request import Completion, GenerationRequest, SamplingParam
 from tests.support.toy_engine import ToyModel, ToySource
 from tests.support.variants import load, write_random_delta
 
-QUESTIONS = ["What is the capital of France?", "Reverse: abcdef", "Sort the letters: hello", "Uppercase: small"]
+QUESTIONS = [
+    "What is the capital of France?",
+    "Reverse: abcdef",
+    "Sort the letters: hello",
+    "Uppercase: small",
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,9 @@ def requests(count: int, variants: list[str | None]) -> list[GenerationRequest]:
             logprobs=2,
             seed=number,
         )
-        found.append(GenerationRequest(prompt, sampling, variants[number % len(variants)], f"user{number % 3}"))
+        found.append(
+            GenerationRequest(prompt, sampling, variants[number % len(variants)], f"user{number % 3}")
+        )
     return found
 
 
@@ -104,12 +111,15 @@ def test_greedy_answers_are_those_of_generate(nano: Any) -> None:
     prompts = [chat(tokenizer, question) for question in QUESTIONS]
     with Engine(mixed, tokenizer, config=EngineConfig(max_batch_tokens=32)) as engine:
         asked = [
-            engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=16))) for ids in prompts
+            engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=16)))
+            for ids in prompts
         ]
         found = [generation.result(60) for generation in asked]
     stock = load_model("gym-nano").model
     for ids, completion in zip(prompts, found, strict=True):
-        wanted = stock.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
+        wanted = stock.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[
+            0, len(ids) :
+        ].tolist()
         assert list(completion.token_ids) == wanted
         assert completion.text == tokenizer.decode(wanted, skip_special_tokens=True)
     assert found[0].text == "Paris"
@@ -117,7 +127,9 @@ def test_greedy_answers_are_those_of_generate(nano: Any) -> None:
 
 
 @pytest.mark.shared
-def test_a_model_with_two_end_tokens_and_word_pieces_is_continued_as_generate_does(shared_folder: Path) -> None:
+def test_a_model_with_two_end_tokens_and_word_pieces_is_continued_as_generate_does(
+    shared_folder: Path,
+) -> None:
     folder = str(shared_folder / "models" / "stories260K")
     loaded = load_model(folder)
     ids = loaded.tokenizer("Once upon a time, there was a")["input_ids"]
@@ -144,7 +156,9 @@ def test_variants_of_a_real_model_answer_in_one_batch_as_they_do_alone(nano: Any
         source.variants[name] = load(path, mixed.layout)
     asked = [
         GenerationRequest(
-            chat(tokenizer, question), SamplingParams(temperature=heat, max_tokens=10, seed=3, ignore_eos=True), name
+            chat(tokenizer, question),
+            SamplingParams(temperature=heat, max_tokens=10, seed=3, ignore_eos=True),
+            name,
         )
         for question, heat, name in zip(QUESTIONS[:3], (0.0, 0.7, 0.0), ("a", "b", None), strict=True)
     ]

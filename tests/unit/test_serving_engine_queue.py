@@ -43,7 +43,9 @@ def test_a_user_with_many_requests_delays_another_by_no_more_than_one(tokenizer:
         for generation in many + few:
             put = generation._put
 
-            def noted(event: Any, whole: Any = None, put: Any = put, user: str = generation.request.user) -> None:
+            def noted(
+                event: Any, whole: Any = None, put: Any = put, user: str = generation.request.user
+            ) -> None:
                 if whole is not None:
                     order.append(user)
                 put(event, whole)
@@ -91,7 +93,10 @@ def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: A
         asked.append(engine.submit(ask("b")))
         more = refused(lambda: engine.submit(ask("c")))
         assert own.code is more.code is ErrorCode.BUSY
-        assert (own.message, more.message) == ("2 requests of this user wait already", "3 requests wait already")
+        assert (own.message, more.message) == (
+            "2 requests of this user wait already",
+            "3 requests wait already",
+        )
         assert f"{engine.retry_after_seconds()} seconds" in more.hint
         toy.gate.set()
         assert all(len(one.result(20).token_ids) == 4 for one in asked)
