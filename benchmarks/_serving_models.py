@@ -1,0 +1,131 @@
+"""What `serving.py` serves: a model with 7B-like layers or SmolLM2, its one-bit variants, and LoRA adapters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from gym_quant.packing import packed_width
+from torch import Tensor
+
+from gym_fed.delta import BaseSpec, DeltaEntry, lora_delta, lora_factors, write_delta
+from gym_fed.models import load_model, load_tokenizer, nano_path
+
+RANK = 16
+LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the synthetic model: a Llama with random weights."""
+
+    hidden: int
+    mlp: int
+    heads: int
+    layers: int
+    vocabulary: int
+
+
+SEVEN_B_LAYERS = Sizes(4096, 11_008, 32, 2, 32_000)
+QUICK_LAYERS = Sizes(1024, 2752, 8, 2, 8000)
+
+
+@dataclass
+class Base:
+    """A model in bfloat16 with a tokenizer, saved in ``folder``."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    folder: Path
+    spec: BaseSpec
+
+    @property
+    def bf16_bytes(self) -> int:
+        return 2 * self.spec.num_parameters
+
+
+def synthetic(sizes: Sizes, folder: Path) -> Base:
+    """Random weights, no two runs different; gym-nano's tokenizer, which the numbers do not depend on."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.mlp,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        dtype=torch.bfloat16,
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    # An end token that is hardly ever the likeliest one: answers are as long as they are asked to be.
+    model.generation_config = GenerationConfig(
+        eos_token_id=sizes.vocabulary - 1, pad_token_id=0, do_sample=False
+    )
+    model.config.eos_token_id = sizes.vocabulary - 1
+    model.save_pretrained(folder)
+    tokenizer = load_tokenizer(str(nano_path()))
+    tokenizer.save_pretrained(folder)
+    return Base(
+        f"{sizes.layers} layers of 7B size", model, tokenizer, folder, BaseSpec.of(model, folder.name)
+    )
+
+
+def saved(name: str, folder: Path) -> Base:
+    """A model folder, such as SmolLM2's, in bfloat16."""
+    loaded = load_model(str(folder), dtype="bfloat16")
+    return Base(name, loaded.model, loaded.tokenizer, folder, BaseSpec.of(loaded.model, folder.name))
+
+
+def one_bit(base: Base, folder: Path, number: int) -> Path:
+    """A full one-bit variant: random signs and one small scale a row for every matrix, embeddings and head too."""
+    generator = torch.Generator().manual_seed(1000 + number)
+    file = folder / f"v{number}.gymdelta"
+    if not file.exists():
+        write_delta(file, _sign_entries(base, generator), base.spec)
+    return file
+
+
+def _sign_entries(base: Base, generator: torch.Generator) -> Iterator[DeltaEntry]:
+    for name, shape in sorted(base.spec.shapes.items()):
+        if len(shape) == 2:
+            rows, cols = shape
+            params = {"group_size": cols, "scale_dtype": "bfloat16"}
+            yield DeltaEntry(
+                name, shape, "bitdelta", params, lambda r=rows, c=cols: _random_signs(r, c, generator)
+            )
+
+
+def _random_signs(rows: int, cols: int, generator: torch.Generator) -> dict[str, Tensor]:
+    if cols % 8:
+        raise ValueError(f"{cols} columns are no whole bytes")
+    bits = torch.randint(0, 256, (rows, packed_width(cols)), generator=generator, dtype=torch.uint8)
+    return {"scales": torch.full((rows, 1), 1e-3, dtype=torch.bfloat16), "bits": bits}
+
+
+def adapters(base: Base, folder: Path, count: int) -> list[tuple[Path, Path]]:
+    """Distinct random LoRA adapters of rank 16 on all linear layers: PEFT's folder, and the same as a `.gymdelta`."""
+    from peft import LoraConfig, get_peft_model
+
+    made = []
+    config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LORA_TARGETS, task_type="CAUSAL_LM")
+    model = get_peft_model(copy.deepcopy(base.model), config)
+    for number in range(count):
+        torch.manual_seed(2000 + number)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_(0.0, 0.01)
+        peft_folder, delta = folder / f"lora{number}", folder / f"lora{number}.gymdelta"
+        model.save_pretrained(peft_folder)
+        lora_delta(lora_factors(model), delta, base.spec)
+        made.append((peft_folder, delta))
+    return made
