@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 _FINER = (-0.1, 0.1)
-_WORTH = 1e-3
-"""A smaller alpha is taken where it lowers the loss by more than this share; otherwise the delta stays as it is."""
+_WORTH = 0.02
+"""A smaller alpha is taken where it adds more than this share to what the delta gains; otherwise the delta stays as it
+is."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,12 @@ class Carried:
 
 
 def search_alpha(
-    judge: Judge, base: Base, carried: DeltaFile, listener: Listener
+    judge: Judge, base: Base, carried: DeltaFile, alone: float, listener: Listener
 ) -> tuple[float, dict[float, float]]:
     """The scale of a delta that fits the rows best, and all losses that were measured, by scale.
 
-    Seven passes over the rows: five evenly spaced scales, and one on either side of the best.
+    Seven passes over the rows: five evenly spaced scales, and one on either side of the best. ``alone`` is the loss
+    of the base without any of it.
     """
     listener.phase("searching how much of the delta the new base still needs")
     losses: dict[float, float] = {}
@@ -63,7 +65,8 @@ def search_alpha(
         if 0.0 < (alpha := round(middle + step, 6)) <= 1.0:
             measure(alpha)
     best = min(losses, key=lambda alpha: losses[alpha])
-    return (best if losses[best] < losses[1.0] * (1.0 - _WORTH) else 1.0), losses
+    worth = _WORTH * max(0.0, alone - losses[best])
+    return (best if losses[1.0] - losses[best] > worth else 1.0), losses
 
 
 def carry(delta: DeltaFile, base: Base, judge: Judge | None, folder: Path, listener: Listener) -> Carried:
@@ -79,7 +82,7 @@ def carry(delta: DeltaFile, base: Base, judge: Judge | None, folder: Path, liste
         return Carried(path, 1.0, Losses())
     alone = judge.loss(base.model)
     with base.opened(path) as carried:
-        alpha, losses = search_alpha(judge, base, carried, listener)
+        alpha, losses = search_alpha(judge, base, carried, alone, listener)
     if alpha != 1.0:
         carry_delta(delta, base.spec, path, alpha)
     with base.opened(path) as carried, base.plus(carried) as model:

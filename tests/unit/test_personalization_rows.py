@@ -1,0 +1,89 @@
+"""A person's rows: their kind is told by their columns, and some are held out and never trained on."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.personalization.rows import MIN_ROWS, read_rows
+
+PAIR = {"prompt": "hello", "chosen": "good day", "rejected": "what"}
+
+
+def texts(number: int) -> list[dict[str, Any]]:
+    return [{"text": f"line {i}"} for i in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"text": "a"}, "supervised"),
+        ({"prompt": "a", "completion": "b"}, "supervised"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "supervised",
+        ),
+        (PAIR, "preference"),
+    ],
+)
+def test_the_columns_tell_the_kind(row: dict[str, Any], kind: str) -> None:
+    assert read_rows([row]).kind == kind
+
+
+def test_the_same_rows_are_held_out_in_any_order_and_never_trained_on() -> None:
+    rows = texts(40)
+    first = read_rows(rows)
+    shuffled = random.Random(0).sample(rows, 40)
+    second = read_rows(shuffled)
+    held = {row["text"] for row in first.held_out}
+    assert len(held) == 8
+    assert held == {row["text"] for row in second.held_out}
+    assert held.isdisjoint(row["text"] for row in first.train)
+    assert len(first.train) == 32
+
+
+def test_a_row_that_is_there_twice_stands_on_one_side() -> None:
+    found = read_rows([*texts(20), *texts(20)])
+    held = {row["text"] for row in found.held_out}
+    assert len(found.held_out) == len(held) == 4
+    assert held.isdisjoint(row["text"] for row in found.train)
+    assert len(found.train) == 32, "what is repeated is repeated in training"
+
+
+def test_with_too_few_rows_none_is_held_out_and_that_is_said() -> None:
+    found = read_rows(texts(MIN_ROWS - 1))
+    assert found.held_out == []
+    assert found.judged_on == f"the {MIN_ROWS - 1} rows that were trained on"
+    assert read_rows(texts(MIN_ROWS)).judged_on == "2 held-out rows"
+    assert read_rows(texts(30), held_out=0.0).held_out == []
+
+
+def test_what_other_rows_are_and_where_they_stand_is_in_the_refusal(tmp_path: Path) -> None:
+    label = {"prompt": "a", "completion": "b", "label": True}
+    for rows, words in (
+        ([PAIR, {"text": "a"}], "row 2: "),
+        ([label], "row 1: is an answer with a label"),
+        ([{"prompt": "a"}], "row 1: is a prompt without an answer"),
+        ([{"colour": "red"}], "row 1: cannot tell"),
+    ):
+        with pytest.raises(GymError, match=words) as caught:
+            read_rows(rows)
+        assert caught.value.code is ErrorCode.DATA_INVALID
+    with pytest.raises(GymError, match="no rows"):
+        read_rows([])
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps(PAIR) + "\n")
+    with pytest.raises(GymError, match=r"b\.jsonl:1: is a preference, and an example is before it"):
+        read_rows(tmp_path)
+
+
+def test_rows_of_a_kind_that_was_not_asked_for_are_refused() -> None:
+    with pytest.raises(GymError, match="row 1: is an example, and a preference is asked for"):
+        read_rows(texts(3), wanted="preference")
+    with pytest.raises(GymError, match=r"held_out 0\.9"):
+        read_rows(texts(3), held_out=0.9)
