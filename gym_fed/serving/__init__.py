@@ -1,6 +1,6 @@
 """One base model in memory, thousands of personal variants beside it. Names are imported on first use.
 
-with VariantStore.open("variants", base) as store, Engine(model, tokenizer, store) as engine:
+with VariantStore.open("variants", base=spec, layout=mixed.layout) as store, Engine(mixed, tokenizer, store) as engine:
     print(engine.submit(GenerationRequest(prompt_ids=ids, variant="alice")).result().text)
 """
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.mixed import MixedModel, Piece
     from gym_fed.serving.model_layout import ModelLayout
     from gym_fed.serving.request import GenerationRequest, SamplingParams
+    from gym_fed.serving.store import VariantStore
 
 __all__ = [
     "Engine",
@@ -28,6 +29,7 @@ __all__ = [
     "Piece",
     "SamplingParams",
     "VariantSource",
+    "VariantStore",
 ]
 
 __getattr__ = lazy(
@@ -41,4 +43,5 @@ __getattr__ = lazy(
     Piece="gym_fed.serving.mixed",
     SamplingParams="gym_fed.serving.request",
     VariantSource="gym_fed.serving.loaded",
+    VariantStore="gym_fed.serving.store",
 )

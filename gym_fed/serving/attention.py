@@ -110,7 +110,7 @@ def packed_attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     tokens.windows[layer] = sliding_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+    parts: list[Tensor] = []
     plain = softcap is None and s_aux is None
     keys_new, values_new, queries = key[0], value[0], query[0]
     for start, stop, cache in tokens.spans:
@@ -132,8 +132,8 @@ def packed_attention(
         else:
             found = _by_hand(grouped, keys, values, mask, scale, softcap, s_aux)
         # [kv_heads, heads / kv_heads * count, dim] to [count, heads, dim]
-        out[start:stop] = found.reshape(-1, count, found.shape[-1]).transpose(0, 1)
-    return out[None], None
+        parts.append(found.reshape(-1, count, found.shape[-1]).transpose(0, 1))
+    return torch.cat(parts)[None], None
 
 
 def _mask(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from gym_quant import CodecError
+from gym_quant.kernels.resident import ResidentSigns
 from torch import Tensor, nn
 
 from gym_fed.serving.model_layout import ModelLayout, Site, normal_form
@@ -15,13 +18,24 @@ _BLOCK = 512
 """Rows of a matrix that are decoded at once for a bulk span: 512 x 4096 float32 are 8 MiB, about a cache's size."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class MixedRows:
     """The step that is being computed: its variants and whose the rows are."""
 
     roster: Roster
     body: RowMap
     head: RowMap
+    path: str
+    """Of the sign kernels."""
+    _given: Tensor | None = None
+    _few: Tensor | None = None
+
+    def few(self, x: Tensor, flat: Tensor, rows: RowMap) -> Tensor:
+        """The rows that are multiplied one by one, float32. Query, key and value share them: they have one input."""
+        if self._given is not x or self._few is None:
+            some = flat if rows.few is None else flat.index_select(0, rows.few)
+            self._given, self._few = x, some.to(torch.float32).contiguous()
+        return self._few
 
 
 class MixedLayers:
@@ -49,72 +63,79 @@ class MixedLayers:
                 return
             plan = rows.roster.plan(site)
             if plan is not None:
-                add(site, plan, rows.head if site.head else rows.body, args[0], output)
+                add(site, plan, rows, args[0], output)
 
         return hook
 
 
-def _add_linear(site: Site, plan: SitePlan, rows: RowMap, x: Tensor, output: Tensor) -> None:
+def _add_linear(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: Tensor) -> None:
+    rows = step.head if site.head else step.body
     flat, y = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
     if plan.signs is not None:
-        _add_signs(plan.signs, rows, flat, y)
+        if len(rows.few_index):
+            _add_signs(plan.signs, rows, step.few(x, flat, rows), y, step.path)
+        for variant, start, stop in rows.bulk:
+            held = plan.signs.by_variant.get(variant)
+            if held is not None:
+                _add_bulk(held.signs, flat[start:stop], y[start:stop])
     if plan.loras is not None and len(rows.owner):
-        some = flat if rows.owned is None else flat[rows.owned]
-        inner = (some @ plan.loras.a.T).mul_(rows.mask(plan.loras.owners, some.dtype))
+        some = flat if rows.owned is None else flat.index_select(0, rows.owned)
+        # Filled, not multiplied by 0: another's factors may be so large that its ranks are infinite here.
+        inner = (some @ plan.loras.a.T).masked_fill_(rows.foreign(plan.loras.owners), 0.0)
         _add_to(y, rows.owned, inner @ plan.loras.b.T)
     if plan.dense:
         for variant, start, stop in rows.spans:
             if variant in plan.dense:
                 y[start:stop] += flat[start:stop] @ plan.dense[variant].matrix.T
     if plan.biases is not None and len(rows.owner):
-        _add_to(y, rows.owned, plan.biases[rows.owner])
+        _add_to(y, rows.owned, plan.biases.index_select(0, rows.owner))
 
 
-def _add_signs(signs: Signs, rows: RowMap, x: Tensor, y: Tensor) -> None:
-    if len(rows.few_index):
-        some = (x if rows.few is None else x[rows.few]).to(torch.float32).contiguous()
-        index = rows.few_in(signs)
-        if rows.few is None and y.dtype == torch.float32 and y.is_contiguous():
-            signs.batch.add(some, index, y)
-        else:
-            term = torch.zeros(len(some), y.shape[1], device=y.device)
-            signs.batch.add(some, index, term)
-            _add_to(y, rows.few, term)
-    for variant, start, stop in rows.bulk:
-        held = signs.by_variant.get(variant)
-        if held is not None:
-            _add_bulk(held.signs, x[start:stop], y[start:stop])
+def _add_signs(signs: Signs, rows: RowMap, some: Tensor, y: Tensor, path: str) -> None:
+    index = rows.few_in(signs)
+    if signs.batch.mode == "exact" and rows.few is None and y.dtype == torch.float32 and y.is_contiguous():
+        signs.batch.add(some, index, y, path)
+        return
+    term = torch.zeros(len(some), y.shape[1], device=y.device)
+    try:
+        signs.batch.add(some, index, term, path)
+    except CodecError:  # look-up cannot round what is not finite; the other rows are not to suffer for it
+        finite = torch.isfinite(some).all(dim=1)
+        term.zero_()
+        signs.batch.add(some, np.where(finite.numpy(), index, -1), term, path)
+        term[~finite] = float("nan")
+    _add_to(y, rows.few, term)
 
 
-def _add_bulk(signs: Any, x: Tensor, y: Tensor) -> None:
-    """Many rows of one variant: decoding a block once and multiplying as matrices is cheaper than row by row."""
-    wide = x.to(torch.float32)
+def _add_bulk(signs: ResidentSigns, x: Tensor, y: Tensor) -> None:
+    """Many rows of one variant: a block is decoded once and multiplied as a matrix, in the base's number format."""
     for at in range(0, signs.rows, _BLOCK):
         stop = min(signs.rows, at + _BLOCK)
-        y[:, at:stop] += wide @ signs.decode_block(at, stop).T
+        y[:, at:stop] += x @ signs.decode_block(at, stop).to(x.dtype).T
 
 
-def _add_embedding(site: Site, plan: SitePlan, rows: RowMap, ids: Tensor, output: Tensor) -> None:
+def _add_embedding(site: Site, plan: SitePlan, step: MixedRows, ids: Tensor, output: Tensor) -> None:
     flat, y = ids.reshape(-1), output.view(-1, output.shape[-1])
-    for variant, start, stop in rows.spans:
+    for variant, start, stop in step.body.spans:
         operand = plan.lookups.get(variant)
         if operand is not None:
             term = operand.rows(flat[start:stop])
             y[start:stop] += term if site.multiplier == 1.0 else term * site.multiplier
 
 
-def _add_norm(site: Site, plan: SitePlan, rows: RowMap, x: Tensor, output: Tensor) -> None:
-    if not len(rows.owner):
-        return
+def _add_norm(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: Tensor) -> None:
+    rows = step.body
     tokens, y = x.movedim(site.token_axis, 0), output.movedim(site.token_axis, 0)
-    some = tokens if rows.owned is None else tokens[rows.owned]
+    some = tokens if rows.owned is None else tokens.index_select(0, rows.owned)
     middle = (1,) * (some.ndim - 2)
     term: Tensor | float = 0.0
     if plan.vectors is not None:
-        deltas = plan.vectors[rows.owner].reshape(len(some), *middle, -1)
+        deltas = plan.vectors.index_select(0, rows.owner).reshape(len(some), *middle, -1)
         term = normal_form(some, site.normalised, site.eps).mul_(deltas)
     if plan.biases is not None:
-        term = plan.biases[rows.owner].reshape(len(some), *middle, -1).expand(some.shape) + term
+        term = (
+            plan.biases.index_select(0, rows.owner).reshape(len(some), *middle, -1).expand(some.shape) + term
+        )
     assert isinstance(term, Tensor)
     _add_to(y, rows.owned, term)
 

@@ -170,7 +170,10 @@ def _operand(delta: DeltaFile, record: TensorRecord, slot: Slot, layout: ModelLa
         if transposed:
             a, b = b.T, a.T
         a, b = (f.to(device, copy=True).contiguous() for f in (a, b))
-        return LoraOperand(a, b, float(record.params.get("scaling", 1.0)))
+        scaling = float(record.params.get("scaling", 1.0))
+        if not bool(torch.isfinite(b.to(torch.float32) * scaling).all()):
+            raise CodecError(f"factor B times its scaling {scaling} is not finite")
+        return LoraOperand(a, b, scaling)
     dense = delta.decode(record.name).reshape(as_matrix(record.shape))
     dtype = getattr(torch, layout.dtype)
     return DenseOperand((dense.T if transposed else dense).to(device, dtype).contiguous())

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from gym_quant import CodecError
 from gym_quant.kernels.resident import IndexArray, SignBatch
 from torch import Tensor
 
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.model_layout import ModelLayout, Site
 from gym_fed.serving.operands import DenseOperand, LoraOperand, Operand, SignOperand, VectorOperand
@@ -97,7 +99,13 @@ class Roster:
         if len(found) < len(self.variants):
             place = np.full(len(self.variants) + 1, -1, dtype=np.int64)
             place[list(found)] = np.arange(len(found))
-        return Signs(SignBatch([o.signs for o in found.values()], self._layout.kernel), place, found)
+        try:
+            batch = SignBatch([o.signs for o in found.values()], self._layout.kernel)
+        except CodecError as error:
+            raise GymError(
+                ErrorCode.USAGE, f"{self._layout.kernel}: {error}", "load variants with this model's layout"
+            ) from error
+        return Signs(batch, place, found)
 
     def _loras(self, found: dict[int, LoraOperand]) -> Loras | None:
         if not found:
@@ -161,12 +169,12 @@ class RowMap:
             self._places[key] = signs.place[self.few_index]
         return self._places[key]
 
-    def mask(self, owners: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """``[owned rows, ranks]``: 1 where the rank is of the row's variant."""
+    def foreign(self, owners: tuple[int, ...]) -> Tensor:
+        """``[owned rows, ranks] bool``: where the rank is not of the row's variant."""
         found = self._masks.get(owners)
         if found is None:
             ranks = torch.tensor(owners, device=self.device)
-            found = (self.owner[:, None] == ranks[None, :]).to(dtype)
+            found = self.owner[:, None] != ranks[None, :]
             self._masks[owners] = found
         return found
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
 from gym_fed.serving.mixed import MixedModel, Piece
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
@@ -145,3 +146,27 @@ def test_every_kernel_s_path_gives_the_same(tmp_path: Path, path: str) -> None:
             for variant in (held, made_here):
                 found = mixed.step([Piece(p, mixed.new_cache(), variant) for p in PROMPTS])
                 assert off(found, best) < 1e-5
+
+
+@pytest.mark.parametrize("kernel", ["exact", "lookup"])
+def test_a_variant_that_overflows_spoils_its_own_rows_alone(tmp_path: Path, kernel: Any) -> None:
+    model = llama()
+    spec = BaseSpec.of(model, "base")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    huge = {"a": torch.full((1, 48), 3e38), "b": torch.full((48, 1), 1.0)}
+    bomb = DeltaEntry(name, (48, 48), "lora", {"rank": 1, "factors": "float32"}, lambda: huge)
+    write_delta(tmp_path / "bomb.gymdelta", [bomb], spec)
+    loud = [DeltaEntry.of(name, torch.full((48, 48), 1e38))]
+    write_delta(tmp_path / "loud.gymdelta", loud, spec)
+    rules = {"lora": lora, "signs": signs()}
+    for at, (known, rule) in enumerate(rules.items()):
+        write_random_delta(model, tmp_path / f"{known}.gymdelta", rule, seed=at)
+    with MixedModel(model, kernel=kernel) as mixed:
+        good = [load(tmp_path / f"{n}.gymdelta", mixed.layout) for n in rules]
+        bad = [load(tmp_path / f"{n}.gymdelta", mixed.layout) for n in ("bomb", "loud")]
+        alone = mixed.step([Piece(p, mixed.new_cache(), v) for p, v in zip(PROMPTS, good, strict=False)])
+        both = mixed.step(
+            [Piece(p, mixed.new_cache(), v) for p, v in zip(PROMPTS, [*good, *bad], strict=False)]
+        )
+    assert off(both[:2], alone) < 1e-5
+    assert not torch.isfinite(both[2:]).all()

@@ -16,6 +16,9 @@ from gym_quant.kernels.matmul import MODES, SignMatrix
 from gym_quant.kernels.signs import decode_signs
 
 TILE = 64
+_ROWS = 32
+"""Rows at once: their tables of 4096 inputs are 2 MiB, which stays in a core's cache (256 rows at once took 2.6 times
+as long as 8 times 32)."""
 _SHIFTS = (0, 1, 2, 3, 4, 5, 6, 7)
 
 IndexArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -133,25 +136,30 @@ class SignBatch:
             self._elsewhere |= variant.tiled is None
         self._place: IndexArray = np.array([*place, -1], dtype=np.int64)  # the last one is for index -1
 
-    def add(self, x: Tensor, index: IndexArray, y: Tensor) -> None:
+    def add(self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None) -> None:
         """``y[b] += scale * sign(delta[index[b]]) @ x[b]`` for every row with an index that is not -1.
 
         Args:
             x: ``[batch, in]`` float32, contiguous, on the variants' device.
             index: ``[batch]`` int64, contiguous, from -1 to the number of variants.
             y: ``[batch, out]`` float32, contiguous: changed in place.
+            path: What ``dispatch.path()`` says, for callers that ask once for many calls.
 
         Raises:
             CodecError: In ``lookup`` for activations that are not finite.
         """
-        path = dispatch.path()
+        path = path or dispatch.path()
         if self._elsewhere or path == "torch":
             self._add_elsewhere(x, index, y, path)
             if path == "torch" or not len(self._native):
                 return
             index = self._place[index]
-        if not native.matmul_many(path, self.mode == "exact", x, y, self._native, index):
-            raise CodecError("an activation is not finite: look-up cannot round it")
+        for at in range(0, len(x), _ROWS):
+            part = slice(at, at + _ROWS) if len(x) > _ROWS else slice(None)
+            if not native.matmul_many(
+                path, self.mode == "exact", x[part], y[part], self._native, index[part]
+            ):
+                raise CodecError("an activation is not finite: look-up cannot round it")
 
     def _add_elsewhere(self, x: Tensor, index: IndexArray, y: Tensor, path: str) -> None:
         """Rows whose variant native code cannot read."""
