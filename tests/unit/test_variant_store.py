@@ -12,7 +12,8 @@ import pytest
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
-from gym_fed.serving.store import VariantStore, sign_variant
+from gym_fed.identity.variant import SignedVariant
+from gym_fed.serving.store import VariantRecord, VariantStore, sign_variant
 from tests.support.small_variants import fake_loader, signed_small_delta, small_base, small_delta
 
 KEY, OTHER = SigningKey.generate(), SigningKey.generate()
@@ -360,6 +361,40 @@ def test_some_hundred_variants_are_listed_by_name_and_by_owner(tmp_path: Path) -
         assert [record.name for record in store.list("u1")] == names[1::2]
         assert store.count() == 520
         assert served(store, names[-1]) == row.sha256
+
+
+@pytest.mark.slow  # the quick suite does the same with some hundred
+def test_ten_thousand_variants_are_served_in_the_memory_of_a_hundred(tmp_path: Path) -> None:
+    import psutil
+
+    count, files = 10_000, 40
+    with VariantStore.open(tmp_path / "store") as store:
+        for number in range(files):
+            delta, signed = signed_small_delta(tmp_path / "x.gymdelta", KEY, f"f{number}", seed=number)
+            store.add(delta, signed, name=f"f{number}", owner=OWNER)
+        rows = [store.get(f"f{number}") for number in range(files)]
+        with store._registry.writing() as transaction:
+            for number in range(count):
+                row, name = rows[number % files], f"v{number:05d}"
+                signed = sign_variant_again(row, name)
+                changes = {"name": name, "manifest": signed.to_json()}
+                transaction.put(type(row)(**{**vars(row), **changes}))
+    with open_store(tmp_path / "store", cache_bytes=100 * rows[0].size_bytes) as store:
+        served(store, "v00000")
+        before = psutil.Process().memory_info().rss
+        for number in range(0, count, 10):
+            assert served(store, f"v{number:05d}") == rows[number % files].sha256
+        assert psutil.Process().memory_info().rss - before < 16 << 20
+        stats = store.stats()
+        assert (stats.resident, stats.resident_bytes) == (100, 100 * rows[0].size_bytes)
+        assert stats.loads == 1000
+        assert store.count() == count + files
+
+
+def sign_variant_again(row: VariantRecord, name: str) -> SignedVariant:
+    signed = row.signed()
+    assert signed is not None
+    return SignedVariant.sign(signed.manifest.model_copy(update={"variant": name}), KEY)
 
 
 def test_a_store_is_for_its_owners_eyes_and_names_what_is_wrong_with_its_database(tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ def test_three_variants_take_turns_in_a_cache_for_two(loads: Loads) -> None:
     cache.close()
 
 
-def test_prefetch_fills_free_room_and_takes_none_that_is_awaited(cache: Residency, loads: Loads) -> None:
+def test_prefetch_fills_free_room_and_takes_none_from_another_prefetch(
+    cache: Residency, loads: Loads
+) -> None:
     for name in "abcd":
         cache.prefetch(row(name))
     wait_for(lambda: not cache.stats().loading)
@@ -129,6 +131,14 @@ def test_prefetch_fills_free_room_and_takes_none_that_is_awaited(cache: Residenc
     wait_for(lambda: "d" in cache._current)
     assert "a" not in cache._current  # used already, and nobody uses it now
     assert loads.asked.count("a") == 1
+
+
+def test_what_is_prefetched_gives_way_to_what_a_request_waits_for(cache: Residency) -> None:
+    for name in "abc":
+        cache.prefetch(row(name))
+    wait_for(lambda: not cache.stats().loading)
+    use(cache, "d")
+    assert sorted(cache._current) == ["b", "c", "d"]
 
 
 def test_what_is_asked_for_overtakes_what_is_prefetched(loads: Loads) -> None:

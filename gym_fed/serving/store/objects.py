@@ -32,6 +32,7 @@ class Staged:
     path: Path
     sha256: str
     size_bytes: int
+    is_synced: bool
 
 
 class DeltaObjects:
@@ -64,9 +65,10 @@ class DeltaObjects:
                     digest.update(block)
                     size += len(block)
                     _write_all(writing, block)
-                if not self._is_whole(digest.hexdigest()):
-                    os.fsync(writing)  # here, where nobody waits; else ``adopt`` has no use for the copy
-            yield Staged(target, digest.hexdigest(), size)
+                is_new = not self._is_whole(digest.hexdigest())
+                if is_new:  # else ``adopt`` has no use for the copy
+                    os.fsync(writing)
+            yield Staged(target, digest.hexdigest(), size, is_new)
         finally:
             target.unlink(missing_ok=True)
 
@@ -82,8 +84,9 @@ class DeltaObjects:
         if not target.parent.exists():
             target.parent.mkdir(mode=0o700, exist_ok=True)
             fsync_folder(self.folder)
-        with _readable(staged.path) as descriptor:
-            os.fsync(descriptor)
+        if not staged.is_synced:  # the object was there, and went meanwhile
+            with _readable(staged.path) as descriptor:
+                os.fsync(descriptor)
         os.replace(staged.path, target)
         failpoint("variant-renamed")
         fsync_folder(target.parent)

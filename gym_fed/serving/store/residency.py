@@ -5,8 +5,9 @@ giving None and ``acquire`` goes on waiting until enough is released. A load res
 file or by what the variant took before; only while it runs, a variant that turns out larger than its file stands
 above the limit, and is dropped and loaded again when there is room for what it really takes.
 
-A loaded variant is kept for whoever asked for it: until its first use, or for half a minute, it is not evicted. So of
-three variants that take turns in a cache for two, each gets its turn.
+A variant that a request waits for is kept for it: until its first use, or for half a minute, it is not evicted. So of
+three variants that take turns in a cache for two, each gets its turn. What is prefetched is so kept from other
+prefetches only.
 """
 
 from __future__ import annotations
@@ -304,7 +305,7 @@ class Residency:
         while not self._closed and not load.done:
             size = self._sizes.get(load.record.sha256, load.record.size_bytes)
             size = min(size, self._cache_bytes)
-            if self._make_room(size):
+            if self._make_room(size, load.urgent):
                 load.reserved = size
                 self._reserved += size
                 return True
@@ -314,13 +315,14 @@ class Residency:
             self._changed.wait(timeout=1.0)  # what is kept for somebody is given up after its time
         return False
 
-    def _make_room(self, size: int) -> bool:
+    def _make_room(self, size: int, urgent: bool) -> bool:
+        """Evict until it fits, or nothing; what was only prefetched gives way to what a request waits for."""
         missing = self._used + self._reserved + size - self._cache_bytes
         if missing <= 0:
             return True
         now, going = time.monotonic(), []
         for found in self._current.values():
-            if not found.pins and found.kept_until <= now:
+            if not found.pins and (found.kept_until <= now or (urgent and not found.waited)):
                 going.append(found)
                 missing -= found.variant.resident_bytes
                 if missing <= 0:
@@ -344,7 +346,7 @@ class Residency:
         if error is not None:
             self._fail(load, error)
         elif variant is not None and not load.done and not self._closed:
-            if not self._make_room(variant.resident_bytes):
+            if not self._make_room(variant.resident_bytes, load.urgent):
                 load.running = (
                     False  # larger than its file, and others are in use: again, with room for all of it
                 )
