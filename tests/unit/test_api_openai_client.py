@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import uvicorn
@@ -50,19 +51,21 @@ def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     while not running.started:
         time.sleep(0.01)
     port = running.servers[0].sockets[0].getsockname()[1]
-    yield SimpleNamespace(url=f"http://127.0.0.1:{port}/v1", keys=texts, gateway=gateway, file=keys)
+    url = f"http://127.0.0.1:{port}/v1"
+    with httpx.Client(timeout=60, verify=False) as http:
+        yield SimpleNamespace(url=url, keys=texts, gateway=gateway, file=keys, http=http)
     running.should_exit = True
     thread.join()
 
 
 def client_of(server: Any, who: str = "all") -> openai.OpenAI:
     key = server.keys.get(who, who)
-    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=60, http_client=server.http)
 
 
 def text_of(client: openai.OpenAI, model: str, **more: Any) -> str:
     chunks = client.chat.completions.create(
-        model=model, messages=ASK, max_tokens=40, temperature=0, stream=True, **more
+        model=model, messages=ASK, max_tokens=24, temperature=0, stream=True, **more
     )
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
@@ -176,7 +179,6 @@ def test_a_client_that_goes_away_frees_its_place(server: Any, serving: Serving) 
     )
     next(iter(stream))
     stream.close()
-    client.close()
     until = time.monotonic() + 30
     while serving.engine.stats().finished["cancelled"] == before.finished["cancelled"]:
         assert time.monotonic() < until, "the generation went on"

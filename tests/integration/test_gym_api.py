@@ -1,0 +1,179 @@
+"""`gym api` as a real process: two users at once, what is refused, a full queue, clients that leave, and SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gym_fed.serving.api.keys import KeyFile
+from tests.support.nano_store import nano_store
+from tests.support.warm import WarmProcess
+
+GYM = Path(sys.executable).parent / "gym"
+ASK: list[Any] = [{"role": "user", "content": "Reverse: abc"}]
+SETTINGS = """
+base: gym-nano
+variants: store
+api_keys: keys.json
+usage_log: usage.jsonl
+device: cpu
+num_threads: 1
+engine:
+  max_concurrent: 2
+  max_queued: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The process, its address, and ann's and bob's keys."""
+    folder = tmp_path_factory.mktemp("api")
+    owners = nano_store(folder / "store", ["ann", "bob"])
+    (folder / "serving.yaml").write_text(SETTINGS)
+    keys = KeyFile(folder / "keys.json")
+    texts = {name: keys.add(name, owners=(owner,)) for name, owner in owners.items()}
+    words = [GYM, "api", "serving.yaml", "--port", "0", "--json", "--drain-seconds", "120"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (folder / "said").open("w") as said:
+        process = WarmProcess(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=said)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (folder / "said").read_text()
+        told = json.loads(line)
+        with httpx.Client(timeout=60, verify=False) as http:
+            yield SimpleNamespace(
+                process=process, url=told["url"], told=told, keys=texts, said=folder / "said", http=http
+            )
+    finally:
+        process.kill()
+
+
+def client_of(api: Any, who: str) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=api.url, api_key=api.keys[who], max_retries=0, timeout=60, http_client=api.http
+    )
+
+
+def pieces(api: Any, who: str) -> list[str]:
+    """The streamed answer of a user's own variant, token by token."""
+    stream = client_of(api, who).chat.completions.create(
+        model=f"gym-nano:{who}",
+        messages=ASK,
+        temperature=0,
+        max_tokens=24,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    return [chunk.choices[0].delta.content or "" for chunk in stream]
+
+
+def long_stream(api: Any, who: str, max_tokens: int = 200) -> Any:
+    return client_of(api, who).completions.create(
+        model="gym-nano", prompt="a", max_tokens=max_tokens, stream=True, extra_body={"ignore_eos": True}
+    )
+
+
+def test_it_tells_where_it_is_and_what_it_serves(api: Any) -> None:
+    assert api.told["model"] == "gym-nano"
+    assert (api.told["variants"], api.told["api_keys"]) == (2, True)
+    assert httpx.get(api.url.removesuffix("/v1") + "/ready").status_code == 200
+
+
+def test_two_users_at_once_get_their_solo_answers_token_for_token(api: Any) -> None:
+    solo = {who: pieces(api, who) for who in ("ann", "bob")}
+    assert solo["ann"] != solo["bob"]
+    together = threading.Barrier(2)
+
+    def again(who: str) -> list[list[str]]:
+        together.wait()
+        return [pieces(api, who) for _ in range(2)]
+
+    with ThreadPoolExecutor(2) as pool:
+        for who, found in zip(solo, pool.map(again, solo), strict=True):
+            assert found == [solo[who]] * 2
+
+
+def test_another_s_variant_is_the_404_of_an_unknown_name(api: Any) -> None:
+    told = set()
+    for name in ("gym-nano:bob", "gym-nano:nobody"):
+        with pytest.raises(openai.NotFoundError) as caught:
+            client_of(api, "ann").chat.completions.create(model=name, messages=ASK)
+        told.add(caught.value.response.text.replace(name, "NAME"))
+    assert len(told) == 1
+
+
+def test_an_unsupported_field_is_named(api: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client_of(api, "ann").chat.completions.create(model="gym-nano", messages=ASK, reasoning_effort="low")
+    assert caught.value.param == "reasoning_effort"
+
+
+def test_more_than_may_wait_are_429_and_told_when_to_come_back(api: Any) -> None:
+    def ask(_: int) -> str | None:
+        try:
+            for _chunk in long_stream(api, "ann", 60):
+                continue
+        except openai.RateLimitError as error:
+            return error.response.headers["retry-after"]
+        return None
+
+    with ThreadPoolExecutor(6) as pool:
+        told = list(pool.map(ask, range(6)))
+    assert None in told
+    refused = [int(seconds) for seconds in told if seconds is not None]
+    assert min(refused) >= 1
+
+
+def test_a_client_that_leaves_ends_its_generation(api: Any) -> None:
+    def cancelled() -> float:
+        headers = {"authorization": f"Bearer {api.keys['ann']}"}
+        text = httpx.get(api.url.removesuffix("/v1") + "/metrics", headers=headers).text
+        name = 'gym_engine_finished_total{reason="cancelled"} '
+        return float(next(line for line in text.splitlines() if line.startswith(name)).removeprefix(name))
+
+    before = cancelled()
+    stream = long_stream(api, "bob")
+    next(iter(stream))
+    stream.close()
+    until = time.monotonic() + 60
+    while cancelled() == before:
+        assert time.monotonic() < until, "the generation went on"
+        time.sleep(0.05)
+
+
+def test_sigterm_lets_answers_finish_refuses_new_ones_and_leaves_with_0(api: Any) -> None:
+    stream = iter(long_stream(api, "bob"))
+    next(stream)
+    api.process.send_signal(signal.SIGTERM)
+    ready = api.url.removesuffix("/v1") + "/ready"
+    with contextlib.suppress(httpx.TransportError):  # it was too quick for us, and has left
+        while api.http.get(ready).status_code == 200:  # until the signal has arrived
+            continue
+        answer = api.http.post(
+            f"{api.url}/completions",
+            json={"model": "gym-nano", "prompt": "a"},
+            headers={"authorization": f"Bearer {api.keys['ann']}"},
+        )
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    *_, last = stream
+    assert last.choices[0].finish_reason == "length"
+    assert api.process.wait(60) == 0
+    said = api.said.read_text()
+    assert "leaving" in said
+    assert not any(key in said for key in api.keys.values())
