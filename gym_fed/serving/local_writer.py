@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.access import LOCAL, Caller
+from gym_fed.serving.openai.refusals import RequestError
 
 if TYPE_CHECKING:
     from gym_fed.serving.setup import Serving
@@ -69,8 +70,13 @@ class LocalWriter:
                 "shorten it, or lower max_tokens",
             )
         most = min(wanted, self._context - length)
-        with closing(_closable(self._service.stream(url, {**body, "max_tokens": most}, LOCAL))) as chunks:
-            yield from chunks
+        try:
+            with closing(_closable(self._service.stream(url, {**body, "max_tokens": most}, LOCAL))) as chunks:
+                yield from chunks
+        except RequestError as error:
+            if error.name != "context_length_exceeded":
+                raise
+            raise GymError(ErrorCode.TOO_LARGE, error.message, error.hint) from error
 
     def _length(self, body: dict[str, Any]) -> int:
         """Tokens of the prompt."""

@@ -1,9 +1,9 @@
 """Every command that the documentation shows is run, in the order of the page, by a real shell.
 
-A page's ```console blocks are one session in an empty folder. `gym-server run` gets a terminal of its own, as the
-reader gives it one, and `gym-client join` a terminal at which "y" is typed. The pages for contributors find a hub that
-is running already. A block under the comment `<!-- not run: REASON -->` is left out; a ```python block under the
-comment `<!-- run -->` is a script that runs after the commands of its page.
+A page's ```console blocks are one session in an empty folder. `gym-server run` and `gym api` get a terminal of their
+own, as the reader gives them one, and `gym-client join` a terminal at which "y" is typed. The pages for contributors
+find a hub that is running already. A block under the comment `<!-- not run: REASON -->` is left out; a ```python block
+under the comment `<!-- run -->` is a script that runs after the commands of its page.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ def scripts(page: Path) -> list[str]:
     return re.findall(r"^<!-- run -->\n```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-SLOW = ("keys.md", "privacy-local.md", "features.md", "tuning.md", "recipes.md")
+SLOW = ("keys.md", "privacy-local.md", "features.md", "tuning.md", "recipes.md", "serving.md", "variants.md")
 """Pages whose commands, trained or waited for, are tried by `make test-all` only."""
+SERVERS = {"gym-server run": "listens on", "gym api serving.yaml": "from openai import"}
+"""Commands that stay, and what each prints once it answers."""
 PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page)]
 
 
@@ -63,7 +65,7 @@ def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> Non
             (tmp_path / "my.jsonl").write_text(json.dumps({"text": "the reader's own data"}) + "\n")
             servers.append(running_hub(tmp_path, environment))
         for command in commands(page):
-            if command.startswith("gym-server run"):
+            if command.startswith(tuple(SERVERS)):
                 servers.append(in_own_terminal(command, tmp_path, environment))
                 continue
             needs_terminal = command.startswith("gym-client join") and "--yes" not in command
@@ -137,7 +139,8 @@ def in_own_terminal(command: str, folder: Path, environment: dict[str, str]) -> 
             ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=file, stderr=file
         )
     end = time.monotonic() + 60
-    while "listens on" not in log.read_text():
+    ready = next(text for start, text in SERVERS.items() if command.startswith(start))
+    while ready not in log.read_text():
         assert server.poll() is None, f"$ {command}\n{log.read_text()}"
         assert time.monotonic() < end, f"$ {command}\n{log.read_text()}"
         time.sleep(0.1)
