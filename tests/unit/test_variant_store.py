@@ -173,7 +173,9 @@ def test_what_is_not_what_was_signed_is_refused_at_the_door(store: VariantStore,
     torn.write_bytes(delta.read_bytes()[:-1])
     with open_store(store.folder, require_signature=False) as lax:
         assert "torn.gymdelta" in refusal(ErrorCode.DELTA_INVALID, lax.add, torn, name="alice", owner=OWNER)
-    refusal(ErrorCode.FILE_NOT_FOUND, store.add, tmp_path / "no", signed, name="alice", owner=OWNER)
+    for absent in (tmp_path / "no", tmp_path):
+        message = refusal(ErrorCode.FILE_NOT_FOUND, store.add, absent, signed, name="alice", owner=OWNER)
+        assert str(absent) in message
     assert list(store.list()) == []
     assert [path for path in store.folder.rglob("*") if path.suffix in (".gymdelta", ".partial")] == []
 

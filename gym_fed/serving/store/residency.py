@@ -17,15 +17,14 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.store.failures import RecentFailures, fresh
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.stats import StoreStats
 
 _KEPT_SECONDS = 30.0
-_FAILURE_SECONDS = 5.0
 _KNOWN_SIZES = 100_000
 _log = logging.getLogger(__name__)
 
@@ -53,14 +52,6 @@ class _Load:
         self.reserved = 0
 
 
-@dataclass(frozen=True)
-class _Failure:
-    record: VariantRecord
-    error: GymError
-    until: float
-    file: Hashable
-
-
 class Residency:
     """An LRU by bytes with pins, one load at a time for each variant, and threads that do the loading.
 
@@ -81,14 +72,13 @@ class Residency:
     ) -> None:
         self._load = load
         self._cache_bytes = cache_bytes
-        self._fingerprint = fingerprint
         self._changed = threading.Condition()
         self._current: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
         self._held: dict[LoadedVariant, _Resident] = {}  # all in memory, replaced ones in use too
         self._loads: dict[str, _Load] = {}
         self._urgent: deque[_Load] = deque()
         self._later: deque[_Load] = deque()
-        self._failures: dict[str, _Failure] = {}
+        self._failures = RecentFailures(fingerprint)
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._used = self._reserved = 0
         self._hits = self._misses = self._count = self._evictions = self._errors = 0
@@ -109,7 +99,7 @@ class Residency:
         with self._changed:
             found = self._claim(record)
             if found is None:
-                self._raise_failure(record)
+                self._failures.tell(record)
                 self._begin(record, urgent=True)
             return found
 
@@ -125,14 +115,14 @@ class Residency:
             found = self._claim(record)
             if found is not None:
                 return found
-            self._raise_failure(record)
+            self._failures.tell(record)
             load = self._begin(record, urgent=True)
             while not load.done and not self._closed:
                 self._changed.wait()
             if self._closed:
                 raise _closed()
             if load.error is not None:
-                raise _copy(load.error)
+                raise fresh(load.error)
             return self._claim(record)
 
     def prefetch(self, record: VariantRecord) -> None:
@@ -247,18 +237,6 @@ class Residency:
                 worker.start()
         return load
 
-    def _raise_failure(self, record: VariantRecord) -> None:
-        failure = self._failures.get(record.name)
-        if failure is None:
-            return
-        if (
-            failure.record == record
-            and failure.until > time.monotonic()
-            and failure.file == self._fingerprint(record)
-        ):
-            raise _copy(failure.error)
-        del self._failures[record.name]
-
     # ---- the loading threads ----
 
     def _work(self) -> None:
@@ -360,15 +338,9 @@ class Residency:
 
     def _fail(self, load: _Load, error: GymError) -> None:
         self._errors += 1
-        load.error = error = _copy(error)  # its trace would keep what was loaded
-        if self._loads.get(load.record.name) is not load:
-            return
-        now = time.monotonic()
-        for name in [name for name, failure in self._failures.items() if failure.until <= now]:
-            del self._failures[name]
-        self._failures[load.record.name] = _Failure(
-            load.record, error, now + _FAILURE_SECONDS, self._fingerprint(load.record)
-        )
+        load.error = error = fresh(error)
+        if self._loads.get(load.record.name) is load:
+            self._failures.add(load.record, error)
 
     def _remember_size(self, sha256: str, size: int) -> None:
         self._sizes[sha256] = size
@@ -381,11 +353,6 @@ class Residency:
         if self._loads.get(load.record.name) is load:
             del self._loads[load.record.name]
         self._changed.notify_all()
-
-
-def _copy(error: GymError) -> GymError:
-    """Each waiter raises its own, with its own trace."""
-    return GymError(error.code, error.message, error.hint)
 
 
 def _closed() -> GymError:
