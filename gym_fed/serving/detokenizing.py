@@ -22,7 +22,12 @@ class TextDecoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend = None
+        if getattr(tokenizer, "backend_tokenizer", None) is not None:
+            from tokenizers import Tokenizer
+
+            # A copy: encoding with other settings in another thread borrows the original.
+            self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._texts: dict[int, str] = {}
         anchor = tokenizer.encode("a", add_special_tokens=False)
         self._anchor = anchor[-1:]

@@ -6,9 +6,11 @@
 
 When a step raises, each of its requests is tried alone; those that raise again fail (``INTERNAL``; the log has the
 trace) and the engine goes on. After three failures one after the other ``healthy`` is False until a step succeeds. If
-the loop itself breaks, all requests fail and new ones are refused. Each request reserves the KV cache of its prompt and
-``max_tokens`` (all that the context has left, where that is None) before it starts, so that memory cannot run out in
-the middle of an answer.
+the loop itself breaks, all requests fail and new ones are refused.
+
+Each request reserves the KV cache of its prompt and ``max_tokens`` before it starts, so that memory cannot run out in
+the middle of an answer. One without ``max_tokens`` reserves all that the context has left, so ``max_context`` decides how
+many of those run at once.
 """
 
 from __future__ import annotations

@@ -47,14 +47,16 @@ class Limits:
             )
 
     def answer_tokens(self, request: GenerationRequest) -> int:
-        """Most tokens of this answer.
+        """Most tokens of this answer: ``max_tokens``, or what context and KV cache have left.
 
         Raises:
             GymError: ``TOO_LARGE`` where prompt and answer need more KV cache than there is.
         """
         left = self.context - len(request.prompt_ids)
         wanted = request.sampling.max_tokens
-        tokens = left if wanted is None else min(wanted, left)
+        if wanted is None:
+            wanted = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
+        tokens = min(wanted, left)
         need = self.kv_bytes_needed(request, tokens)
         if need > self.kv_bytes:
             raise GymError(

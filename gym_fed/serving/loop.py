@@ -114,7 +114,8 @@ class EngineLoop:
         for work in [*self._running, *self._waiting, *self._embeddings, *arrived]:
             if isinstance(work, Embedding):
                 self._embeddings.remove(work)
-                self._settle(work, error=why)
+                if work.future.set_running_or_notify_cancel():
+                    work.future.set_exception(why)
             elif error is None:
                 self.cancel(work)
             else:
@@ -184,48 +185,41 @@ class EngineLoop:
         """One, if there is one whose variant is in memory."""
         absent: set[str] = set()
         for embedding in self._embeddings.in_turn():
-            try:
-                ready, variant = self._variant(embedding.variant_name, absent)
-            except GymError as error:
-                self._embeddings.remove(embedding)
-                self._settle(embedding, error=error)
-                continue
+            error, ready, variant = None, True, None
+            if not embedding.future.cancelled():
+                try:
+                    ready, variant = self._variant(embedding.variant_name, absent)
+                except GymError as refusal:
+                    error = refusal
             if not ready:
                 continue
             self._embeddings.remove(embedding)
+            self._shares.leave(embedding.user)
             try:
-                self._embed_one(embedding, variant)
+                if embedding.future.set_running_or_notify_cancel():
+                    self._settle(embedding, variant, error)
             finally:
                 self._release(variant)
             return True
         return False
 
-    def _embed_one(self, embedding: Embedding, variant: LoadedVariant | None) -> None:
-        if not embedding.future.set_running_or_notify_cancel():
-            self._shares.leave(embedding.user)
-            return
-        try:
-            vector = self._mixed.embed(embedding.prompt_ids, variant)
-        except GymError as error:
-            self._settle(embedding, error=error)
-            return
-        except Exception as error:
-            log.exception("an embedding failed")
-            self._settle(embedding, error=_internal("the embedding", error))
+    def _settle(self, embedding: Embedding, variant: LoadedVariant | None, error: GymError | None) -> None:
+        """Compute it, or tell why not; nobody can cancel it any more."""
+        if error is None:
+            try:
+                vector = self._mixed.embed(embedding.prompt_ids, variant)
+            except GymError as refusal:
+                error = refusal
+            except Exception as failure:
+                log.exception("an embedding failed")
+                error = _internal("the embedding", failure)
+        if error is not None:
+            embedding.future.set_exception(error)
             return
         self._counters.embeddings += 1
         self._counters.prompt_tokens += len(embedding.prompt_ids)
         self._shares.charge(embedding.user, PROMPT_WEIGHT * len(embedding.prompt_ids))
-        self._settle(embedding, vector=vector)
-
-    def _settle(self, embedding: Embedding, *, vector: Any = None, error: GymError | None = None) -> None:
-        self._shares.leave(embedding.user)
-        if embedding.future.cancelled():
-            return
-        if error is None:
-            embedding.future.set_result(vector)
-        else:
-            embedding.future.set_exception(error)
+        embedding.future.set_result(vector)
 
     # One step.
 

@@ -238,6 +238,9 @@ def test_an_answer_that_takes_too_long_to_wait_for_goes_on(tokenizer: Any) -> No
         assert refused(lambda: engine.embed([1], timeout=0.01)).code is ErrorCode.DEADLINE_EXCEEDED
         toy.gate.set()
         assert generation.result(20).finish_reason == "length"
+        assert engine.embed([1], timeout=20).shape == (24,)
+        assert engine.stats().embeddings == 1  # the other was called off before its turn
+        assert engine.stats().queued == 0
 
 
 def test_the_counts_add_up(tokenizer: Any) -> None:

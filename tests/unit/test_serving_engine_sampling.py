@@ -164,3 +164,8 @@ def test_a_prompt_of_no_or_unknown_tokens_is_refused() -> None:
             limits.check_prompt(ids)
         assert refused.value.code is ErrorCode.USAGE
     assert limits.answer_tokens(GenerationRequest([1, 2, 3])) == 7
+    tight = Limits(context=10, vocab_size=50, kv_bytes_per_token=2, kv_bytes=12)
+    assert tight.answer_tokens(GenerationRequest([1, 2, 3])) == 3
+    with pytest.raises(GymError, match="14 bytes") as refused:
+        tight.answer_tokens(GenerationRequest([1] * 6))
+    assert refused.value.code is ErrorCode.TOO_LARGE
