@@ -92,6 +92,11 @@ rewards:
 #   epsilon: 8.0                # budget of the whole run: the round that would exceed it is not begun
 #   target_delta: 1.0e-5
 
+# Variants that contributors keep here for themselves and each other (docs/coordinate.md).
+# variants:
+#   max_per_contributor: 100
+#   max_total_bytes: 68719476736
+
 storage:
   database: sqlite:///hub.db
   objects: objects              # a folder, or an fsspec URL
