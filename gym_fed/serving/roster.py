@@ -72,19 +72,21 @@ class Roster:
         biases = self._of(site.bias)
         if not weights and not biases:
             return None
-        vectors = None
         if site.kind == "norm":
-            vectors, weights = self._stacked(weights), {}
+            return SitePlan(None, None, {}, self._stacked(weights), self._stacked(biases), {})
         if site.kind == "embedding":
             return SitePlan(None, None, {}, None, None, weights)
-        return SitePlan(
-            self._signs({v: o for v, o in weights.items() if isinstance(o, SignOperand)}),
-            self._loras({v: o for v, o in weights.items() if isinstance(o, LoraOperand)}),
-            {v: o for v, o in weights.items() if isinstance(o, DenseOperand)},
-            vectors,
-            self._stacked(biases),
-            {},
-        )
+        signs: dict[int, SignOperand] = {}
+        loras: dict[int, LoraOperand] = {}
+        dense: dict[int, DenseOperand] = {}
+        for variant, operand in weights.items():
+            if isinstance(operand, SignOperand):
+                signs[variant] = operand
+            elif isinstance(operand, LoraOperand):
+                loras[variant] = operand
+            elif isinstance(operand, DenseOperand):
+                dense[variant] = operand
+        return SitePlan(self._signs(signs), self._loras(loras), dense, None, self._stacked(biases), {})
 
     def _of(self, parameter: str | None) -> dict[int, Operand]:
         if parameter is None:
@@ -117,9 +119,9 @@ class Roster:
         return Loras(a, b, owners)
 
     def _stacked(self, found: dict[int, Operand]) -> Tensor | None:
-        held = {v: o.values for v, o in found.items() if isinstance(o, VectorOperand)}
-        if not held:
+        if not found:
             return None
+        held = {v: o.values for v, o in found.items() if isinstance(o, VectorOperand)}
         first = next(iter(held.values()))
         none = torch.zeros_like(first)
         return torch.stack([held.get(v, none) for v in range(len(self.variants))])

@@ -183,23 +183,24 @@ def matmul(
     Returns:
         False when an activation is not finite (look-up only; ``y`` is untouched).
     """
-    return matmul_many(path, exact, x, y, Variants(variants), np.array(index, dtype=np.int64))
+    addresses = [(tiles.data_ptr(), scales.data_ptr(), group) for tiles, scales, group in variants]
+    return matmul_many(path, exact, x, y, Variants(addresses), np.array(index, dtype=np.int64))
+
+
+Address = tuple[int, int, int]
+"""Of a variant's tiles and tiled scales, and the bytes of a group."""
 
 
 class Variants:
-    """(tiles, tiled scales, bytes of a group) of many variants, as the library takes them; keeps them alive."""
+    """Many variants as the library takes them; whoever has this keeps their tensors alive."""
 
-    def __init__(self, variants: Sequence[tuple[Tensor, Tensor, int]]) -> None:
-        self._kept = tuple(variants)
-        self._arrays = (
-            np.array([tiles.data_ptr() for tiles, _, _ in variants], dtype=np.uint64),
-            np.array([scales.data_ptr() for _, scales, _ in variants], dtype=np.uint64),
-            np.array([group for _, _, group in variants], dtype=np.int64),
-        )
-        self.pointers = tuple(array.ctypes.data for array in self._arrays)
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._array = np.array(addresses, dtype=np.uint64).reshape(-1, 3).T.copy()
+        start, step = self._array.ctypes.data, self._array.strides[0]
+        self.pointers = (start, start + step, start + 2 * step)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return self._array.shape[1]
 
 
 def matmul_many(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,13 @@ class ResidentSigns:
         scales = matrix.scales.to(target, copy=True).contiguous()
         kept = SignMatrix(bits, scales, matrix.cols, matrix.group_size)
         return cls(matrix.rows, matrix.cols, matrix.group_size, None, kept)
+
+    @cached_property
+    def address(self) -> native.Address:
+        """Where the library finds the tiles, which must stay alive."""
+        assert self.tiled is not None
+        bits, scales, group = self.tiled
+        return bits.data_ptr(), scales.data_ptr(), group
 
     @property
     def whole_bytes(self) -> bool:
@@ -118,23 +126,28 @@ class SignBatch:
     def __init__(self, variants: Sequence[ResidentSigns], mode: str = "exact") -> None:
         if mode not in MODES:
             raise CodecError(f"mode is {mode!r}, not one of {', '.join(MODES)}")
-        if len({(v.rows, v.cols) for v in variants}) != 1:
-            raise CodecError(f"variants are {[(v.rows, v.cols) for v in variants]}: shapes differ")
+        self.rows, self.cols = variants[0].rows, variants[0].cols
+        tiled, self._elsewhere = [], False
         for number, variant in enumerate(variants):
+            if variant.rows != self.rows or variant.cols != self.cols:
+                raise CodecError(
+                    f"variant {number} is {[variant.rows, variant.cols]}, not {[self.rows, self.cols]}"
+                )
+            if variant.tiled is not None:
+                tiled.append(variant.address)
+                continue
+            self._elsewhere = True
             if mode == "lookup" and not variant.whole_bytes:
                 raise CodecError(
                     f"variant {number}: group_size {variant.group_size} is no multiple of 8, as look-up needs"
                 )
         self.variants = tuple(variants)
         self.mode = mode
-        self.rows, self.cols = variants[0].rows, variants[0].cols
-        self._native = native.Variants([v.tiled for v in variants if v.tiled is not None])
-        place: list[int] = []
-        self._elsewhere = False
-        for variant in variants:
-            place.append(len([p for p in place if p >= 0]) if variant.tiled is not None else -1)
-            self._elsewhere |= variant.tiled is None
-        self._place: IndexArray = np.array([*place, -1], dtype=np.int64)  # the last one is for index -1
+        self._native = native.Variants(tiled)
+        if self._elsewhere:
+            there = np.array([v.tiled is not None for v in variants])
+            place = np.where(there, np.cumsum(there) - 1, -1)
+            self._place: IndexArray = np.append(place, -1).astype(np.int64)  # the last one is for index -1
 
     def add(self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None) -> None:
         """``y[b] += scale * sign(delta[index[b]]) @ x[b]`` for every row with an index that is not -1.
