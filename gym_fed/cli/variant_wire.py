@@ -94,8 +94,10 @@ def pull(
         with _shown(as_json) as progress:
             found = pull_variant(client, owner, name, incoming, progress)
     manifest = found.signed.manifest
-    with open_store(store, create=True) as opened:
-        record = _keep(opened, found.path, found.signed, manifest.owner)
+    try:
+        with open_store(store, create=True) as opened:
+            record = _keep(opened, found.path, found.signed, manifest.owner)
+    finally:
         found.path.unlink()
     told = {**record.to_dict(), "ledger_sequence": found.ledger_sequence}
     _tell(

@@ -89,6 +89,8 @@ class VariantsConfig(StrictModel):
     """Of one variant; by default what an update may have, ``admission.max_update_bytes``."""
     max_total_bytes: int = Field(64 << 30, ge=1024)
     """Of all variants that the hub keeps. A removed one no longer counts, though its file stays."""
+    max_changes_per_hour: int = Field(100, ge=1)
+    """Puts and removals of one contributor that the ledger tells of; beyond it puts are refused for a while."""
 
 
 class StorageConfig(StrictModel):

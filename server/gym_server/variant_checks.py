@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,10 +15,12 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_server.keys import REVOKED, ROTATED, RevokedKey, key_row
 from gym_server.store.objects import ObjectStore
-from gym_server.store.tables import accounts, published, variants, versions
+from gym_server.store.tables import accounts, ledger, ledger_subjects, published, variants, versions
 
 EVERYONE = "*"
 MAX_READERS = 1000
+VARIANT_KINDS = ("variant", "variant-removed")
+"""Of the ledger's entries."""
 _MAX_CLOCK_AHEAD_SECONDS = 300
 _CONTRIBUTOR = re.compile(r"c[0-9a-f]{16}", re.ASCII)
 
@@ -56,6 +59,7 @@ class VariantChecks:
             )
         self.base_of(tx, manifest.base_digest, refuse=True)
         self._check_room(tx, manifest)
+        self._check_pace(tx, manifest.owner)
         return True
 
     def _check_room(self, tx: Connection, manifest: VariantManifest) -> None:
@@ -82,6 +86,26 @@ class VariantChecks:
                 ErrorCode.TOO_LARGE,
                 f"this hub keeps {self._config.max_total_bytes} bytes of variants at most, and has {total}",
                 "ask its coordinator (variants.max_total_bytes)",
+            )
+
+    def _check_pace(self, tx: Connection, owner: str) -> None:
+        """Every change is an entry of everybody's ledger, which nobody may flood."""
+        most = self._config.max_changes_per_hour
+        told = (
+            select(ledger.c.body)
+            .join(ledger_subjects, ledger_subjects.c.sequence == ledger.c.sequence)
+            .where(ledger_subjects.c.contributor == owner, ledger.c.kind.in_(VARIANT_KINDS))
+            .order_by(ledger.c.sequence.desc())
+        )
+        earliest = tx.scalar(told.offset(most - 1).limit(1))
+        if earliest is None:
+            return
+        wait = json.loads(earliest)["at"] + 3600 - self._clock()
+        if wait > 0:
+            raise GymError(
+                ErrorCode.BUSY,
+                f"{owner} changed its variants {most} times within an hour",
+                f"try again in {wait / 60:.0f} minutes",
             )
 
     def _check_readers(self, tx: Connection, owner: str, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gym_client.downloads import ObjectCache, download
+from gym_client.rewards import verify_online
 from gym_client.rotation import revoke, rotate
 from gym_client.transport import HubClient
 from gym_client.uploads import upload
@@ -79,6 +80,7 @@ def test_what_is_pushed_is_pulled_bit_for_bit_with_its_signature(
     assert (entry.kind, entry.body["document"]) == ("variant", signed.digest)
     assert "mine" not in entry.body_json, "the ledger is everyone's, a variant's name is not"
     hub.fed.ledger.verify()
+    assert verify_online(ann.home, ann).receipts == 1, "the receipt of the push is held against the ledger"
 
 
 def test_anothers_variant_is_as_unknown_as_one_that_does_not_exist(
@@ -269,7 +271,7 @@ def test_a_hub_keeps_no_more_than_it_has_room_for_and_none_where_it_keeps_none(
     tmp_path: Path, delta: Path
 ) -> None:
     size = delta.stat().st_size
-    narrow = LoopbackHub(tmp_path / "hub", variants={"max_total_bytes": size + 1})
+    narrow = LoopbackHub(tmp_path / "hub", variants={"max_total_bytes": size + 1, "max_changes_per_hour": 4})
     try:
         with narrow.client(tmp_path / "ann") as ann:
             pushed(ann, delta)
@@ -277,6 +279,10 @@ def test_a_hub_keeps_no_more_than_it_has_room_for_and_none_where_it_keeps_none(
             assert "variants.max_total_bytes" in full.hint
             remove_variant(ann, "mine")
             pushed(ann, delta, name="two")
+            pushed(ann, delta, name="two", revision=2)
+            late = sign_variant(ann, manifest_of(delta, "two", revision=3))
+            assert "minutes" in refused(ErrorCode.BUSY, put, ann, late).hint
+            remove_variant(ann, "two")
     finally:
         narrow.close()
     closed = LoopbackHub(tmp_path / "closed", variants={"enabled": False})
