@@ -9,8 +9,8 @@ trace) and the engine goes on. After three failures one after the other ``health
 the loop itself breaks, all requests fail and new ones are refused.
 
 Each request reserves the KV cache of its prompt and ``max_tokens`` before it starts, so that memory cannot run out in
-the middle of an answer. One without ``max_tokens`` reserves all that the context has left, so ``max_context`` decides how
-many of those run at once.
+the middle of an answer. One without ``max_tokens`` reserves all that the context has left: ``max_context`` then decides
+how many run at once.
 """
 
 from __future__ import annotations

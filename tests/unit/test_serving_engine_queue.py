@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -256,3 +259,42 @@ def test_the_counts_add_up(tokenizer: Any) -> None:
     assert len(stats.first_token.counts) == len(stats.first_token.bounds) + 1
     assert stats.busy_seconds >= stats.model_seconds > 0
     assert (stats.running, stats.queued) == (0, 0)
+
+
+def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("a", "b", "cold", "broken")
+    source.cold.add("cold")
+    source.broken.add("broken")
+    ended: Counter[str] = Counter()
+    config = EngineConfig(max_concurrent=5, max_queued=20, max_queued_per_user=6, max_batch_tokens=16)
+
+    def user(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(25):
+            variant = chance.choice([None, "a", "b", "cold", "broken"])
+            try:
+                if chance.random() < 0.1:
+                    engine.embed([1, 2], chance.choice([None, "a"]), f"u{number}", timeout=20)
+                    ended["embedded"] += 1
+                    continue
+                asked = ask(f"u{number}", variant, tokens=chance.randint(1, 9), prompt=chance.randint(1, 30))
+                generation = engine.submit(asked)
+                if variant == "cold" or chance.random() < 0.3:
+                    generation.cancel()
+                ended[generation.result(20).finish_reason] += 1
+            except GymError as error:
+                ended[error.code.value] += 1
+
+    with Engine(toy, tokenizer, source, config) as engine:
+        threads = [threading.Thread(target=user, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        stats = engine.stats()
+        assert engine._loop._shares._present == Counter()
+    assert sum(ended.values()) == 200
+    assert set(ended) <= {"length", "stop", "cancelled", "embedded", "busy", "hash-mismatch"}
+    assert min(ended["length"], ended["cancelled"], ended["embedded"], ended["hash-mismatch"]) > 0
+    assert (stats.running, stats.queued, stats.kv_bytes_used, stats.kv_bytes_reserved) == (0, 0, 0, 0)
+    assert not +source.pins
