@@ -170,6 +170,8 @@ def test_an_error_reaches_all_who_wait_and_is_forgotten(
     for _ in range(2):  # the requests that only poll are told, too
         with pytest.raises(GymError, match="damaged"):
             cache.poll(row("a"))
+    cache.prefetch(row("a"))
+    assert not cache.stats().loading
     assert loads.asked == ["a"]
     loads.errors.clear()
     monkeypatch.setattr(residency.time, "monotonic", lambda later=time.monotonic() + 60: later)

@@ -38,19 +38,22 @@ class RecentFailures:
             del self._found[name]
         self._found[record.name] = _Failure(record, error, now + _TOLD_SECONDS, self._fingerprint(record))
 
-    def tell(self, record: VariantRecord) -> None:
-        """Raise what the last load of this row and file failed with, if that was just now.
-
-        Raises:
-            GymError: The failure.
-        """
+    def find(self, record: VariantRecord) -> GymError | None:
+        """What the last load of this row and file failed with, if that was just now."""
         failure = self._found.get(record.name)
         if failure is None:
-            return
+            return None
         unchanged = failure.record == record and failure.file == self._fingerprint(record)
         if unchanged and failure.until > time.monotonic():
-            raise fresh(failure.error)
+            return failure.error
         del self._found[record.name]
+        return None
+
+    def tell(self, record: VariantRecord) -> None:
+        """Raise what ``find`` finds."""
+        error = self.find(record)
+        if error is not None:
+            raise fresh(error)
 
 
 def fresh(error: GymError) -> GymError:

@@ -129,7 +129,8 @@ class Residency:
         """Begin its load if there is, or can be made, room for it without taking what others wait for."""
         with self._changed:
             resident = self._current.get(record.name)
-            if resident is None or resident.record != record:
+            is_there = resident is not None and resident.record == record
+            if not is_there and self._failures.find(record) is None:
                 self._begin(record, urgent=False)
 
     def release(self, variant: LoadedVariant) -> None:
