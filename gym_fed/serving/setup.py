@@ -97,7 +97,7 @@ def open_serving(config: ServingConfig) -> Serving:
         engine = stack.enter_context(Engine(mixed, loaded.tokenizer, store, config.engine))
         service = OpenAIService(
             engine,
-            Catalogue(name, store),
+            Catalogue(name, store, base.digest),
             loaded.tokenizer,
             vocab_size=model.get_input_embeddings().weight.shape[0],
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",
@@ -138,6 +138,7 @@ def _open_store(
             layout=mixed.layout,
             cache_bytes=config.cache_size,
             require_signature=config.require_signature,
+            create=False,
         )
     )
 

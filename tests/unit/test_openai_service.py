@@ -40,6 +40,7 @@ class Record:
     name: str
     owner: str
     created_at: float = 1.0
+    base_digest: str = "sha256:1"
 
 
 class Shelf:
@@ -77,7 +78,7 @@ def service(
 ) -> OpenAIService:
     return OpenAIService(
         engine or ScriptedEngine(),
-        Catalogue("nano", Shelf()),
+        Catalogue("nano", Shelf(), "sha256:1"),
         tokenizer,
         vocab_size=262,
         fingerprint="fp_1",
@@ -373,7 +374,7 @@ def test_calls_that_a_template_does_not_show_are_refused(tokenizer: Any) -> None
 
 
 def test_each_caller_sees_their_own_models_and_others_do_not_exist(tokenizer: Any) -> None:
-    catalogue = Catalogue("nano", Shelf())
+    catalogue = Catalogue("nano", Shelf(), "sha256:1")
     seen = {
         Caller("all", everything=True): ["nano", "nano:a", "nano:a2", "nano:b"],
         Caller("ann", owners=frozenset({"ann"})): ["nano", "nano:a", "nano:a2"],
@@ -399,6 +400,17 @@ def test_each_caller_sees_their_own_models_and_others_do_not_exist(tokenizer: An
                 catalogue.resolve("nano:unknown", caller)
             assert told == json.dumps(error_body(unknown.value)).replace("nano:unknown", "NAME")
             assert caught.value.code.http_status == 404
+
+
+def test_a_variant_of_another_base_is_not_listed_and_says_why_to_its_owner() -> None:
+    shelf = Shelf()
+    shelf.records["a"] = Record("a", "ann", base_digest="sha256:2")
+    catalogue, ann = Catalogue("nano", shelf, "sha256:1"), Caller("ann", owners=frozenset({"ann"}))
+    assert [model.name for model in catalogue.list(ann)] == ["nano", "nano:a2"]
+    for caller, code in ((ann, ErrorCode.BASE_MISMATCH), (Caller("bob"), ErrorCode.NOT_FOUND)):
+        with pytest.raises(RequestError) as caught:
+            catalogue.resolve("nano:a", caller)
+        assert caught.value.code is code
 
 
 def test_closing_a_stream_cancels_and_what_was_used_is_told_once(tokenizer: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.access import Caller, Owned
-from gym_fed.serving.openai.refusals import model_not_found
+from gym_fed.serving.openai.refusals import RequestError, model_not_found
 
 
 class Registered(Owned, Protocol):
@@ -18,6 +18,10 @@ class Registered(Owned, Protocol):
     @property
     def created_at(self) -> float:
         """Unix seconds."""
+
+    @property
+    def base_digest(self) -> str:
+        """Of the tensors that it is a variant of."""
 
 
 class Registry(Protocol):
@@ -56,10 +60,12 @@ class Catalogue:
     Args:
         served_name: Of the base; has no colon.
         registry: The variants; None: the base alone is served.
+        base_digest: Of the base; variants of another one are not listed.
     """
 
-    def __init__(self, served_name: str, registry: Registry | None = None) -> None:
+    def __init__(self, served_name: str, registry: Registry | None = None, base_digest: str = "") -> None:
         self.served_name = served_name
+        self._base_digest = base_digest
         self._registry = registry
         self._base = Model(served_name, None, "gym", int(time.time()))
 
@@ -67,7 +73,8 @@ class Catalogue:
         """The model of this name.
 
         Raises:
-            GymError: ``NOT_FOUND``, the same for what does not exist and for what is another's.
+            GymError: ``NOT_FOUND``, the same for what does not exist and for what is another's; ``BASE_MISMATCH`` for
+                the caller's variant of another base.
         """
         base, colon, variant = name.partition(":")
         if base != self.served_name:
@@ -79,25 +86,37 @@ class Catalogue:
         record = self._find(variant)
         if record is None or not caller.may_use(record):
             raise model_not_found(name)
+        if record.base_digest != self._base_digest:
+            raise RequestError(
+                f"variant {variant!r} is of another base than {self.served_name!r}",
+                param="model",
+                code=ErrorCode.BASE_MISMATCH,
+                hint="have it rebased onto this base",
+            )
         return self._model(record)
 
     def list(self, caller: Caller) -> Iterator[Model]:
         """All that the caller may use, the base first."""
         if caller.base:
             yield self._base
+        for record in self._records(caller):
+            if record.base_digest == self._base_digest:
+                yield self._model(record)
+
+    def _records(self, caller: Caller) -> Iterator[Registered]:
         if self._registry is None:
             return
         if caller.everything:
-            yield from map(self._model, self._registry.list())
+            yield from self._registry.list()
             return
         listed = set()
         for owner in sorted(caller.owners):
             for record in self._registry.list(owner):
                 listed.add(record.name)
-                yield self._model(record)
+                yield record
         for name in sorted(caller.variants - listed):
             if (found := self._find(name)) is not None:
-                yield self._model(found)
+                yield found
 
     def _find(self, variant: str) -> Registered | None:
         if self._registry is None:
