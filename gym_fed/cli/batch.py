@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig, ServingConfig
     from gym_fed.serving.batch import BatchReport
     from gym_fed.serving.batch_input import BatchInput
+    from gym_fed.serving.batch_output import BatchOutput
     from gym_fed.serving.setup import Serving
 
 LINE_SECONDS = 10.0
@@ -63,40 +64,52 @@ def batch(
     settings = serving_config(config, [*(overrides or []), *named_overrides])
     _refuse_same_file(source, target, errors)
 
-    from gym_fed.serving.batch import run_batch
     from gym_fed.serving.batch_input import check_body, check_input
     from gym_fed.serving.batch_output import BatchOutput
-    from gym_fed.serving.openai.access import LOCAL
 
     given = check_input(source, check_body)
     identity = _identity(settings, given, seed)
     with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:
         left = len(given.custom_ids) - len(output.done)
         err.print(f"{given.path}: {len(given.custom_ids)} requests, {left} to do", markup=False, style="dim")
-        if left:
-            from gym_fed.serving.local_writer import require_store
-            from gym_fed.serving.setup import open_serving
-
-            require_store(settings.variants)
-            with open_serving(settings) as serving:
-                given.require_models(lambda name: serving.service.catalogue.resolve(name, LOCAL))
-                output.pin({"base_digest": serving.base.digest, "variants": _versions(serving, given)})
-                with _progress() as show:
-                    report = run_batch(
-                        given,
-                        output,
-                        lambda url, body: serving.service.handle(url, body, LOCAL),
-                        at_once=_at_once(settings.engine),
-                        seed=seed,
-                        on_report=show,
-                        on_stop=serving.engine.close,
-                    )
-        else:
-            from gym_fed.serving.batch import BatchReport
-
-            done = len(output.done)
-            report = BatchReport(done, done, output.num_failed, resumed=done)
+        try:
+            report = _run(settings, given, output, seed)
+        except KeyboardInterrupt:
+            raise GymError(
+                ErrorCode.INTERRUPTED,
+                f"stopped: {len(output.done)} of {len(given.custom_ids)} requests are answered",
+                "the same command goes on from there",
+            ) from None
     _tell(report, target, errors, as_json)
+
+
+def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: int) -> BatchReport:
+    """Answer what has no line; loads no model where all have one."""
+    from gym_fed.serving.batch import BatchReport, run_batch
+
+    done = len(output.done)
+    if done == len(given.custom_ids):
+        return BatchReport(done, done, output.num_failed, resumed=done)
+
+    from gym_fed.serving.local_writer import require_store
+    from gym_fed.serving.openai.access import LOCAL
+    from gym_fed.serving.setup import open_serving
+
+    require_store(settings.variants)
+    with open_serving(settings) as serving:
+        service = serving.service
+        given.require_models(lambda name: service.catalogue.resolve(name, LOCAL))
+        output.pin({"base_digest": serving.base.digest, "variants": _versions(serving, given)})
+        with _progress() as show:
+            return run_batch(
+                given,
+                output,
+                lambda url, body: service.handle(url, body, LOCAL),
+                at_once=_at_once(settings.engine),
+                seed=seed,
+                on_report=show,
+                on_stop=serving.engine.close,
+            )
 
 
 def _tell(report: BatchReport, target: Path, errors: Path | None, as_json: bool) -> None:
