@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from gym_fed.cli.api_keys import app as keys_app
 from gym_fed.config.serving import ServingConfig
 from gym_fed.console import err, out
-from gym_fed.errors import ErrorCode
+from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.serving.setup import Serving
@@ -93,8 +93,7 @@ def serve(
         on_draining=on_draining,
     )
     if not finished:
-        err.print("answers that were under way were broken off")
-        raise typer.Exit(ErrorCode.INTERRUPTED.exit_code)
+        raise GymError(ErrorCode.INTERRUPTED, "answers that were under way were broken off")
 
 
 def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
