@@ -81,12 +81,6 @@ class Registry:
         with self._connection() as connection:
             return _key_state(connection, owner, public_key)
 
-    def keys(self, owner: str) -> dict[str, bool]:
-        """Keys of an owner that were told to this store, hex, and whether each is still good."""
-        with self._connection() as connection:
-            rows = connection.execute("SELECT public_key, revoked FROM keys WHERE owner = ?", (owner,))
-            return {key: not revoked for key, revoked in rows}
-
     def set_key(self, owner: str, public_key: bytes, *, revoked: bool) -> None:
         """Keep what is known of a key of an owner; a revoked one stays revoked.
 
