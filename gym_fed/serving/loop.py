@@ -20,7 +20,7 @@ from gym_fed.serving.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue, 
 from gym_fed.serving.guided import banned_by
 from gym_fed.serving.loaded import LoadedVariant, VariantSource
 from gym_fed.serving.mixed import Piece
-from gym_fed.serving.sampling import Row, choose
+from gym_fed.serving.sampling import Choice, Row, choose
 from gym_fed.serving.sequence import Embedding, Sequence
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ log = logging.getLogger("gym_fed")
 
 _ON_THEIR_WAY = 64
 """Variants that are asked for at once; more would push one another out of memory again."""
+
+_PATIENCE_SECONDS = 5.0
+"""A variant that is not in memory so long after its turn came has no room there: others' are in use. Until it has, no
+other request with a variant is let in, or it might wait for ever."""
 
 _BROKEN = 3
 """Steps that fail one after the other before the engine calls itself unhealthy."""
@@ -132,13 +136,19 @@ class EngineLoop:
 
     def _admit_next(self, absent: set[str]) -> bool:
         """Let the next one in whose variant is in memory; not past one that waits for room in the KV cache."""
+        makes_room = False
         for sequence in self._waiting.in_turn():
+            if makes_room and sequence.variant_name is not None:
+                continue
             try:
                 ready, variant = self._variant(sequence.variant_name, absent)
             except GymError as error:
                 self._fail(sequence, error)
                 continue
             if not ready:
+                now = time.monotonic()
+                sequence.passed = sequence.passed or now
+                makes_room = makes_room or now - sequence.passed > _PATIENCE_SECONDS
                 continue
             reserved = self._counters.kv_bytes_reserved
             if reserved + sequence.kv_bytes > self._config.kv_cache_size:
@@ -307,7 +317,9 @@ class EngineLoop:
             writing.append(row)
         return writing, pieces
 
-    def _choose(self, logits: Any, wanted: list[Sequence], masks: Future[dict[int, Any]] | None) -> list[Any]:
+    def _choose(
+        self, logits: Any, wanted: list[Sequence], masks: Future[dict[int, Any]] | None
+    ) -> list[Choice | GymError]:
         """A choice or a ``GymError`` for each row."""
         banned = {} if masks is None else masks.result()
         errors = {place: mask for place, mask in banned.items() if isinstance(mask, GymError)}
@@ -318,7 +330,7 @@ class EngineLoop:
         chosen = choose(logits, rows, self._decoder.token)
         return [errors.get(place) or choice.error or choice for place, choice in enumerate(chosen)]
 
-    def _push(self, row: Sequence, choice: Any) -> None:
+    def _push(self, row: Sequence, choice: Choice | GymError) -> None:
         now = time.monotonic()
         counters = self._counters
         if isinstance(choice, GymError):

@@ -56,6 +56,8 @@ class Sequence:
         self.read = 0
         """Prompt tokens in the cache."""
         self.token_ids: list[int] = []
+        self.passed = 0.0
+        """When its turn came first and its variant was not in memory."""
         self.started = 0.0
         self.last_token_at = 0.0
         self.ended = False

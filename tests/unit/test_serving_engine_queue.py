@@ -16,6 +16,8 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
 from gym_fed.serving.engine import Engine
 from gym_fed.serving.fair_queue import FairQueue, Shares
+from gym_fed.serving.generation import Generation
+from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.request import GenerationRequest, SamplingParams
 from tests.support.toy_engine import ToyModel, ToySource
 
@@ -144,6 +146,36 @@ def test_a_variant_on_its_way_or_broken_holds_up_no_one_else(tokenizer: Any) -> 
         source.cold.clear()
         assert cold.result(20).finish_reason == "length"
         assert refused(lambda: engine.submit(ask(variant="none"))).code is ErrorCode.NOT_FOUND
+    assert not +source.pins
+
+
+def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OneRoom(ToySource):
+        def poll(self, name: str) -> LoadedVariant | None:
+            return (
+                None
+                if any(self.pins[other] for other in self.variants if other != name)
+                else super().poll(name)
+            )
+
+    def follow(generation: Generation) -> None:
+        """Another one before this one has ended, so that the first variant never is without use."""
+        if not other.done and len(asked) < 60:
+            asked.append(engine.submit(ask("a", "first", tokens=200)))
+        assert generation.result(20).token_ids
+
+    monkeypatch.setattr("gym_fed.serving.loop._PATIENCE_SECONDS", 0.0)
+    source = OneRoom("first", "second")
+    config = EngineConfig(max_concurrent=2)
+    with Engine(ToyModel(), tokenizer, source, config) as engine:
+        asked = [engine.submit(ask("a", "first", tokens=200)), engine.submit(ask("a", "first", tokens=20))]
+        other = engine.submit(ask("b", "second"))
+        for generation in asked:
+            follow(generation)
+        assert other.result(20).finish_reason == "length"
+    assert len(asked) < 60
     assert not +source.pins
 
 
