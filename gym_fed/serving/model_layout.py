@@ -71,7 +71,6 @@ class ModelLayout:
     Attributes:
         slots: Every parameter, by name as ``model_tensors`` gives it.
         sites: Where terms are added.
-        shared_inputs: Linear modules that multiply one and the same input (query, key and value, say).
         dtype: Of the base: ``float32`` or ``bfloat16``.
         device: Where operands go.
         kernel: How sign deltas are multiplied: ``exact`` or ``lookup``.
@@ -79,7 +78,6 @@ class ModelLayout:
 
     slots: Mapping[str, Slot]
     sites: tuple[Site, ...]
-    shared_inputs: tuple[tuple[str, ...], ...]
     dtype: str
     device: str
     kernel: str = "exact"
@@ -114,12 +112,9 @@ class ModelLayout:
             name: Slot(tuple(p.shape), kinds.get(name, "none"), refusals.get(name, ""))
             for name, p in parameters.items()
         }
-        usable = {name for name, slot in slots.items() if not slot.refusal}
-        linear = {s.module: s for s in sites if s.kind == "linear" and not s.head and s.weight in usable}
         return cls(
             slots,
             tuple(sites),
-            _sharing(long, linear),
             str(first.dtype).removeprefix("torch."),
             str(first.device),
             kernel,
@@ -225,22 +220,6 @@ def normal_form(x: Tensor, kind: Literal["rms", "layer"], eps: float) -> Tensor:
     if kind == "rms":
         return functional.rms_norm(wide, size, eps=eps)
     return functional.layer_norm(wide, size, eps=eps)
-
-
-def _sharing(calls: _Calls, linear: Mapping[str, Site]) -> tuple[tuple[str, ...], ...]:
-    """Linear modules called one after another with the same tensor."""
-    groups: list[list[str]] = []
-    last: Tensor | None = None
-    for name, seen in calls.items():
-        if name not in linear or len(seen) != 1:
-            last = None if name in linear else last
-            continue
-        if seen[0][0] is last:
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-        last = seen[0][0]
-    return tuple(tuple(group) for group in groups if len(group) > 1)
 
 
 def _kind(site: Site, key: str, module: nn.Module) -> Kind:
