@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from gym_fed.cli.api_keys import app as keys_app
-from gym_fed.config.serving import ServingConfig
+from gym_fed.config.serving import LOOPBACK, ServingConfig
 from gym_fed.console import err, out
 from gym_fed.errors import ErrorCode, GymError
 
@@ -70,6 +70,8 @@ def serve(
     from gym_fed.serving.api.server import run_server
 
     def on_listening(address: str) -> None:
+        if settings.host not in LOOPBACK:
+            err.print("note: this is plain HTTP: beyond a network you trust, put a proxy with TLS before it")
         err.print(f"listening at {address}; loading {settings.base} ...", markup=False)
 
     def on_ready(address: str, serving: Serving) -> None:

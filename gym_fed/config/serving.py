@@ -21,6 +21,7 @@ _UNITS = {
     "MIB": 2**20,
     "GIB": 2**30,
 }
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
 
 
@@ -102,7 +103,7 @@ class ServingConfig(StrictModel):
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:
-        if self.api_keys is None and self.host not in ("127.0.0.1", "::1", "localhost"):
+        if self.api_keys is None and self.host not in LOOPBACK:
             raise ValueError(
                 f"host {self.host} is open to others, but api_keys is not set: make one with `gym api keys add`, "
                 "or serve on 127.0.0.1"

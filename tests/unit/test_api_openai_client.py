@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import threading
 import time
@@ -21,6 +22,9 @@ from gym_fed.serving.api.app import create_app
 from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.keys import KeyFile
+from gym_fed.serving.openai import LOCAL, OpenAIService
+from gym_fed.serving.openai.catalogue import Catalogue
+from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.setup import Serving, open_serving
 from tests.support.nano_store import nano_store
 
@@ -152,6 +156,41 @@ def test_an_answer_is_held_to_a_schema(server: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client_of(server).chat.completions.create(model="gym-nano", messages=ASK, response_format=bad)
     assert caught.value.code == "invalid_json_schema"
+
+
+def test_a_call_that_is_required_is_one_of_the_tools(serving: Serving) -> None:
+    tokenizer = copy.deepcopy(serving.tokenizer)
+    tokenizer.chat_template = (
+        '{% if tools %}<tool_call>"arguments"{{ tools[0].function.name }}{% endif %}'
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    service = OpenAIService(
+        serving.engine,
+        Catalogue("gym-nano", serving.store, serving.base.digest),
+        tokenizer,
+        vocab_size=262,
+        fingerprint="fp_1",
+        max_at_once=8,
+    )
+    days = {"type": "object", "properties": {"day": {"enum": ["mon", "tue"]}}, "required": ["day"]}
+    names = ("book", "cancel")
+    functions = [{"name": name, "parameters": {**days, "additionalProperties": False}} for name in names]
+    body = {
+        "model": "gym-nano",
+        "messages": ASK,
+        "temperature": 0,
+        "logit_bias": dict.fromkeys(
+            ("9", "10", "32"), -100
+        ),  # so small a model fills its context with blanks
+        "tools": [{"type": "function", "function": function} for function in functions],
+    }
+    named = {"type": "function", "function": {"name": "cancel"}}
+    for choice, allowed in (("required", names), (named, ("cancel",))):
+        (answer,) = service.handle(CHAT, {**body, "tool_choice": choice}, LOCAL)["choices"]
+        (call,) = answer["message"]["tool_calls"]
+        assert call["function"]["name"] in allowed
+        assert json.loads(call["function"]["arguments"])["day"] in ("mon", "tue")
+        assert answer["finish_reason"] == "tool_calls"
 
 
 def test_embeddings_come_in_the_client_s_own_encoding(server: Any) -> None:
