@@ -1,8 +1,8 @@
 """Answers that a JSON schema allows: before each token, those that cannot continue a valid value are masked out.
 
 The grammar and the masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it
-cannot enforce is refused, never relaxed. White space between two parts of a value is at most 16 characters, so that a
-weak model cannot fill its answer with it.
+cannot enforce is refused, never relaxed. White space between two parts of a value is a space, or a line break and an
+indent, so that a weak model cannot fill its answer with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OPTIONS: Any = {
     "lenient": False,
     "coerce_one_of": False,
     "whitespace_flexible": True,
-    "whitespace_pattern": r"[ \n\t]{0,16}",
+    "whitespace_pattern": r"( |\n[ \t]{0,16})?",
 }
 MAX_SCHEMA_CHARACTERS = 200_000
 

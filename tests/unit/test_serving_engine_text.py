@@ -185,6 +185,25 @@ def test_a_finished_value_is_one_that_the_schema_allows(tokenizer: Any, schema: 
         assert len(finished) == len(found)
 
 
+@pytest.mark.parametrize("indent", [None, 0, 2, 4, "\t"])
+def test_values_may_be_laid_out_as_is_usual(tokenizer: Any, indent: Any) -> None:
+    value = {"name": "Zoë", "age": 7, "tags": ["a", "b"]}
+    guides = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END}))
+    for text in (
+        json.dumps(value, indent=indent, ensure_ascii=False),
+        json.dumps(value, separators=(",", ":"), ensure_ascii=False),
+    ):
+        guide = guides.guide(json.dumps(PERSON))
+        for token_id in tokenizer.encode(text):
+            assert not guide.banned()[token_id]
+            guide.push(token_id)
+        assert guide.complete
+    guide = guides.guide(json.dumps(PERSON))
+    for token_id in b"{ ":
+        guide.push(token_id)
+    assert guide.banned()[[ord(" "), ord("\n")]].all()
+
+
 def test_a_value_that_may_go_on_ends_with_an_end_token(tokenizer: Any) -> None:
     guides = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END}))
     guide = guides.guide('{"type": "integer"}')
