@@ -170,7 +170,7 @@ def _require_mergeable(model: str) -> None:
     if config.is_prompt_learning:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{model} cannot be served: {config.peft_type} is no change of weights",
+            f"{model} cannot be served: {getattr(config.peft_type, 'value', config.peft_type)} changes no weights",
             "serve its base, or train another kind of adapter",
         )
 

@@ -56,6 +56,26 @@ def test_the_oldest_turns_go_when_a_models_context_is_full(engine: LocalWriter) 
     assert caught.value.code is ErrorCode.TOO_LARGE
 
 
+def test_a_prompt_that_the_engine_alone_finds_too_long_makes_turns_go_too(
+    engine: LocalWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = Conversation(engine, sampling=GREEDY)
+    list(conversation.say("copy: " + "a" * 60))
+    monkeypatch.setattr(engine, "_length", lambda body: 1)
+    list(conversation.say("x" * 180))
+    assert conversation.forgotten == 2
+    with pytest.raises(GymError) as caught:
+        list(conversation.say("x" * 300))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+def test_an_adapter_of_virtual_tokens_is_told_apart_before_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}')
+    with pytest.raises(GymError, match="PROMPT_TUNING changes no weights") as caught:
+        open_engine(str(tmp_path))
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+
+
 def test_an_answer_that_nobody_reads_on_is_stopped(engine: LocalWriter, plain: LocalWriter) -> None:
     threads = threading.active_count()
     for writer in (engine, plain):
