@@ -18,7 +18,7 @@ from gym_fed.personalization.keeping import Shelf
 from gym_fed.personalization.made import Listener, Losses, RebasedVariant, require_better
 from gym_fed.personalization.making import Order
 from gym_fed.personalization.rebase import Carried, carry, method_of, product_encoding, refit
-from gym_fed.personalization.recipe import encoding_of, training_config
+from gym_fed.personalization.recipe import encoding_of, require_fitting, training_config
 from gym_fed.personalization.rows import PersonalRows
 from gym_fed.serving.store import VariantRecord
 
@@ -65,7 +65,7 @@ def move(
         )
     with DeltaFile.open(path) as delta:
         require_shapes(delta, base.spec)
-        folder = shelf.work_folder(f"{wanted.output_name}.rebase")
+        folder = shelf.work_folder(f"{wanted.output_name}.rebase-{record.sha256[:12]}")
         if wanted.overwrite and folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,6 +80,7 @@ def move(
             method, rows, folder / "refit" / "run", str(folder / "start"), overrides, base.context
         )
         how = encoding_of(method, codec, encoding, base.spec)
+        require_fitting(config, how)
         order = Order(
             folder / "refit",
             config.model_copy(update={"device": device}),

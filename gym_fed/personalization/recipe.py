@@ -200,6 +200,28 @@ def encoding_of(
     return Encoding(validate(values | given, CodecPolicy, "encoding"), keeps_factors, why)
 
 
+def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
+    """Refuse to train more than the file would hold.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming the key.
+    """
+    lora = training.lora
+    if not encoding.keeps_factors or lora is None:
+        return
+    for key, given in (
+        ("modules_to_save", bool(lora.modules_to_save)),
+        ("bias", lora.bias != "none"),
+        ("use_dora", lora.use_dora),
+    ):
+        if given:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"training: lora.{key} changes more than factors, and factors are all that the file keeps",
+                "remove it, or take codec bitdelta",
+            )
+
+
 def _finest_scales(spec: BaseSpec) -> tuple[str, str, str]:
     """``group_size``, ``embeddings`` and words for the finest scales with which a file keeps to ``FULL_BITS``."""
     if _bits(spec, body_rows=True, end_rows=True) <= FULL_BITS:

@@ -19,7 +19,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.personalization.keeping import Shelf, default_folder
 from gym_fed.personalization.made import CreatedVariant, Listener, Losses, RebasedVariant, require_better
-from gym_fed.personalization.recipe import METHODS, Method, encoding_of, training_config
+from gym_fed.personalization.recipe import METHODS, Method, encoding_of, require_fitting, training_config
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.served import ServedVariant, SharedServing
 
@@ -124,6 +124,7 @@ class PersonalizedTrainer:
         training = training_config(
             self.method, rows, folder / "run", self.base_model, self._training, base.context
         ).model_copy(update={"device": self.device})
+        require_fitting(training, encoding)
         order = Order(folder, training, encoding)
         judge = Judge(rows.kind, rows.judged, base.tokenizer, base.model, training.max_length)
         made = make(order, base, rows, judge, told)

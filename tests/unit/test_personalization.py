@@ -110,7 +110,10 @@ def test_preferences_start_at_log_two_end_below_it_and_make_the_next_revision(
     key = SigningKey.generate()
     with VariantStore.open(tmp_path) as opened:
         opened.add(ada.path, sign_variant(ada.path, key, name="cleo"), name="cleo", owner="cleo")
-    made = trainer(tiny_base, tmp_path, key=key).create_variant("cleo", preferences=PAIRS, replace=True)
+    made = trainer(tiny_base, tmp_path, key=key).create_variant(
+        "cleo", preferences=PAIRS, replace=True, output=tmp_path / "work"
+    )
+    assert (tmp_path / "work/run/result.json").exists(), "work in a folder of one's own is kept"
     assert made.loss_before == pytest.approx(0.6931, abs=1e-4)
     assert made.loss_encoded < made.loss_before
     with VariantStore.open(tmp_path) as opened:
@@ -121,31 +124,19 @@ def test_preferences_start_at_log_two_end_below_it_and_make_the_next_revision(
     assert record.revision == made.revision == 2
 
 
-def test_a_full_variant_has_signs_for_every_matrix_and_only_where_asked_no_signature(
+def test_a_full_variant_has_one_bit_a_weight_and_work_that_was_stopped_anywhere_ends_with_the_same_bytes(
     tiny_base: Path, tmp_path: Path
 ) -> None:
-    maker = trainer(
-        tiny_base, tmp_path, method="full", training=FULL, encoding={"distill_steps": 3}, unsigned=True
-    )
-    made = maker.create_variant("dan", examples=CHATS)
-    assert not made.signed
-    with DeltaFile.open(made.path) as delta:
+    def maker(store: str, **options: Any) -> PersonalizedTrainer:
+        given = {"method": "full", "training": FULL, "encoding": {"distill_steps": 3}, **options}
+        return trainer(tiny_base, tmp_path / store, **given)
+
+    whole = maker("whole", unsigned=True).create_variant("eve", examples=CHATS)
+    assert not whole.signed
+    with DeltaFile.open(whole.path) as delta:
         large = {n for n in delta.names if torch.Size(delta.record(n).shape).numel() > 256}
         assert "model.embed_tokens.weight" in large
         assert {delta.record(n).codec for n in large} == {"bitdelta"}
-    assert made.kept is not None
-    assert made.kept > 0.3
-    with pytest.raises(GymError, match="a key is given, and nothing is to be signed"):
-        trainer(tiny_base, tmp_path, key=SigningKey.generate(), unsigned=True)
-
-
-def test_work_that_is_stopped_anywhere_ends_with_the_same_bytes(tiny_base: Path, tmp_path: Path) -> None:
-    def maker(store: str) -> PersonalizedTrainer:
-        return trainer(
-            tiny_base, tmp_path / store, method="full", training=FULL, encoding={"distill_steps": 3}
-        )
-
-    whole = maker("whole").create_variant("eve", examples=CHATS)
     for phase, step in (("train", 2), ("distil", 2)):
         with pytest.raises(GymError, match="stopped") as caught:
             maker("parts").create_variant("eve", examples=CHATS, listener=StopsAt(phase, step))
@@ -158,11 +149,12 @@ def test_work_that_is_stopped_anywhere_ends_with_the_same_bytes(tiny_base: Path,
     listener = StopsAt("never", 0)
     resumed = maker("parts").create_variant("eve", examples=CHATS, listener=listener)
     assert "training was finished before" in listener.phases
+    assert resumed.signed
     assert resumed.sha256 == whole.sha256
     assert resumed.steps == whole.steps
 
 
-def test_an_output_folder_is_kept_and_a_foreign_one_is_not_touched(tiny_base: Path, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_touched(tiny_base: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     maker = trainer(tiny_base, tmp_path / "store")
@@ -170,8 +162,14 @@ def test_an_output_folder_is_kept_and_a_foreign_one_is_not_touched(tiny_base: Pa
         with pytest.raises(GymError, match="holds no work of this kind"):
             maker.create_variant("flo", examples=CHATS, output=tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+    with pytest.raises(GymError, match=r"lora\.modules_to_save changes more than factors"):
+        trainer(tiny_base, tmp_path, training={"lora": {"modules_to_save": ["embed_tokens"]}}).create_variant(
+            "flo", examples=CHATS
+        )
     with pytest.raises(GymError, match="0 sources of rows are given"):
         maker.create_variant("flo")
+    with pytest.raises(GymError, match="a key is given, and nothing is to be signed"):
+        trainer(tiny_base, tmp_path, key=SigningKey.generate(), unsigned=True)
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +205,12 @@ def test_a_rebased_variant_is_the_same_delta_on_the_new_base_with_its_losses(
 
 
 def test_a_refit_takes_the_old_ones_place_only_if_it_is_better(
-    tiny_base: Path, tmp_path: Path, soup: Path
+    tiny_base: Path, tmp_path: Path, soup: Path, ada: CreatedVariant
 ) -> None:
-    maker = trainer(tiny_base, tmp_path)
-    maker.create_variant("gus", examples=CHATS)
+    key = SigningKey.generate()
+    with VariantStore.open(tmp_path) as opened:
+        opened.add(ada.path, sign_variant(ada.path, key, name="gus"), name="gus", owner="gus")
+    maker = trainer(tiny_base, tmp_path, key=key)
     moved = maker.rebase_variant("gus", str(soup), data=CHATS, steps=3)
     found = moved.losses
     assert found.refitted is not None
@@ -260,7 +260,10 @@ def test_variants_of_one_trainer_answer_from_one_base(
     tiny_base: Path, store: Path, ada: CreatedVariant
 ) -> None:
     maker = trainer(tiny_base, store)
-    maker.create_variant("hal", examples=CHATS[:9], replace=True)
+    with VariantStore.open(store, require_signature=False) as opened:
+        opened.add(
+            ada.path, sign_variant(ada.path, SigningKey.generate(), name="hal"), name="hal", owner="hal"
+        )
     with maker.serve_variant("ada") as first, maker.serve_variant("hal") as second:
         assert first._serving is second._serving
         assert first.model.endswith(":ada")
