@@ -242,6 +242,11 @@ async def test_an_async_client_is_served_too(server: Any) -> None:
 def test_use_is_logged_under_the_base_s_digest(server: Any, serving: Serving) -> None:
     from gym_server.ledger.royalties import read_usage
 
-    assert serving.config.usage_log is not None
-    used, _ = read_usage(serving.config.usage_log)
+    log = serving.config.usage_log
+    assert log is not None
+    answer = client_of(server, "ann").completions.create(model="gym-nano:ann", prompt="abc", max_tokens=4)
+    used, _ = read_usage(log)
     assert set(used) == {serving.base.digest}
+    last = json.loads(log.read_text().splitlines()[-1])
+    assert (last["model"], last["key"]) == ("gym-nano:ann", "ann")
+    assert last["tokens"] == answer.usage.total_tokens  # type: ignore[union-attr]
