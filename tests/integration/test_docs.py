@@ -19,10 +19,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import BIN
+from tests.support.warm import shims
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 FIND_A_HUB = ("contribute.md",)
+BEGINS_COLD = "README.md"
+"""The page all of whose commands start from nothing, as a hub in its own terminal does on every page."""
 NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
 
 
@@ -57,8 +60,14 @@ PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and commands(page
         for page in PAGES_WITH_COMMANDS
     ],
 )
-def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_work_as_shown(
+    page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "GYM_HOME": str(tmp_path / "home")}
+    warm = environment
+    if page.name != BEGINS_COLD:
+        commands_here = shims(tmp_path_factory.mktemp("commands"))
+        warm = {**environment, "PATH": f"{commands_here}:{environment['PATH']}"}
     servers: list[subprocess.Popen[bytes]] = []
     try:
         if page.name in FIND_A_HUB:
@@ -70,7 +79,7 @@ def test_the_commands_of_a_page_work_as_shown(page: Path, tmp_path: Path) -> Non
                 continue
             needs_terminal = command.startswith("gym-client join") and "--yes" not in command
             run = at_a_terminal if needs_terminal else in_a_shell
-            status, shown = run(command, tmp_path, environment)
+            status, shown = run(command, tmp_path, warm)
             assert status == 0, f"$ {command}\n{shown[-3000:]}"
         for number, script in enumerate(scripts(page)):
             (tmp_path / f"script{number}.py").write_text(script)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from gym_server.store.database import Database
 from gym_server.store.tables import credits, rounds
 
 from gym_fed.errors import ErrorCode
-from tests.support.hub import BIN, HubProcess
+from tests.support.hub import HubProcess
+from tests.support.warm import run
 
 
 def enrol(home: Path, hub: HubProcess, name: str) -> str:
@@ -30,8 +30,7 @@ def enrol(home: Path, hub: HubProcess, name: str) -> str:
 
 
 def gym_client(*arguments: object, home: Path) -> tuple[int, Any]:
-    command = [str(BIN / "gym-client"), *map(str, arguments), "--home", str(home), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    done = run(["gym-client", *map(str, arguments), "--home", home, "--json"])
     return done.returncode, json.loads(done.stdout)
 
 

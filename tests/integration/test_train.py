@@ -15,21 +15,14 @@ import yaml
 
 from gym_fed.config import TrainingConfig, load_config
 from gym_fed.training import Trainer
+from tests.support.warm import run
 
 GYM = Path(sys.executable).parent / "gym"
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
 
 
 def gym(*words: object, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(GYM), *map(str, words)],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return run(["gym", *map(str, words)], stdin=stdin, cwd=cwd, env=ENVIRONMENT)
 
 
 def recipe(folder: Path, **changes: Any) -> Path:

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ class WarmProcess:
         self,
         arguments: Sequence[str | Path],
         *,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
         stdout: int | IO[Any] = subprocess.DEVNULL,
         stderr: int | IO[Any] = subprocess.DEVNULL,
         cwd: Path | None = None,
@@ -72,7 +74,8 @@ class WarmProcess:
                 stack.callback(os.close, out)
                 self.stdout = os.fdopen(reading, encoding="utf-8")
             error = null if stderr == subprocess.DEVNULL else stderr
-            streams = [null, *(f if isinstance(f, int) else f.fileno() for f in (out, error))]
+            given = (null if stdin == subprocess.DEVNULL else stdin, out, error)
+            streams = [f if isinstance(f, int) else f.fileno() for f in given]
             self._keeper = _library_process().connect()
             socket.send_fds(self._keeper, [_HELLO], streams)
             self._keeper.sendall(json.dumps(order).encode() + _HELLO)
@@ -118,13 +121,20 @@ class WarmProcess:
 def run(
     arguments: Sequence[str | Path],
     *,
+    stdin: str = "",
     timeout: float = 240,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Like ``subprocess.run`` with its output captured and nothing on its standard input."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
-        process = WarmProcess(arguments, stdout=out, stderr=error, cwd=cwd, env=env)
+    """Like ``subprocess.run`` with texts for its streams."""
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as error,
+    ):
+        given.write(stdin.encode())
+        given.seek(0)
+        process = WarmProcess(arguments, stdin=given, stdout=out, stderr=error, cwd=cwd, env=env)
         try:
             status = process.wait(timeout)
         finally:
@@ -136,14 +146,43 @@ def run(
     return subprocess.CompletedProcess(list(map(str, arguments)), status, *texts)
 
 
+def shims(folder: Path) -> Path:
+    """Write an executable of each command's name, for the PATH of a shell, into ``folder``; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COMMANDS:
+        file = folder / name
+        file.write_text(_SHIM.format(python=sys.executable, address=_library_process().address))
+        file.chmod(0o755)
+    return folder
+
+
+_SHIM = """#!{python} -ISs
+import json, os, signal, socket, sys
+keeper = socket.socket(socket.AF_UNIX)
+keeper.connect({address!r})
+order = {{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "cwd": os.getcwd(), "env": dict(os.environ)}}
+socket.send_fds(keeper, [b"\\n"], [0, 1, 2])
+keeper.sendall(json.dumps(order).encode() + b"\\n")
+told = keeper.makefile()
+pid = int(told.readline())
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+status = int(told.readline())
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
 class _LibraryProcess:
     """The one process that imports the libraries, for this process and as long as it."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gym-warm-")
-        self._address = str(Path(self._folder.name) / "socket")
+        self.address = str(Path(self._folder.name) / "socket")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm", self._address],
+            [sys.executable, "-m", "tests.support.warm", self.address],
             cwd=_REPOSITORY,
             env={
                 **os.environ,
@@ -162,7 +201,7 @@ class _LibraryProcess:
 
     def connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._address)
+        connection.connect(self.address)
         return connection
 
     def close(self) -> None:
@@ -254,7 +293,22 @@ def _become(order: dict[str, Any]) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 (the process owns its streams)
     sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
-    sys.exit(importlib.import_module(COMMANDS[sys.argv[0]]).main())
+    status: Any = 1
+    try:
+        importlib.import_module(COMMANDS[sys.argv[0]]).main()
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            status = 1
+    except BaseException:  # noqa: BLE001 (told as an interpreter tells it)
+        sys.excepthook(*sys.exc_info())
+    # As an interpreter ends, but for its objects: to take all of the libraries' apart copies every page of theirs.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

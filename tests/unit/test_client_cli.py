@@ -18,13 +18,12 @@ from gym_client.transport import HubClient
 from gym_client.trust import establish
 from rich.console import Console
 
-from tests.support.hub import BIN
 from tests.support.tiny_hub import TinyHub
+from tests.support.warm import run
 
 
 def gym_client(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "gym-client"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    return run(["gym-client", *map(str, arguments)])
 
 
 def error_of(*arguments: object) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from gym_fed.identity.keys import SigningKey, verify_signature
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.identity.statements import Revocation, Rotation
 from gym_fed.wire.v1 import hub_pb2 as pb
-from tests.support.hub import BIN
 from tests.support.tiny_hub import TinyHub
+from tests.support.warm import run
 
 WORDS = "correct horse battery"
 
@@ -79,14 +79,8 @@ def enrol(home: Home, hub: TinyHub) -> str:
 
 
 def gym_client(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(BIN / "gym-client"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-        env={**{k: v for k, v in os.environ.items() if k != "GYM_PASSPHRASE"}, **environment},
-    )
+    kept = {k: v for k, v in os.environ.items() if k != "GYM_PASSPHRASE"}
+    return run(["gym-client", *map(str, arguments)], env={**kept, **environment})
 
 
 def forget_everything(folder: Path) -> None:

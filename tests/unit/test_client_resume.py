@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from tests.support.hub import BIN, HubProcess
+from tests.support.warm import run
 
 
 def test_ctrl_c_in_training_stops_at_a_checkpoint_and_the_same_command_goes_on(
@@ -36,7 +37,7 @@ def test_ctrl_c_in_training_stops_at_a_checkpoint_and_the_same_command_goes_on(
     assert "same command" in told
     assert list(home.glob("tasks/*/run/checkpoints/checkpoint-*"))
 
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    again = run(command)
     assert again.returncode == 0, again.stderr
     steps = [json.loads(line)["done"] for line in again.stdout.splitlines() if '"phase": "train"' in line]
     assert steps[0] > 1
