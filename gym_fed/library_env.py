@@ -6,9 +6,13 @@ accelerator it found, and others tell of kernels that they could not load; a run
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import sys
 import warnings
+from types import ModuleType
+from typing import Any
 
 _NO_NEWS = (
     "Setting accelerator to CPU",
@@ -27,6 +31,41 @@ def settle() -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # its versions are pinned here
     # PEFT, TRL and transformers itself use names that transformers has given up.
     warnings.filterwarnings("ignore", _OLD_NAME, FutureWarning)
+    # PEFT imports it wherever it is installed, and it imports torch's compiler: some seconds of a core at every start.
+    import_late("bitsandbytes")
+
+
+def import_late(name: str) -> None:
+    """Have ``import name`` run the package only when something of it is asked for; one that is absent stays absent."""
+    if name in sys.modules:
+        return
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        return
+    module = _Late(name)
+    module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, name
+    module.__file__ = spec.origin  # which ``inspect`` asks of every module there is
+    sys.modules[name] = module
+
+
+class _Late(ModuleType):
+    """A package that is executed at the first look-up of a name in it, its ``__path__`` among them.
+
+    Python's own ``LazyLoader`` executes it for ``__spec__`` too, by which libraries ask whether it is installed.
+    """
+
+    def __getattr__(self, attribute: str) -> Any:
+        spec = self.__spec__
+        if spec is None or spec.loader is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {attribute!r}")
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        self.__dict__.update(vars(importlib.util.module_from_spec(spec)))
+        try:
+            spec.loader.exec_module(self)
+        except BaseException:
+            sys.modules.pop(self.__name__, None)
+            raise
+        return getattr(self, attribute)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
