@@ -7,11 +7,19 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import gc
 from pathlib import Path
 
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries_are_no_garbage() -> None:
+    """Trainers and Flower collect garbage again and again; each time a million objects of libraries are looked at."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
