@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error, so that output
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -53,6 +54,8 @@ VersionOption = Annotated[
 
 def run_app(app: typer.Typer) -> NoReturn:
     """Run a typer app; a ``GymError`` becomes two readable lines (JSON with ``--json``) and an exit code."""
+    # Torch and transformers make a million objects that stay; Python's own threshold goes through them seven times.
+    gc.set_threshold(5_000, 10, 10)
     try:
         status = app(standalone_mode=False)
     except GymError as error:
