@@ -19,13 +19,13 @@ import logging
 import math
 import threading
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.detokenizing import TextDecoder
+from gym_fed.serving.embedding import PendingEmbedding
 from gym_fed.serving.engine_stats import Counters, EngineStats
 from gym_fed.serving.generation import Generation
 from gym_fed.serving.limits import Limits
@@ -34,8 +34,6 @@ from gym_fed.serving.request import GenerationRequest
 from gym_fed.serving.sequence import Embedding, Sequence
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from gym_fed.serving.guided import GuideFactory
     from gym_fed.serving.loaded import VariantSource
     from gym_fed.serving.mixed import MixedModel
@@ -83,7 +81,7 @@ class Engine:
         self._loop = EngineLoop(mixed, self._decoder, source, self.config, self._counters)
         self._changed = threading.Condition()
         self._arrived: list[Sequence | Embedding] = []
-        self._cancelled: list[Sequence] = []
+        self._cancelled: list[Sequence | Embedding] = []
         self._refused = 0
         self._closing = False
         self._broken: GymError | None = None
@@ -119,26 +117,19 @@ class Engine:
         self._enqueue(sequence)
         return generation
 
-    def embed(
-        self, prompt_ids: list[int], variant: str | None = None, user: str = "", timeout: float | None = None
-    ) -> Tensor:
-        """The text's embedding, ``[hidden] float32``: see ``MixedModel.embed``. Waits its turn as answers do.
+    def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
+        """Queue a text that is wanted as a vector (``MixedModel.embed``). It waits its turn as answers do.
 
         Raises:
-            GymError: As ``submit``; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds.
+            GymError: As ``submit``.
         """
         self.limits.check_prompt(prompt_ids)
         self._require_room(user)
         self._prefetch(variant)
-        future: Future[Tensor] = Future()
-        self._enqueue(Embedding(prompt_ids, variant, user, future))
-        try:
-            return future.result(timeout)
-        except FutureTimeoutError:
-            future.cancel()
-            raise GymError(
-                ErrorCode.DEADLINE_EXCEEDED, f"no embedding within {timeout} s", "wait longer"
-            ) from None
+        work = Embedding(prompt_ids, variant, user, Future())
+        self._enqueue(work)
+        work.future.add_done_callback(lambda future: self._call_off(work) if future.cancelled() else None)
+        return PendingEmbedding(work.future)
 
     @property
     def healthy(self) -> bool:
@@ -246,10 +237,13 @@ class Engine:
             self._changed.notify_all()
 
     def _cancel(self, generation: Generation) -> None:
+        if generation._sequence is not None:
+            self._call_off(generation._sequence)
+
+    def _call_off(self, work: Sequence | Embedding) -> None:
         with self._changed:
-            if generation._sequence is not None:
-                self._cancelled.append(generation._sequence)
-                self._changed.notify_all()
+            self._cancelled.append(work)
+            self._changed.notify_all()
 
     # The engine's thread.
 
@@ -284,8 +278,8 @@ class Engine:
                 self._loop.put(work)
             self._arrived.clear()
             cancelled, self._cancelled = self._cancelled, []
-        for sequence in cancelled:
-            self._loop.cancel(sequence)
+        for work in cancelled:
+            self._loop.cancel(work)
         return True
 
     def _pause(self) -> None:

@@ -94,11 +94,14 @@ class EngineLoop:
         else:
             self._embeddings.put(work)
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, work: Sequence | Embedding) -> None:
         """End one, waiting or running."""
-        if not sequence.ended:
-            self._end(sequence, sequence.finish("cancelled"))
-            sequence.deliver()
+        if isinstance(work, Embedding):
+            if self._embeddings.remove(work):
+                self._shares.leave(work.user)
+        elif not work.ended:
+            self._end(work, work.finish("cancelled"))
+            work.deliver()
 
     def turn(self) -> bool:
         """Everything that can be done at once; whether anything was."""

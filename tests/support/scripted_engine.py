@@ -75,7 +75,14 @@ class ScriptedEngine:
         return made
 
     def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> Any:
-        return SimpleNamespace(tolist=lambda: [3.0, 4.0 * len(prompt_ids)])
+        vector = SimpleNamespace(tolist=lambda: [3.0, 4.0 * len(prompt_ids)])
+
+        async def later() -> Any:
+            return vector
+
+        return SimpleNamespace(
+            result=lambda timeout=None: vector, result_async=later, cancel=lambda: None, done=True
+        )
 
     def stats(self) -> EngineStats:
         zero = Counters()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,12 +219,9 @@ def test_an_embedding_takes_its_turn_and_knows_variants(tokenizer: Any) -> None:
     with Engine(toy, tokenizer, source) as engine:
         toy.gate.clear()
         running = engine.submit(GenerationRequest([1], SamplingParams(max_tokens=5, seed=1)))
-        found: list[Any] = []
-        ask = threading.Thread(target=lambda: found.append(engine.embed([4, 5], "alice", "u")))
-        ask.start()
+        asked = engine.embed([4, 5], "alice", "u")
         toy.gate.set()
-        ask.join(20)
-        assert torch.allclose(found[0], toy.embed([4, 5], source.variants["alice"]))
+        assert torch.allclose(asked.result(20), toy.embed([4, 5], source.variants["alice"]))
         assert running.result(20).finish_reason == "length"
         assert engine.stats().embeddings == 1
         with pytest.raises(GymError) as refused:

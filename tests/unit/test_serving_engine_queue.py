@@ -270,10 +270,13 @@ def test_an_answer_that_takes_too_long_to_wait_for_goes_on(tokenizer: Any) -> No
         toy.gate.clear()
         generation = engine.submit(ask())
         assert refused(lambda: generation.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
-        assert refused(lambda: engine.embed([1], timeout=0.01)).code is ErrorCode.DEADLINE_EXCEEDED
+        called_off = engine.embed([1])
+        assert refused(lambda: called_off.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
+        called_off.cancel()
         toy.gate.set()
         assert generation.result(20).finish_reason == "length"
-        assert engine.embed([1], timeout=20).shape == (24,)
+        assert refused(called_off.result).code is ErrorCode.UNAVAILABLE
+        assert engine.embed([1]).result(20).shape == (24,)
         assert engine.stats().embeddings == 1  # the other was called off before its turn
         assert engine.stats().queued == 0
 
@@ -306,7 +309,7 @@ def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) ->
             variant = chance.choice([None, "a", "b", "cold", "broken"])
             try:
                 if chance.random() < 0.1:
-                    engine.embed([1, 2], chance.choice([None, "a"]), f"u{number}", timeout=20)
+                    engine.embed([1, 2], chance.choice([None, "a"]), f"u{number}").result(20)
                     ended["embedded"] += 1
                     continue
                 asked = ask(f"u{number}", variant, tokens=chance.randint(1, 9), prompt=chance.randint(1, 30))

@@ -145,7 +145,7 @@ class OpenAIService:
         try:
             for index, ids in enumerate(prompts):
                 with _refusals(model, "input"):
-                    vector = _unit(self._engine.embed(ids, model.variant, caller.name).tolist())
+                    vector = _unit(self._engine.embed(ids, model.variant, caller.name).result().tolist())
                 used += len(ids)
                 shown: Any = vector
                 if request.encoding_format == "base64":
