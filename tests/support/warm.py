@@ -186,6 +186,7 @@ class _LibraryProcess:
             cwd=_REPOSITORY,
             env={
                 **os.environ,
+                "OMP_NUM_THREADS": "1",
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
             },  # one thread is all that forks
             stdin=subprocess.PIPE,  # closes when this process is gone, whatever ended it
