@@ -20,6 +20,7 @@ from gym_fed.serving.openai.service import OpenAIService
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
+    from gym_fed.serving.api.usage_log import UsageLog
     from gym_fed.serving.engine import Engine
     from gym_fed.serving.mixed import MixedModel
     from gym_fed.serving.store import VariantStore
@@ -41,6 +42,7 @@ class Serving:
         engine: Writes the answers.
         store: The variants; None: the base alone.
         service: OpenAI's API over all of it.
+        usage_log: Where it is written who used how much.
     """
 
     config: ServingConfig
@@ -51,6 +53,7 @@ class Serving:
     engine: Engine
     store: VariantStore | None
     service: OpenAIService
+    usage_log: UsageLog | None
     _closing: ExitStack
 
     def close(self) -> None:
@@ -95,6 +98,7 @@ def open_serving(config: ServingConfig) -> Serving:
         mixed = stack.enter_context(MixedModel(model, kernel=config.engine.kernel))
         store = _open_store(config, base, mixed, stack)
         engine = stack.enter_context(Engine(mixed, loaded.tokenizer, store, config.engine))
+        usage_log = _usage_log(config, base, stack)
         service = OpenAIService(
             engine,
             Catalogue(name, store, base.digest),
@@ -102,9 +106,11 @@ def open_serving(config: ServingConfig) -> Serving:
             vocab_size=model.get_input_embeddings().weight.shape[0],
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",
             max_at_once=_max_at_once(config.engine),
-            on_use=_usage_log(config, base, stack),
+            on_use=None if usage_log is None else usage_log.write,
         )
-        return Serving(config, name, base, loaded.tokenizer, mixed, engine, store, service, stack.pop_all())
+        return Serving(
+            config, name, base, loaded.tokenizer, mixed, engine, store, service, usage_log, stack.pop_all()
+        )
     raise AssertionError("unreachable: an ExitStack without callbacks swallows nothing")
 
 
@@ -143,11 +149,11 @@ def _open_store(
     )
 
 
-def _usage_log(config: ServingConfig, base: BaseSpec, stack: ExitStack) -> Any:
+def _usage_log(config: ServingConfig, base: BaseSpec, stack: ExitStack) -> UsageLog | None:
     if config.usage_log is None:
         return None
     from gym_fed.serving.api.usage_log import UsageLog
 
     log = UsageLog(config.usage_log, base.digest)
     stack.callback(log.close)
-    return log.write
+    return log

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
+from gym_fed.config.serving import ServingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.app import create_app
 from gym_fed.serving.api.bodies import MAX_BODY_BYTES
 from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
+from gym_fed.serving.api.server import listen
 from gym_fed.serving.api.usage_log import UsageLog
 from gym_fed.serving.openai import OpenAIService
 from gym_fed.serving.openai.catalogue import Catalogue
@@ -40,7 +44,9 @@ def gateway_over(engine: ScriptedEngine, seconds: float = 60.0) -> Gateway:
     service = OpenAIService(
         engine, Catalogue("nano"), Letters(), vocab_size=256, fingerprint="fp_1", max_at_once=20
     )
-    gateway.serving = SimpleNamespace(service=service, engine=engine, store=None)  # type: ignore[assignment]
+    gateway.serving = SimpleNamespace(  # type: ignore[assignment]
+        service=service, engine=engine, store=None, usage_log=None
+    )
     return gateway
 
 
@@ -203,6 +209,39 @@ def test_the_hub_reads_the_usage_log_and_finds_the_version(tmp_path: Path) -> No
     assert (first["model"], first["key"], first["user"]) == ("nano:ann", "key1", 'a "name"\n')
     UsageLog(tmp_path / "new.jsonl", digest).close()
     assert (tmp_path / "new.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_costs_the_usage_log_no_line_but_those_it_could_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "usage.jsonl"
+    log = UsageLog(path, "sha256:1")
+    log.write(Use(CHAT, "nano", "first", None, 1, 1))
+    real = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: real(file, data[:9]))
+        log.write(Use(CHAT, "nano", "second", None, 1, 1))
+    log.write(Use(CHAT, "nano", "third", None, 1, 1))
+    log.close()
+    assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["first", "third"]
+    assert log.lost == 1
+    assert '"key": "second"' in caplog.text
+
+
+async def test_connections_send_small_answers_at_once() -> None:
+    options: list[int] = []
+
+    async def look(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = listen(ServingConfig(port=0))
+    async with await asyncio.start_server(look, sock=listener):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        await reader.read()
+        writer.close()
+    assert options == [1]
 
 
 def test_every_figure_of_engine_and_store_that_is_exported_exists() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.gate import Gate
+from gym_fed.serving.api.usage_log import UsageLog
 from gym_fed.serving.openai.service import OpenAIService
 
 _LOADING_SECONDS, _LEAVING_SECONDS = 5, 10
@@ -33,6 +34,9 @@ class Served(Protocol):
 
     @property
     def store(self) -> Any: ...
+
+    @property
+    def usage_log(self) -> UsageLog | None: ...
 
 
 class Gateway:

@@ -128,6 +128,12 @@ class _Served(Collector):
         yield from _plain("gym_engine", engine, _ENGINE_COUNTS, _ENGINE_STATES)
         for name, told in _ENGINE_TIMES.items():
             yield _histogram(f"gym_engine_{name}_seconds", told, getattr(engine, name))
+        if serving.usage_log is not None:
+            yield CounterMetricFamily(
+                "gym_api_usage_lost",
+                "Lines that the usage log did not take; the process's log has them.",
+                value=serving.usage_log.lost,
+            )
         if serving.store is not None:
             yield from _plain("gym_variants", serving.store.stats(), _STORE_COUNTS, _STORE_STATES)
 

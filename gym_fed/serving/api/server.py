@@ -63,7 +63,7 @@ def run_server(
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:
         keys.keys()  # unreadable ones are told now, and not to the first caller
-    with _listen(config) as listener:
+    with listen(config) as listener:
         life = _Life(config, Gate(keys), listener, drain_seconds, on_listening, on_ready, on_draining)
         return asyncio.run(life.run())
 
@@ -181,12 +181,18 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _listen(config: ServingConfig) -> socket.socket:
+def listen(config: ServingConfig) -> socket.socket:
+    """The socket of ``host`` and ``port``, whose connections send what is small at once.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
     try:
         info = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
         ]
-        listener = socket.socket(info[0], info[1])
+        # The protocol too: asyncio turns Nagle's algorithm off (40 ms an answer) only where it is said to be TCP.
+        listener = socket.socket(*info[:3])
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(info[4])

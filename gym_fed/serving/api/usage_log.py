@@ -6,34 +6,50 @@ digest, so the hub finds whom to credit; a variant counts as use of the base tha
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gym_fed.files import drop_torn_line
 from gym_fed.serving.openai.service import Use
 
+_log = logging.getLogger(__name__)
+
 
 class UsageLog:
-    """Appends; a line is written in one piece, so that several servers may share a file.
+    """Appends; a line is written in one piece or not at all, so that several servers may share a file.
+
+    A line that cannot be written, because the disk is full, costs nobody an answer: it is counted, and the log of the
+    process has it whole, to be appended by hand.
 
     Args:
         path: Made with mode 0600 where there is none.
         version: Digest of the base, ``sha256:<hex>``.
+
+    Attributes:
+        lost: Lines that could not be written.
     """
 
     def __init__(self, path: Path, version: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        drop_torn_line(path)
+        self.lost = 0
+        self._path = path
         self._version = version
         self._lock = threading.Lock()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
+        with self._alone():
+            drop_torn_line(path)
 
     def write(self, use: Use) -> None:
-        """One request; nothing for one that used no token."""
+        """One request; nothing for one that used no token. Raises nothing for a disk that does not take it."""
         tokens = use.prompt_tokens + use.completion_tokens
         if not tokens:
             return
@@ -49,9 +65,29 @@ class UsageLog:
         }
         if use.end_user is not None:
             line["user"] = use.end_user
-        data = (json.dumps(line, ensure_ascii=True) + "\n").encode()
+        text = json.dumps(line, ensure_ascii=True)
+        try:
+            with self._alone():
+                self._append(f"{text}\n".encode())
+        except OSError as error:
+            self.lost += 1
+            _log.error("%s did not take a line (%s): %s", self._path, error.strerror, text)
+
+    def _append(self, data: bytes) -> None:
+        size = os.fstat(self._file).st_size
+        if os.write(self._file, data) < len(data):
+            os.ftruncate(self._file, size)  # a piece of a line would spoil the file for whoever reads it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other thread or server writes."""
         with self._lock:
-            os.write(self._file, data)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         os.close(self._file)
