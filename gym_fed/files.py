@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -9,25 +10,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from gym_fed.errors import ErrorCode, GymError
+
 
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A binary file, readable too, that takes ``path``'s place if the block ends well, else is removed.
 
     ``mode`` holds from the first byte on, so that a secret is never readable by others, even while it is written.
+
+    Raises:
+        GymError: ``TOO_LARGE`` when the disk is full; ``path`` is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(descriptor, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with told_when_full(path):
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(descriptor, "w+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     fsync_folder(path.parent)
 
 
@@ -44,6 +51,30 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def told_when_full(path: Path) -> Iterator[None]:
+    """Tell of a full disk, or a used-up quota, as what it is.
+
+    Raises:
+        GymError: ``TOO_LARGE`` in place of the OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from error
+        raise
+
+
+def disk_full(path: Path) -> GymError:
+    """That what belongs to a file could not be written; nothing that was there is lost."""
+    return GymError(
+        ErrorCode.TOO_LARGE,
+        f"no space is left for {path}; nothing was changed",
+        "free some space on that disk, and do it again",
+    )
 
 
 def drop_torn_line(path: Path) -> None:

@@ -115,6 +115,13 @@ def remove(name: NameArgument, store: StoreOption = None, as_json: JsonOption = 
     """Take a variant out of the store; requests that use it are finished, new ones are refused."""
     with open_store(store) as opened:
         record = opened.remove(name)
+    if record is None:
+        damaged = {"name": name, "damaged": True}
+        if as_json:
+            console.print_json(damaged)
+        else:
+            console.out.print(f"removed {name}, whose row was damaged; gym variant gc removes its file")
+        return
     _show(record, as_json, f"removed {record.name}, revision {record.revision} of {record.owner}")
 
 

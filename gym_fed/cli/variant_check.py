@@ -27,7 +27,7 @@ def verify(
     faults: list[GymError] = []
     told: list[dict[str, Any]] = []
     with open_store(store, require_signature=not allow_unsigned) as opened:
-        for one in (record.name for record in opened.list()) if name is None else [name]:
+        for one in opened.names() if name is None else [name]:
             try:
                 opened.verify(one)
             except GymError as error:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.variant import SignedVariant
 from gym_fed.serving.store import VariantRecord, VariantStore, sign_variant
@@ -407,3 +410,83 @@ def test_a_store_is_for_its_owners_eyes_and_names_what_is_wrong_with_its_databas
     assert (folder / "variants.db").stat().st_mode & 0o777 == 0o600
     (folder / "variants.db").write_bytes(b"no database" * 100)
     assert "variants.db" in refusal(ErrorCode.STATE_CORRUPT, VariantStore.open, folder)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("owner", b"\xff"),
+        ("sha256", "../../etc/passwd"),
+        ("size_bytes", "x"),
+        ("size_bytes", -1),
+        ("revision", 1.5),
+        ("created_at", "hello"),
+        ("updated_at", 2**60),
+        ("manifest", b"{}"),
+        ("note", b"\xff"),
+    ],
+)
+def test_a_row_of_wrong_types_is_refused_by_name_and_costs_no_other_variant(
+    store: VariantStore, tmp_path: Path, column: str, value: object
+) -> None:
+    add(store, tmp_path, "alice")
+    good = add(store, tmp_path, "bob", revision=2)
+    with sqlite3.connect(store.folder / "variants.db") as database:
+        database.execute(f"UPDATE variants SET {column} = ? WHERE name = 'alice'", (value,))
+    database.close()
+    for call in (store.get, store.poll, store.acquire, store.verify):
+        assert f"'alice' is damaged: {column}" in refusal(ErrorCode.STATE_CORRUPT, call, "alice")
+    assert [record.name for record in store.list()] == ["bob"]
+    assert list(store.names()) == ["alice", "bob"]
+    assert served(store, "bob") == good
+    assert store.remove("alice") is None
+    assert add(store, tmp_path, "alice") == served(store, "alice")
+
+
+def test_a_full_disk_is_told_as_one_and_loses_nothing(
+    store: VariantStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = add(store, tmp_path)
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        patched.setattr(os, "fsync", full)
+        delta, signed = signed_small_delta(tmp_path / "y.gymdelta", KEY, "bob")
+        assert "no space" in refusal(ErrorCode.TOO_LARGE, store.add, delta, signed, name="bob", owner=OWNER)
+        refusal(ErrorCode.TOO_LARGE, write_atomically, tmp_path / "keys.json", b"")
+    assert served(store) == before
+    assert not list((store.folder / "staging").iterdir())
+    with sqlite3.connect(store.folder / "variants.db") as database:
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.close()
+    with store._registry._connection() as connection:
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+    record = store.get("alice")
+
+    def fill() -> None:
+        with store._registry.writing() as transaction:
+            for number in range(100):
+                transaction.put(replace(record, name=f"v{number}", note="n" * 500))
+
+    refusal(ErrorCode.TOO_LARGE, fill)
+    assert served(store) == before
+
+
+def test_a_pipe_is_no_delta_and_a_name_that_no_text_can_hold_is_unknown(
+    store: VariantStore, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    signed = signed_small_delta(tmp_path / "x.gymdelta", KEY, "alice")[1]
+    for source in (tmp_path / "pipe", tmp_path):
+        refusal(ErrorCode.FILE_NOT_FOUND, store.add, source, signed, name="alice", owner=OWNER)
+    for call in (store.get, store.poll, store.remove, store.prefetch):
+        refusal(ErrorCode.NOT_FOUND, call, "a\ud800")
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert "is a file" in refusal(ErrorCode.USAGE, VariantStore.open, folder)

@@ -271,3 +271,16 @@ def test_threads_that_use_many_variants_never_exceed_the_cache(loads: Loads) -> 
     assert max(highest) == 50
     assert cache.stats().pinned == 0
     cache.close()
+
+
+def test_a_row_that_breaks_the_loading_itself_ends_that_load_and_no_thread(loads: Loads) -> None:
+    cache = Residency(loads, 30, threads=1)
+    for name in ("a", "b"):
+        broken = row(name, size="x")  # type: ignore[arg-type]
+        with pytest.raises(GymError) as caught:
+            cache.acquire(broken)
+        assert caught.value.code is ErrorCode.INTERNAL
+    use(cache, "c")
+    assert loads.asked == ["c"]
+    assert cache.stats().errors == 2
+    cache.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.files import fsync_folder
+from gym_fed.files import fsync_folder, told_when_full
 
 SUFFIX = ".gymdelta"
 STAGING_GRACE_SECONDS = 3600.0
@@ -55,12 +56,12 @@ class DeltaObjects:
         """A copy of a file, the store's own, hashed while it is copied; gone after the block unless it was adopted.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``.
+            GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE`` when the disk is full.
         """
         target = self.staging / f"{secrets.token_hex(16)}.partial"
         digest, size = hashlib.sha256(), 0
         try:
-            with _readable(source) as reading, _private(target) as writing:
+            with told_when_full(target), _readable(source) as reading, _private(target) as writing:
                 while block := os.read(reading, _BLOCK_BYTES):
                     digest.update(block)
                     size += len(block)
@@ -81,23 +82,24 @@ class DeltaObjects:
         target = self.path(staged.sha256)
         if self._is_whole(staged.sha256):
             return
-        if not target.parent.exists():
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-            fsync_folder(self.folder)
-        if not staged.is_synced:  # the object was there, and went meanwhile
-            with _readable(staged.path) as descriptor:
-                os.fsync(descriptor)
-        os.replace(staged.path, target)
-        failpoint("variant-renamed")
-        fsync_folder(target.parent)
+        with told_when_full(target):
+            if not target.parent.exists():
+                target.parent.mkdir(mode=0o700, exist_ok=True)
+                fsync_folder(self.folder)
+            if not staged.is_synced:  # the object was there, and went meanwhile
+                with _readable(staged.path) as descriptor:
+                    os.fsync(descriptor)
+            os.replace(staged.path, target)
+            failpoint("variant-renamed")
+            fsync_folder(target.parent)
         with self._lock:
             self._hashed[staged.sha256] = _identity(os.stat(target))
 
     def identity(self, sha256: str) -> Identity | None:
-        """What tells whether a file is still the one that was hashed; None where there is none."""
+        """What tells whether a file is still the one that was hashed; None where there is none to be seen."""
         try:
             return _identity(os.stat(self.path(sha256)))
-        except FileNotFoundError:
+        except OSError:
             return None
 
     def verify(self, sha256: str, *, again: bool = False) -> Identity:
@@ -154,13 +156,16 @@ class DeltaObjects:
 @contextmanager
 def _readable(path: Path) -> Iterator[int]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK, the opening of a named pipe waits for somebody to write to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
     try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path} is {what}, not a .gymdelta")
         yield descriptor
-    except IsADirectoryError as error:
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path} is a folder, not a .gymdelta") from error
     finally:
         os.close(descriptor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ from gym_fed.identity.variant import SignedVariant, VariantName
 _NAME: TypeAdapter[str] = TypeAdapter(VariantName)
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}", re.ASCII)
 _ACCOUNT = re.compile(r"c[0-9a-f]{16}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_TEXTS = ("name", "owner", "sha256", "base_model", "base_digest", "note")
+_NUMBERS = {"size_bytes": 1, "revision": 1, "created_at": 0, "updated_at": 0}
+"""Columns of whole numbers, and the least that each may be."""
+_BEYOND = 2**53
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,22 @@ class VariantRecord:
     manifest: str | None
     note: str
 
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> VariantRecord:
+        """From the columns of the database, which anything may have been written to.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` naming variant and column.
+        """
+        record = cls(*row)
+        if fault := _fault(record):
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"the store's row of variant {str(record.name)[:80]!r} is damaged: {fault}",
+                "take it out with `gym variant remove`, and add the variant again",
+            )
+        return record
+
     @property
     def is_signed(self) -> bool:
         return self.manifest is not None
@@ -66,6 +88,26 @@ class VariantRecord:
         signed = self.signed()
         found["signed_by"] = None if signed is None else contributor_id(signed.public_key)
         return found
+
+
+def _fault(record: VariantRecord) -> str:
+    """What in a row no version of this package can have written; empty: nothing."""
+    texts = [(column, getattr(record, column)) for column in _TEXTS]
+    if record.manifest is not None:
+        texts.append(("manifest", record.manifest))
+    for column, text in texts:
+        if not isinstance(text, str) or not is_encodable(text):
+            return f"{column} is no text"
+    for column, least in _NUMBERS.items():
+        number = getattr(record, column)
+        if type(number) is not int or not least <= number < _BEYOND:
+            return f"{column} is {number!r:.80}"
+    return "" if _SHA256.fullmatch(record.sha256) else f"sha256 is {record.sha256!r:.80}"
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text has a form in UTF-8: lone surrogates have none."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def is_account(owner: str) -> bool:

@@ -5,6 +5,7 @@ Plain ``sqlite3``: the look-up of a name stands before every request, and takes 
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from collections import deque
@@ -14,12 +15,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder
-from gym_fed.serving.store.records import VariantRecord
+from gym_fed.files import disk_full, fsync_folder
+from gym_fed.serving.store.records import VariantRecord, is_encodable
 
 _SCHEMA_VERSION = 1
 _BUSY_SECONDS = 30.0
 _PAGE_ROWS = 500
+_log = logging.getLogger(__name__)
 _COLUMNS = ", ".join(field.name for field in fields(VariantRecord))
 _PLACES = ", ".join("?" for _ in fields(VariantRecord))
 _SELECT = f"SELECT {_COLUMNS} FROM variants"
@@ -51,13 +53,19 @@ class Registry:
             self._prepare(connection)
 
     def get(self, name: str) -> VariantRecord | None:
-        """The row of a name as it is now; tens of microseconds."""
+        """The row of a name as it is now; tens of microseconds.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a damaged row.
+        """
         with self._connection() as connection:
-            row = connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
-        return None if row is None else VariantRecord(*row)
+            return _get(connection, name)
 
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
-        """All rows by name, or those of an owner; a page is held at a time."""
+        """All rows by name, or those of an owner; a page is held at a time.
+
+        A damaged row is left out and told to the log, so that it takes nothing from the others; ``get`` refuses it.
+        """
         last = ""
         while True:
             query, values = f"{_SELECT} WHERE name > ?", [last]
@@ -66,10 +74,27 @@ class Registry:
             with self._connection() as connection:
                 rows = connection.execute(f"{query} ORDER BY name LIMIT {_PAGE_ROWS}", values).fetchall()
             for row in rows:
-                yield VariantRecord(*row)
+                try:
+                    record = VariantRecord.of_row(row)
+                except GymError as error:
+                    _log.error("%s", error.message)
+                    continue
+                yield record
             if len(rows) < _PAGE_ROWS:
                 return
             last = rows[-1][0]
+
+    def names(self) -> Iterator[str]:
+        """All names, those of damaged rows too."""
+        last = ""
+        query = f"SELECT name FROM variants WHERE name > ? ORDER BY name LIMIT {_PAGE_ROWS}"
+        while True:
+            with self._connection() as connection:
+                found = [row[0] for row in connection.execute(query, (last,))]
+            yield from map(str, found)
+            if len(found) < _PAGE_ROWS:
+                return
+            last = found[-1]
 
     def count(self) -> int:
         """How many there are."""
@@ -128,7 +153,10 @@ class Registry:
                 raise
             self._give_back(connection)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorname.startswith("SQLITE_BUSY"):
+            name = getattr(error, "sqlite_errorname", "")  # what Python itself raises has none
+            if name == "SQLITE_FULL":
+                raise disk_full(self.path) from error
+            if name.startswith("SQLITE_BUSY"):
                 raise GymError(
                     ErrorCode.STATE_LOCKED,
                     f"{self.path} was locked by another process for {_BUSY_SECONDS:.0f} s",
@@ -148,6 +176,7 @@ class Registry:
         connection = sqlite3.connect(
             self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
+        connection.text_factory = _text
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         return connection
@@ -182,8 +211,8 @@ class Transaction:
         self._connection = connection
 
     def get(self, name: str) -> VariantRecord | None:
-        row = self._connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
-        return None if row is None else VariantRecord(*row)
+        """As ``Registry.get``."""
+        return _get(self._connection, name)
 
     def put(self, record: VariantRecord) -> None:
         """Insert a row, or put it in place of the one of that name."""
@@ -225,6 +254,18 @@ class Transaction:
                 "UPDATE variants SET updated_at = max(updated_at + 1, ?) WHERE owner = ?",
                 (int(time.time()), owner),
             )
+
+
+def _get(connection: sqlite3.Connection, name: str) -> VariantRecord | None:
+    if not is_encodable(name):  # no column can hold it
+        return None
+    row = connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
+    return None if row is None else VariantRecord.of_row(row)
+
+
+def _text(raw: bytes) -> str:
+    """Of a column; what is not UTF-8 is found by ``VariantRecord.of_row``, which can name the row."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def _version(connection: sqlite3.Connection) -> int:

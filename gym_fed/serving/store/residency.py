@@ -17,6 +17,8 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TypeVar
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.loaded import LoadedVariant
@@ -27,6 +29,7 @@ from gym_fed.serving.store.stats import StoreStats
 _KEPT_SECONDS = 30.0
 _KNOWN_SIZES = 100_000
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class _Resident:
@@ -50,6 +53,7 @@ class _Load:
         self.done = False
         self.error: GymError | None = None
         self.reserved = 0
+        self.lacks_room = False
 
 
 class Residency:
@@ -102,6 +106,12 @@ class Residency:
                 self._failures.tell(record)
                 self._begin(record, urgent=True)
             return found
+
+    def lacks_room(self, name: str) -> bool:
+        """Whether its load waits until variants that are in use are released."""
+        with self._changed:
+            load = self._loads.get(name)
+            return load is not None and load.lacks_room
 
     def acquire(self, record: VariantRecord) -> LoadedVariant | None:
         """The variant, pinned; waits for its load.
@@ -246,7 +256,7 @@ class Residency:
                 load = self._next()
                 if load is None:
                     return
-                if not self._reserve(load):
+                if not self._told(load, partial(self._reserve, load)):
                     continue
             self._run(load)
             del load  # while this thread waits for the next one it holds nothing
@@ -256,7 +266,19 @@ class Residency:
         variant, error = self._try(load.record)
         with self._changed:
             self._seconds += time.monotonic() - began
-            self._finish(load, variant, error)
+            self._told(load, partial(self._finish, load, variant, error))
+
+    def _told(self, load: _Load, step: Callable[[], T]) -> T | None:
+        """A step of a load; what it raises ends this load, told to all who wait, and not the thread."""
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001 - a thread less would leave others waiting for good
+            self._reserved -= load.reserved
+            load.reserved = 0
+            self._errors += 1
+            load.error = _unexpected(load.record, error)
+            self._end(load)
+            return None
 
     def _try(self, record: VariantRecord) -> tuple[LoadedVariant | None, GymError | None]:
         try:
@@ -264,9 +286,7 @@ class Residency:
         except GymError as error:
             return None, error
         except Exception as error:  # noqa: BLE001 - it is told to all who wait, and this thread goes on
-            _log.exception("variant %s could not be loaded", record.name)
-            what = f"variant {record.name!r} could not be loaded: {type(error).__name__}: {error}"
-            return None, GymError(ErrorCode.INTERNAL, what)
+            return None, _unexpected(record, error)
 
     def _next(self) -> _Load | None:
         while not self._closed:
@@ -284,7 +304,8 @@ class Residency:
         while not self._closed and not load.done:
             size = self._sizes.get(load.record.sha256, load.record.size_bytes)
             size = min(size, self._cache_bytes)
-            if self._make_room(size, load.urgent):
+            load.lacks_room = not self._make_room(size, load.urgent)
+            if not load.lacks_room:
                 load.reserved = size
                 self._reserved += size
                 return True
@@ -358,6 +379,13 @@ class Residency:
 
 def _closed() -> GymError:
     return GymError(ErrorCode.UNAVAILABLE, "the variant store is closed")
+
+
+def _unexpected(record: VariantRecord, error: Exception) -> GymError:
+    """Of a defect: with its trace in the log. Called where it is caught."""
+    _log.exception("variant %s could not be loaded", record.name)
+    what = f"variant {record.name!r} could not be loaded: {type(error).__name__}: {error}"
+    return GymError(ErrorCode.INTERNAL, what)
 
 
 def _too_large(record: VariantRecord, size: int, limit: int) -> GymError:

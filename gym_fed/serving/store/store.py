@@ -86,15 +86,22 @@ class VariantStore:
             loader: Makes what the model computes with of an open delta.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` with ``create=False``; ``STATE_CORRUPT``.
+            GymError: ``FILE_NOT_FOUND`` with ``create=False``; ``USAGE`` for a file; ``STATE_CORRUPT``.
         """
         path = Path(folder).expanduser().absolute()
         if not create and not (path / "variants.db").is_file():
             raise GymError(
-                ErrorCode.FILE_NOT_FOUND, f"no variant store at {path}", "gym variant add DELTA makes one"
+                ErrorCode.FILE_NOT_FOUND,
+                f"no variant store at {path}",
+                "name the right folder (--store); gym variant create, pull and add make one",
             )
         if not path.is_dir():
-            path.mkdir(parents=True, mode=0o700)
+            try:
+                path.mkdir(parents=True, mode=0o700)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise GymError(
+                    ErrorCode.USAGE, f"a variant store is a folder, and {error.filename} is a file"
+                ) from error
             fsync_folder(path.parent)
         return cls(
             path,
@@ -134,7 +141,7 @@ class VariantStore:
         Raises:
             GymError: ``USAGE`` for a name or owner; ``FILE_EXISTS`` without ``replace``; ``PERMISSION_DENIED`` for
                 another's name; ``REPLAYED`` or ``STALE`` for a revision that is not higher; ``SIGNATURE_INVALID``,
-                ``KEY_REVOKED``, ``HASH_MISMATCH``; as ``DeltaFile.open``.
+                ``KEY_REVOKED``, ``HASH_MISMATCH``; ``TOO_LARGE`` when the disk is full; as ``DeltaFile.open``.
         """
         validate_name(name)
         validate_owner(owner)
@@ -167,21 +174,31 @@ class VariantStore:
             self._forget(before.sha256)
         return record
 
-    def remove(self, name: str) -> VariantRecord:
+    def remove(self, name: str) -> VariantRecord | None:
         """Unregister a variant; who uses it goes on, new requests find nothing.
 
         Its revisions are forgotten: whoever may write this folder may add an older one afterwards.
+
+        Returns:
+            What was removed; None where its row was damaged (its file is then left to ``gc``).
 
         Raises:
             GymError: ``NOT_FOUND``.
         """
         with self._registry.writing() as transaction:
-            record = transaction.get(name)
-            if record is None:
-                raise _unknown(name)
+            try:
+                record = transaction.get(name)
+            except GymError as error:
+                if error.code is not ErrorCode.STATE_CORRUPT:
+                    raise
+                record = None
+            else:
+                if record is None:
+                    raise _unknown(name)
             transaction.delete(name)
         failpoint("variant-removed")
-        self._forget(record.sha256)
+        if record is not None:
+            self._forget(record.sha256)
         self._residency.retire(name)
         return record
 
@@ -189,7 +206,7 @@ class VariantStore:
         """The row of a variant.
 
         Raises:
-            GymError: ``NOT_FOUND``.
+            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for a damaged row.
         """
         record = self._registry.get(name)
         if record is None:
@@ -197,8 +214,15 @@ class VariantStore:
         return record
 
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
-        """All variants by name, or those of an owner; read a page at a time."""
+        """All variants by name, or those of an owner; read a page at a time.
+
+        A damaged row is left out, and told to the log; ``get`` and ``verify`` refuse it by name.
+        """
         return self._registry.list(owner)
+
+    def names(self) -> Iterator[str]:
+        """All names, those of damaged rows too."""
+        return self._registry.names()
 
     def count(self) -> int:
         """How many variants are registered."""
@@ -266,6 +290,10 @@ class VariantStore:
             GymError: ``NOT_FOUND``; naming variant, file and remedy, why it cannot be loaded.
         """
         return self._residency.poll(self._servable(name))
+
+    def lacks_room(self, name: str) -> bool:
+        """Whether its load waits until variants that are in use are released."""
+        return self._residency.lacks_room(name)
 
     def acquire(self, name: str) -> LoadedVariant:
         """The variant, pinned until ``release``; waits for it. Raises as ``poll``."""
