@@ -1,4 +1,4 @@
-"""The caller's end of one embedding: wait for it, in a thread or in asyncio, or call it off."""
+"""A text as a vector: the mean of its hidden states, and the caller's end of one that is on its way."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class HiddenMean:
+    """Mean of the last hidden states of a text that is read in pieces."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+
+    def add(self, states: Tensor) -> None:
+        """Of the next tokens: ``[tokens, hidden]``."""
+        found = states.float().sum(dim=0)
+        self._sum = found if self._sum is None else self._sum + found
+
+    def unit(self) -> Tensor:
+        """The mean scaled to length 1 (so that the sum will do): ``[hidden] float32``."""
+        assert self._sum is not None
+        found: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
+        return found
 
 
 class PendingEmbedding:

@@ -31,7 +31,7 @@ from gym_fed.serving.generation import Generation
 from gym_fed.serving.limits import Limits
 from gym_fed.serving.loop import EngineLoop
 from gym_fed.serving.request import GenerationRequest
-from gym_fed.serving.sequence import Embedding, Sequence
+from gym_fed.serving.sequence import Embedding, Sequence, Work
 
 if TYPE_CHECKING:
     from gym_fed.serving.guided import GuideFactory
@@ -42,6 +42,8 @@ log = logging.getLogger("gym_fed")
 
 _UNTIL_A_VARIANT_IS_HERE = 0.001
 _LONGEST_RETRY = 600
+_REST_SECONDS = 1.0
+"""After so long without work nothing holds the last step's variants: the source alone decides which stay in memory."""
 
 
 class Engine:
@@ -80,8 +82,8 @@ class Engine:
         self._counters = Counters()
         self._loop = EngineLoop(mixed, self._decoder, source, self.config, self._counters)
         self._changed = threading.Condition()
-        self._arrived: list[Sequence | Embedding] = []
-        self._cancelled: list[Sequence | Embedding] = []
+        self._arrived: list[Work] = []
+        self._cancelled: list[Work] = []
         self._refused = 0
         self._closing = False
         self._broken: GymError | None = None
@@ -109,7 +111,7 @@ class Engine:
             generation,
             self._decoder,
             max_tokens=max_tokens,
-            kv_bytes=self.limits.kv_bytes_needed(request, max_tokens),
+            kv_bytes=self.limits.kv_bytes_needed(len(request.prompt_ids), max_tokens),
             end_ids=own_ends if params.ignore_eos else own_ends | self.end_ids,
             guide=guide,
         )
@@ -124,9 +126,10 @@ class Engine:
             GymError: As ``submit``.
         """
         self.limits.check_prompt(prompt_ids)
+        kv_bytes = self.limits.kv_bytes_needed(len(prompt_ids), 0)
         self._require_room(user)
         self._prefetch(variant)
-        work = Embedding(prompt_ids, variant, user, Future())
+        work = Embedding(prompt_ids, variant, user, kv_bytes, Future())
         self._enqueue(work)
         work.future.add_done_callback(lambda future: self._call_off(work) if future.cancelled() else None)
         return PendingEmbedding(work.future)
@@ -230,7 +233,7 @@ class Engine:
                     ErrorCode.BUSY, f"{count} {who} wait already", f"try again in {seconds} seconds"
                 )
 
-    def _enqueue(self, work: Sequence | Embedding) -> None:
+    def _enqueue(self, work: Work) -> None:
         with self._changed:
             self._check_room(work.user)
             self._arrived.append(work)
@@ -240,7 +243,7 @@ class Engine:
         if generation._sequence is not None:
             self._call_off(generation._sequence)
 
-    def _call_off(self, work: Sequence | Embedding) -> None:
+    def _call_off(self, work: Work) -> None:
         with self._changed:
             self._cancelled.append(work)
             self._changed.notify_all()
@@ -270,8 +273,11 @@ class Engine:
     def _take(self) -> bool:
         """Take over what came in, waiting for it where nothing else is to be done; False to end."""
         with self._changed:
+            timeout: float | None = _REST_SECONDS
             while not (self._closing or self._arrived or self._cancelled) and self._loop.idle:
-                self._changed.wait()
+                if not self._changed.wait(timeout):
+                    self._loop.rest()
+                    timeout = None
             if self._closing:
                 return False
             for work in self._arrived:

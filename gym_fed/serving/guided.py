@@ -114,11 +114,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"the JSON schema cannot be enforced further: {self._matcher.get_error().splitlines()[0]}",
-                "make it simpler",
-            )
+            raise _not_further(self._matcher.get_error().splitlines()[0])
 
 
 def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
@@ -129,7 +125,15 @@ def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
             found[key] = guide.banned()
         except GymError as error:
             found[key] = error
+        except Exception as error:  # noqa: BLE001 - the library's own: it fails this answer, not the others'
+            found[key] = _not_further(repr(error))
     return found
+
+
+def _not_further(reason: str) -> GymError:
+    return GymError(
+        ErrorCode.DATA_INVALID, f"the JSON schema cannot be enforced further: {reason}", "make it simpler"
+    )
 
 
 def _refused(tokenizer: Any, reason: str) -> GymError:

@@ -57,18 +57,25 @@ class Limits:
         if wanted is None:
             wanted = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
         tokens = min(wanted, left)
-        need = self.kv_bytes_needed(request, tokens)
-        if need > self.kv_bytes:
-            raise GymError(
-                ErrorCode.TOO_LARGE,
-                f"a prompt of {len(request.prompt_ids)} tokens and an answer of {tokens} may need {need:,} bytes of KV "
-                f"cache; kv_cache_size is {self.kv_bytes:,}",
-                "ask for fewer max_tokens, or raise kv_cache_size",
-            )
+        self.kv_bytes_needed(len(request.prompt_ids), tokens)
         return tokens
 
-    def kv_bytes_needed(self, request: GenerationRequest, tokens: int) -> int:
-        return (len(request.prompt_ids) + tokens) * self.kv_bytes_per_token
+    def kv_bytes_needed(self, prompt: int, answer: int) -> int:
+        """Of so many tokens.
+
+        Raises:
+            GymError: ``TOO_LARGE`` where that is more KV cache than there is.
+        """
+        need = (prompt + answer) * self.kv_bytes_per_token
+        if need > self.kv_bytes:
+            also = f" and an answer of {answer}" if answer else ""
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"a prompt of {prompt} tokens{also} may need {need:,} bytes of KV cache; kv_cache_size is "
+                f"{self.kv_bytes:,}",
+                "ask for fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
+            )
+        return need
 
     def check_sampling(self, params: SamplingParams) -> None:
         """Raises:
@@ -113,6 +120,13 @@ class Limits:
             ("logit_bias", "a bias", all(_in(v, -1000, 1000) for v in known.values()), "from -1000 to 1000"),
             ("stop", params.stop, all(params.stop), "texts of at least one character"),
             (
+                "stop_token_ids",
+                params.stop_token_ids,
+                all(_whole(i) and 0 <= i < self.vocab_size for i in params.stop_token_ids),
+                f"tokens from 0 to {self.vocab_size - 1}",
+            ),
+            ("seed", params.seed, params.seed is None or _whole(params.seed), "a whole number"),
+            (
                 "logprobs",
                 params.logprobs,
                 params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS,
@@ -132,3 +146,7 @@ class Limits:
 
 def _in(value: float, low: float, high: float) -> bool:
     return math.isfinite(value) and low <= value <= high
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

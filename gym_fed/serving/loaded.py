@@ -44,6 +44,9 @@ class VariantSource(Protocol):
             GymError: Why it cannot be loaded: ``NOT_FOUND``, ``SIGNATURE_INVALID``, ``HASH_MISMATCH``, ...
         """
 
+    def lacks_room(self, name: str) -> bool:
+        """Whether a variant for which ``poll`` gave None waits until others that are in use are released."""
+
     def acquire(self, name: str) -> LoadedVariant:
         """The variant, pinned until ``release``; waits for it. Raises as ``poll``."""
 

@@ -21,7 +21,7 @@ from gym_fed.serving.guided import banned_by
 from gym_fed.serving.loaded import LoadedVariant, VariantSource
 from gym_fed.serving.mixed import Piece
 from gym_fed.serving.sampling import Choice, Row, choose
-from gym_fed.serving.sequence import Embedding, Sequence
+from gym_fed.serving.sequence import Embedding, Sequence, Work
 
 if TYPE_CHECKING:
     from gym_fed.serving.detokenizing import TextDecoder
@@ -33,8 +33,8 @@ _ON_THEIR_WAY = 64
 """Variants that are asked for at once; more would push one another out of memory again."""
 
 _PATIENCE_SECONDS = 5.0
-"""A variant that is not in memory so long after its turn came has no room there: others' are in use. Until it has, no
-other request with a variant is let in, or it might wait for ever."""
+"""So long others may pass a variant that has no room in memory because theirs are in use. Then no other request with a
+variant is let in until it has, or it might wait for ever. One that takes long to load is passed all the while."""
 
 _BROKEN = 3
 """Steps that fail one after the other before the engine calls itself unhealthy."""
@@ -57,9 +57,8 @@ class EngineLoop:
         self._config = config
         self._counters = counters
         self._shares = Shares()
-        self._waiting: FairQueue[Sequence] = FairQueue(self._shares)
-        self._embeddings: FairQueue[Embedding] = FairQueue(self._shares)
-        self._running: list[Sequence] = []
+        self._waiting: FairQueue[Work] = FairQueue(self._shares)
+        self._running: list[Work] = []
         self._guides = ThreadPoolExecutor(1, thread_name_prefix="gym-fed-guide")
 
     # What other threads may ask.
@@ -70,10 +69,10 @@ class EngineLoop:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._embeddings)
+        return len(self._waiting)
 
     def waiting_of(self, user: str) -> int:
-        return self._waiting.count(user) + self._embeddings.count(user)
+        return self._waiting.count(user)
 
     @property
     def healthy(self) -> bool:
@@ -86,44 +85,42 @@ class EngineLoop:
         """Whether nothing is to be done until something is submitted."""
         return not self._running and not self.waiting
 
-    def put(self, work: Sequence | Embedding) -> None:
+    def put(self, work: Work) -> None:
         """New work, at the end of its user's queue."""
         self._shares.arrive(work.user)
-        if isinstance(work, Sequence):
-            self._waiting.put(work)
-        else:
-            self._embeddings.put(work)
+        self._waiting.put(work)
 
-    def cancel(self, work: Sequence | Embedding) -> None:
+    def rest(self) -> None:
+        """Nothing came for a while: what the last step needed need not stay in memory."""
+        self._mixed.rest()
+
+    def cancel(self, work: Work) -> None:
         """End one, waiting or running."""
-        if isinstance(work, Embedding):
-            if self._embeddings.remove(work):
-                self._shares.leave(work.user)
-        elif not work.ended:
-            self._end(work, work.finish("cancelled"))
-            work.deliver()
+        if work.ended:
+            return
+        try:
+            self._end(work, "cancelled")
+            work.call_off()
+        except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
+            self._tell_failure(work, failure)
 
     def turn(self) -> bool:
         """Everything that can be done at once; whether anything was."""
         started = time.monotonic()
         self._admit()
-        worked = self._embed()
-        if self._running:
-            self._step()
-            worked = True
-        if worked:
-            self._counters.busy_seconds += time.monotonic() - started
-        return worked
+        if not self._running:
+            return False
+        self._step()
+        self._counters.busy_seconds += time.monotonic() - started
+        return True
 
-    def end_all(self, arrived: list[Sequence | Embedding], error: GymError | None) -> None:
-        """Cancel everything, or fail it, with what had not been taken over yet; no more turns after this."""
-        why = error or GymError(ErrorCode.UNAVAILABLE, "the engine was closed")
-        for work in [*self._running, *self._waiting, *self._embeddings, *arrived]:
-            if isinstance(work, Embedding):
-                self._embeddings.remove(work)
-                if work.future.set_running_or_notify_cancel():
-                    work.future.set_exception(why)
-            elif error is None:
+    def end_all(self, arrived: list[Work], error: GymError | None) -> None:
+        """Cancel everything, or fail it, with what had not been taken over yet; no more turns after this.
+
+        Whatever breaks on the way, nobody is left waiting.
+        """
+        for work in [*self._running, *self._waiting, *arrived]:
+            if error is None:
                 self.cancel(work)
             else:
                 self._fail(work, error)
@@ -132,44 +129,54 @@ class EngineLoop:
     # Admission.
 
     def _admit(self) -> None:
-        absent: set[str] = set()
+        absent: dict[str, bool] = {}
         while len(self._running) < self._config.max_concurrent and len(self._waiting):
             if not self._admit_next(absent):
                 return
 
-    def _admit_next(self, absent: set[str]) -> bool:
+    def _admit_next(self, absent: dict[str, bool]) -> bool:
         """Let the next one in whose variant is in memory; not past one that waits for room in the KV cache."""
         makes_room = False
-        for sequence in self._waiting.in_turn():
-            if makes_room and sequence.variant_name is not None:
+        for work in self._waiting.in_turn():
+            if makes_room and work.variant_name is not None:
                 continue
             try:
-                ready, variant = self._variant(sequence.variant_name, absent)
+                ready, variant = self._variant(work.variant_name, absent)
             except GymError as error:
-                self._fail(sequence, error)
+                self._fail(work, error)
                 continue
             if not ready:
-                now = time.monotonic()
-                sequence.passed = sequence.passed or now
-                makes_room = makes_room or now - sequence.passed > _PATIENCE_SECONDS
+                makes_room = makes_room or self._has_waited(work, absent)
                 continue
             reserved = self._counters.kv_bytes_reserved
-            if reserved + sequence.kv_bytes > self._config.kv_cache_size:
+            if reserved + work.kv_bytes > self._config.kv_cache_size:
                 self._release(variant)
                 return False
-            sequence.variant = variant
-            sequence.cache = self._mixed.new_cache(len(sequence.prompt_ids) + sequence.max_tokens)
-            sequence.started = time.monotonic()
-            self._counters.kv_bytes_reserved += sequence.kv_bytes
-            self._shares.running[sequence.user] += 1
-            self._shares.charge(sequence.user, PROMPT_WEIGHT * len(sequence.prompt_ids))
-            self._running.append(sequence)
-            self._waiting.remove(sequence)
+            work.variant = variant
+            work.cache = self._mixed.new_cache(work.cache_tokens)
+            work.started = time.monotonic()
+            self._counters.kv_bytes_reserved += work.kv_bytes
+            self._shares.running[work.user] += 1
+            self._shares.charge(work.user, PROMPT_WEIGHT * len(work.prompt_ids))
+            self._running.append(work)
+            self._waiting.remove(work)
             return True
         return False
 
-    def _variant(self, name: str | None, absent: set[str]) -> tuple[bool, LoadedVariant | None]:
-        """Whether it is in memory, and itself, pinned. ``absent`` are those that are not, in this turn."""
+    def _has_waited(self, work: Work, absent: dict[str, bool]) -> bool:
+        """Whether there has been no room for its variant for so long that others must make some."""
+        if work.variant_name is None or not absent.get(work.variant_name, False):
+            work.passed = 0.0
+            return False
+        now = time.monotonic()
+        work.passed = work.passed or now
+        return now - work.passed > _PATIENCE_SECONDS
+
+    def _variant(self, name: str | None, absent: dict[str, bool]) -> tuple[bool, LoadedVariant | None]:
+        """Whether it is in memory, and itself, pinned. ``absent`` are those that are not, in this turn.
+
+        Their values: whether there is no room for them.
+        """
         if name is None:
             return True, None
         if name in absent or len(absent) >= _ON_THEIR_WAY:
@@ -177,6 +184,8 @@ class EngineLoop:
         assert self._source is not None  # submission refuses variants without a source
         try:
             variant = self._source.poll(name)
+            if variant is None:
+                absent[name] = self._source.lacks_room(name)
         except GymError:
             raise
         except Exception as error:
@@ -184,61 +193,26 @@ class EngineLoop:
             raise GymError(
                 ErrorCode.INTERNAL, f"variant {name} could not be loaded: {error!r}", "the log has the trace"
             ) from error
-        if variant is None:
-            absent.add(name)
         return variant is not None, variant
 
     def _release(self, variant: LoadedVariant | None) -> None:
-        if variant is not None and self._source is not None:
-            self._source.release(variant)
-
-    # Embeddings.
-
-    def _embed(self) -> bool:
-        """One, if there is one whose variant is in memory."""
-        absent: set[str] = set()
-        for embedding in self._embeddings.in_turn():
-            error, ready, variant = None, True, None
-            if not embedding.future.cancelled():
-                try:
-                    ready, variant = self._variant(embedding.variant_name, absent)
-                except GymError as refusal:
-                    error = refusal
-            if not ready:
-                continue
-            self._embeddings.remove(embedding)
-            self._shares.leave(embedding.user)
-            try:
-                if embedding.future.set_running_or_notify_cancel():
-                    self._settle(embedding, variant, error)
-            finally:
-                self._release(variant)
-            return True
-        return False
-
-    def _settle(self, embedding: Embedding, variant: LoadedVariant | None, error: GymError | None) -> None:
-        """Compute it, or tell why not; nobody can cancel it any more."""
-        if error is None:
-            try:
-                vector = self._mixed.embed(embedding.prompt_ids, variant)
-            except GymError as refusal:
-                error = refusal
-            except Exception as failure:
-                log.exception("an embedding failed")
-                error = _internal("the embedding", failure)
-        if error is not None:
-            embedding.future.set_exception(error)
+        """Unpin it. That a source breaks over this is no fault of those whose answers are being written."""
+        if variant is None or self._source is None:
             return
-        self._counters.embeddings += 1
-        self._counters.prompt_tokens += len(embedding.prompt_ids)
-        self._shares.charge(embedding.user, PROMPT_WEIGHT * len(embedding.prompt_ids))
-        embedding.future.set_result(vector)
+        try:
+            self._source.release(variant)
+        except Exception:
+            log.exception("variant %s could not be released", variant.name)
 
     # One step.
 
     def _step(self) -> None:
         rows, pieces = self._plan()
-        wanted = [row for row, piece in zip(rows, pieces, strict=True) if piece.wants_logits]
+        wanted = [
+            row
+            for row, piece in zip(rows, pieces, strict=True)
+            if piece.wants_logits and isinstance(row, Sequence)
+        ]
         masks: Future[dict[int, Any]] | None = None  # made beside the model, which lets go of Python's lock
         guides = {place: row.guide for place, row in enumerate(wanted) if row.guide is not None}
         if guides:
@@ -255,9 +229,11 @@ class EngineLoop:
                 continue
             counters.kv_tokens += len(piece.token_ids)
             counters.rows_with_variants += row.variant is not None
-            if not row.writes:
+            if row.read < len(row.prompt_ids):
                 row.read += len(piece.token_ids)
                 counters.prompt_tokens += len(piece.token_ids)
+            if isinstance(row, Embedding) and row.read == len(row.prompt_ids):
+                self._settle(row)
         if logits is None:
             return
         for row, choice in zip(wanted, self._choose(logits, wanted, masks), strict=True):
@@ -298,15 +274,20 @@ class EngineLoop:
             return None, failures
         return torch.cat([alike.new_zeros(alike.shape) if one is None else one for one in found]), failures
 
-    def _plan(self) -> tuple[list[Sequence], list[Piece]]:
+    def _plan(self) -> tuple[list[Work], list[Piece]]:
         """Who is in the step, and with what: those who write first, then prompts, the least served user's before."""
-        writing = [row for row in self._running if row.writes]
-        reading = [row for row in self._running if not row.writes]
+        writing: list[Work] = []
+        reading: list[Work] = []
+        pieces: list[Piece] = []
+        for row in self._running:
+            (writing if isinstance(row, Sequence) and row.writes else reading).append(row)
         left = self._config.max_batch_tokens - bool(reading)  # a token for prompts there always is
         if len(writing) > left:  # more than a step takes: in turns
             writing, late = writing[:left], writing[left:]
             self._running = [*late, *reading, *writing]
-        pieces = [Piece(row.token_ids[-1:], row.cache, row.variant, True) for row in writing]
+        for row in writing:
+            assert isinstance(row, Sequence)
+            pieces.append(Piece(row.token_ids[-1:], row.cache, row.variant, True))
         left += bool(reading) - len(writing)
         if reading:
             reading.sort(key=lambda row: self._shares.served(row.user))  # stable: a user's oldest first
@@ -315,8 +296,8 @@ class EngineLoop:
                 break
             ids = row.prompt_ids[row.read : row.read + left]
             left -= len(ids)
-            last = row.read + len(ids) == len(row.prompt_ids)
-            pieces.append(Piece(ids, row.cache, row.variant, last))
+            last = row.hidden is None and row.read + len(ids) == len(row.prompt_ids)
+            pieces.append(Piece(ids, row.cache, row.variant, last, row.hidden))
             writing.append(row)
         return writing, pieces
 
@@ -348,35 +329,56 @@ class EngineLoop:
         self._shares.charge(row.user, ANSWER_WEIGHT)
         try:
             reason = row.push(choice, now)
+            if reason is not None:
+                self._end(row, reason)
+                row.deliver()
         except GymError as error:
             self._fail(row, error)
-            return
-        if reason is not None:
-            self._end(row, reason)
+        except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
+            self._tell_failure(row, failure)
+
+    def _settle(self, row: Embedding) -> None:
+        try:
+            self._end(row, None)
             row.deliver()
+            self._counters.embeddings += 1
+        except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
+            self._tell_failure(row, failure)
 
     # The end of one.
 
-    def _fail(self, sequence: Sequence, error: GymError) -> None:
-        self._end(sequence, "error")
-        sequence.generation._fail(error)
+    def _fail(self, work: Work, error: GymError) -> None:
+        try:
+            self._end(work, "error")
+        except Exception:
+            log.exception("a request could not be ended")
+        finally:
+            work.fail(error)
 
-    def _end(self, sequence: Sequence, reason: str) -> None:
-        sequence.ended = True
+    def _tell_failure(self, work: Work, failure: Exception) -> None:
+        log.exception("a request failed")
+        self._fail(work, _internal("the request", failure))
+
+    def _end(self, work: Work, reason: str | None) -> None:
+        """Free its place and its variant, before who waits for it is told."""
+        if work.ended:
+            return
+        work.ended = True
         counters = self._counters
-        counters.finished[reason] += 1
-        if sequence.cache is not None:
-            self._running.remove(sequence)
-            self._shares.running[sequence.user] -= 1
-            counters.kv_bytes_reserved -= sequence.kv_bytes
-            counters.kv_tokens -= sequence.length
-            counters.served(sequence.started)
-            sequence.cache = None
-            variant, sequence.variant = sequence.variant, None
+        if reason is not None:
+            counters.finished[reason] += 1
+        if work.cache is not None:
+            self._running.remove(work)
+            self._shares.running[work.user] -= 1
+            counters.kv_bytes_reserved -= work.kv_bytes
+            counters.kv_tokens -= work.length
+            counters.served(work.started)
+            work.cache = None
+            variant, work.variant = work.variant, None
             self._release(variant)
         else:
-            self._waiting.remove(sequence)
-        self._shares.leave(sequence.user)
+            self._waiting.remove(work)
+        self._shares.leave(work.user)
 
 
 def _internal(what: str, error: Exception) -> GymError:

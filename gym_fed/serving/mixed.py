@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving import attention
+from gym_fed.serving.embedding import HiddenMean
 from gym_fed.serving.kv_cache import KVCache
 from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.mixed_layers import MixedLayers, MixedRows
@@ -45,12 +46,14 @@ class Piece:
         cache: The request's own; tokens follow what it has.
         variant: None: the base.
         wants_logits: Whether the logits after the last token are wanted.
+        hidden: Takes the last hidden states of its tokens, where they are wanted.
     """
 
     token_ids: list[int]
     cache: KVCache
     variant: LoadedVariant | None = None
     wants_logits: bool = True
+    hidden: HiddenMean | None = None
 
 
 class MixedModel:
@@ -122,6 +125,12 @@ class MixedModel:
         self._windows = tokens.windows
         wanted = [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.wants_logits]
         keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
+        states: list[Tensor] = []
+        watch = None
+        if any(piece.hidden is not None for piece in pieces):
+            watch = self.model.base_model.register_forward_hook(
+                lambda _module, _args, output: states.append(output.last_hidden_state[0])
+            )
         with attention.packed(tokens):
             self._layers.rows = self._rows(pieces, ends)
             try:
@@ -134,27 +143,29 @@ class MixedModel:
                     logits = torch.empty(0, self.vocabulary, device=self._device)
             finally:
                 self._layers.rows = None
+                if watch is not None:
+                    watch.remove()
+        for piece, end in zip(pieces, ends, strict=True):
+            if piece.hidden is not None:
+                piece.hidden.add(states[0][end - len(piece.token_ids) : end])
         for piece in pieces:
             piece.cache.advance(len(piece.token_ids))
         return logits
 
     @torch.inference_mode()
     def embed(self, token_ids: list[int], variant: LoadedVariant | None = None) -> Tensor:
-        """A text as a vector: the mean of its tokens' last hidden states, scaled to length 1.
+        """A text as a vector: the mean of its tokens' last hidden states, scaled to length 1; read in one step.
 
         Returns:
             ``[hidden]`` float32.
         """
-        pieces = [Piece(token_ids, self.new_cache(len(token_ids)), variant, False)]
-        ends, tokens = self._packed(pieces)
-        with attention.packed(tokens):
-            self._layers.rows = self._rows(pieces, ends)
-            try:
-                hidden = self.model.base_model(**self._inputs(pieces)).last_hidden_state
-            finally:
-                self._layers.rows = None
-        mean: Tensor = hidden[0].to(torch.float32).mean(dim=0)
-        return torch.nn.functional.normalize(mean, dim=0)
+        hidden = HiddenMean()
+        self.step([Piece(token_ids, self.new_cache(len(token_ids)), variant, False, hidden)])
+        return hidden.unit()
+
+    def rest(self) -> None:
+        """Let go of the last step's variants; the next step takes up its own."""
+        self._roster = None
 
     def _packed(self, pieces: Sequence[Piece]) -> tuple[list[int], attention.PackedTokens]:
         if not pieces or not all(piece.token_ids for piece in pieces):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.serving.detokenizing import StopTexts, TextDecoder
+from gym_fed.serving.embedding import HiddenMean
 from gym_fed.serving.generation import Generation
 from gym_fed.serving.request import Completion, Event, FinishReason, TokenLogprob
 from gym_fed.serving.sampling import Choice, RowSampler
@@ -16,12 +16,59 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from gym_fed.errors import GymError
     from gym_fed.serving.guided import Guide
     from gym_fed.serving.loaded import LoadedVariant
 
 
-class Sequence:
-    """State of one generation; the engine's thread alone touches it once it was submitted.
+class Work:
+    """What an answer and an embedding have in common; the engine's thread alone touches it once it was submitted.
+
+    Args:
+        user: Whose turn it uses up.
+        variant_name: None: the base.
+        prompt_ids: What is read.
+        kv_bytes: What it may come to need of KV cache.
+    """
+
+    hidden: HiddenMean | None = None
+    """Where the last hidden states of its tokens go."""
+
+    def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int], kv_bytes: int) -> None:
+        self.user = user
+        self.variant_name = variant_name
+        self.prompt_ids = prompt_ids
+        self.kv_bytes = kv_bytes
+        self.variant: LoadedVariant | None = None
+        self.cache: Any = None
+        self.read = 0
+        """Prompt tokens in the cache."""
+        self.passed = 0.0
+        """When its turn came first and there was no room for its variant."""
+        self.started = 0.0
+        self.ended = False
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that it may come to have in its cache."""
+        return len(self.prompt_ids)
+
+    @property
+    def length(self) -> int:
+        """Tokens in its cache."""
+        return self.read
+
+    def fail(self, error: GymError) -> None:
+        """Tell who waits; nothing where that was told of an end already."""
+        raise NotImplementedError
+
+    def call_off(self) -> None:
+        """Tell who waits that it was cancelled."""
+        raise NotImplementedError
+
+
+class Sequence(Work):
+    """State of one generation.
 
     Args:
         generation: The caller's end.
@@ -43,24 +90,13 @@ class Sequence:
         guide: Guide | None,
     ) -> None:
         request = generation.request
+        super().__init__(request.user, request.variant, request.prompt_ids, kv_bytes)
         self.generation = generation
-        self.user = request.user
-        self.variant_name = request.variant
-        self.prompt_ids = request.prompt_ids
         self.max_tokens = max_tokens
-        self.kv_bytes = kv_bytes
         self.guide = guide
         self.sampler = RowSampler(request.sampling, request.prompt_ids)
-        self.variant: LoadedVariant | None = None
-        self.cache: Any = None
-        self.read = 0
-        """Prompt tokens in the cache."""
         self.token_ids: list[int] = []
-        self.passed = 0.0
-        """When its turn came first and its variant was not in memory."""
-        self.started = 0.0
         self.last_token_at = 0.0
-        self.ended = False
         self.submitted = time.monotonic()
         self._end_ids = end_ids
         self._text = decoder.stream(request.prompt_ids)
@@ -77,9 +113,19 @@ class Sequence:
         return self.read >= len(self.prompt_ids)
 
     @property
+    def cache_tokens(self) -> int:
+        return len(self.prompt_ids) + self.max_tokens
+
+    @property
     def length(self) -> int:
-        """Tokens in its cache."""
         return self.read + max(0, len(self.token_ids) - 1)
+
+    def fail(self, error: GymError) -> None:
+        self.generation._fail(error)
+
+    def call_off(self) -> None:
+        self.finish("cancelled")
+        self.deliver()
 
     def push(self, choice: Choice, now: float) -> FinishReason | None:
         """Its next token; tells the reader what may be shown. Returns why it is done, if it is.
@@ -145,11 +191,34 @@ class Sequence:
         return Event(text, tuple(self.token_ids[told:]), tuple(self._logprobs[told:]), reason)
 
 
-@dataclass(eq=False)
-class Embedding:
-    """One embedding that is wanted."""
+class Embedding(Work):
+    """State of one embedding.
 
-    prompt_ids: list[int]
-    variant_name: str | None
-    user: str
-    future: Future[Tensor]
+    Args:
+        future: The caller's end.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: list[int],
+        variant_name: str | None,
+        user: str,
+        kv_bytes: int,
+        future: Future[Tensor],
+    ) -> None:
+        super().__init__(user, variant_name, prompt_ids, kv_bytes)
+        self.future = future
+        self.hidden = HiddenMean()
+
+    def deliver(self) -> None:
+        """Its text is read."""
+        assert self.hidden is not None
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(self.hidden.unit())
+
+    def fail(self, error: GymError) -> None:
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+    def call_off(self) -> None:
+        self.future.cancel()

@@ -64,6 +64,8 @@ class ToyModel:
             for token_id in piece.token_ids:
                 piece.cache.state = 0.6 * piece.cache.state + self._into[token_id]
             piece.cache.ids += piece.token_ids
+            if piece.hidden is not None:
+                piece.hidden.add(self._hidden(piece.token_ids, piece.variant))
             if piece.wants_logits:
                 rows.append(self._logits(piece))
         return torch.stack(rows) if rows else torch.empty(0, self.vocabulary)
@@ -78,11 +80,21 @@ class ToyModel:
         return logits if piece.variant is None else logits + piece.variant.operands["shift"]
 
     def embed(self, token_ids: list[int], variant: LoadedVariant | None) -> torch.Tensor:
-        return self._into[token_ids].mean(dim=0) + (0 if variant is None else 1)
+        mean = self._hidden(token_ids, variant).mean(dim=0)
+        return mean / mean.norm()
+
+    def _hidden(self, token_ids: list[int], variant: LoadedVariant | None) -> torch.Tensor:
+        return self._into[token_ids] + (0 if variant is None else 1)
+
+    def rest(self) -> None:
+        """Nothing is kept from step to step."""
 
 
 class ToySource:
-    """Variants by name: of those in ``cold``, ``poll`` says that they are on their way; those in ``broken`` fail."""
+    """Variants by name: of those in ``cold``, ``poll`` says that they are on their way; those in ``broken`` fail.
+
+    Those in ``no_room`` come when no other is in use.
+    """
 
     def __init__(self, *names: str) -> None:
         self.variants = {
@@ -91,6 +103,7 @@ class ToySource:
         }
         self.cold: set[str] = set()
         self.broken: set[str] = set()
+        self.no_room: set[str] = set()
         self.pins: Counter[str] = Counter()
 
     def prefetch(self, name: str) -> None:
@@ -102,8 +115,13 @@ class ToySource:
             raise GymError(ErrorCode.HASH_MISMATCH, f"variant {name} is damaged")
         if name in self.cold:
             return None
+        if name in self.no_room and any(self.pins[other] for other in self.variants if other != name):
+            return None
         self.pins[name] += 1
         return self.variants[name]
+
+    def lacks_room(self, name: str) -> bool:
+        return name in self.no_room
 
     def acquire(self, name: str) -> LoadedVariant:
         raise NotImplementedError("the engine polls")

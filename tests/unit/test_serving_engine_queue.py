@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
@@ -17,7 +19,6 @@ from gym_fed.models import load_tokenizer
 from gym_fed.serving.engine import Engine
 from gym_fed.serving.fair_queue import FairQueue, Shares
 from gym_fed.serving.generation import Generation
-from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.request import GenerationRequest, SamplingParams
 from tests.support.toy_engine import ToyModel, ToySource
 
@@ -152,14 +153,6 @@ def test_a_variant_on_its_way_or_broken_holds_up_no_one_else(tokenizer: Any) -> 
 def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class OneRoom(ToySource):
-        def poll(self, name: str) -> LoadedVariant | None:
-            return (
-                None
-                if any(self.pins[other] for other in self.variants if other != name)
-                else super().poll(name)
-            )
-
     def follow(generation: Generation) -> None:
         """Another one before this one has ended, so that the first variant never is without use."""
         if not other.done and len(asked) < 60:
@@ -167,7 +160,8 @@ def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
         assert generation.result(20).token_ids
 
     monkeypatch.setattr("gym_fed.serving.loop._PATIENCE_SECONDS", 0.0)
-    source = OneRoom("first", "second")
+    source = ToySource("first", "second")
+    source.no_room.add("second")
     config = EngineConfig(max_concurrent=2)
     with Engine(ToyModel(), tokenizer, source, config) as engine:
         asked = [engine.submit(ask("a", "first", tokens=200)), engine.submit(ask("a", "first", tokens=20))]
@@ -333,3 +327,101 @@ def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) ->
     assert min(ended["length"], ended["cancelled"], ended["embedded"], ended["hash-mismatch"]) > 0
     assert (stats.running, stats.queued, stats.kv_bytes_used, stats.kv_bytes_reserved) == (0, 0, 0, 0)
     assert not +source.pins
+
+
+def test_a_variant_that_takes_long_to_load_is_passed_all_the_while(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_fed.serving.loop._PATIENCE_SECONDS", 0.0)
+    source = ToySource("slow", "warm")
+    source.cold.add("slow")
+    with Engine(ToyModel(), tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
+        slow = engine.submit(ask("a", "slow"))
+        for _ in range(3):
+            assert engine.submit(ask("b", "warm")).result(20).finish_reason == "length"
+        assert not slow.done
+        source.cold.clear()
+        assert slow.result(20).finish_reason == "length"
+
+
+def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stuck(ToySource):
+        def release(self, variant: Any) -> None:
+            raise RuntimeError("this source lets nothing go")
+
+    with Engine(ToyModel(), tokenizer, Stuck("alice")) as engine:
+        asked = [engine.submit(ask(variant=name)) for name in ("alice", None)]
+        assert [one.result(20).finish_reason for one in asked] == ["length", "length"]
+        assert engine.embed([1, 2], "alice").result(20).shape == (24,)
+        assert "lets nothing go" in caplog.text
+
+        broken = engine.submit(ask(tokens=200))
+        assert broken._sequence is not None
+        broken._sequence._text.push = lambda _token: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+        assert refused(lambda: broken.result(20)).code is ErrorCode.INTERNAL
+        assert engine.submit(ask()).result(20).finish_reason == "length"
+        ends = engine._loop._end
+
+        def fails(work: Any, reason: Any) -> None:
+            ends(work, reason)
+            raise ZeroDivisionError
+
+        engine._loop._end = fails  # type: ignore[method-assign]
+        assert refused(lambda: engine.submit(ask()).result(20)).code is ErrorCode.INTERNAL
+        assert refused(lambda: engine.embed([1]).result(20)).code is ErrorCode.INTERNAL
+        last = engine.submit(ask(tokens=250))
+    assert refused(lambda: last.result(20)).code is ErrorCode.INTERNAL
+
+
+def test_embeddings_are_read_in_pieces_beside_answers_and_keep_the_kv_budget(tokenizer: Any) -> None:
+    toy = ToyModel()
+    config = EngineConfig(max_batch_tokens=16, kv_cache_size=toy.bytes_per_token * 150, max_queued_per_user=2)
+    ids = [n % 250 for n in range(100)]
+    with Engine(toy, tokenizer, config=config) as engine:
+        toy.gate.clear()
+        answer = engine.submit(ask(tokens=30))
+        assert toy.entered.acquire(timeout=20)
+        first, second, dropped = (engine.embed(ids, user="e") for _ in range(3))
+        dropped.cancel()
+        toy.gate.set()
+        assert answer.result(20).finish_reason == "length"
+        alone = toy.embed(ids, None)
+        assert torch.allclose(first.result(20), alone, atol=1e-6)
+        assert torch.allclose(second.result(20), alone, atol=1e-6)
+        assert refused(dropped.result).code is ErrorCode.UNAVAILABLE
+        assert refused(lambda: engine.embed([1] * 151)).code is ErrorCode.TOO_LARGE
+        stats = engine.stats()
+    assert max(sum(tokens for tokens, _ in step) for step in toy.steps) == 16
+    assert any((1, True) in step and len(step) == 2 for step in toy.steps)
+    # Two texts of 100 tokens never had caches at once: 150 are allowed.
+    assert not any(sum(not wants for _, wants in step) > 1 for step in toy.steps)
+    assert (stats.embeddings, stats.kv_bytes_used, stats.kv_bytes_reserved) == (2, 0, 0)
+    assert stats.prompt_tokens == 202
+
+
+async def test_an_embedding_that_nobody_awaits_any_more_is_called_off(tokenizer: Any) -> None:
+    toy = ToyModel()
+    with Engine(toy, tokenizer, config=EngineConfig(max_batch_tokens=16)) as engine:
+        toy.gate.clear()
+        waiting = asyncio.create_task(engine.embed([1] * 200).result_async())
+        while not toy.steps and not toy.entered.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        toy.gate.set()
+        assert (await engine.embed([1, 2]).result_async()).shape == (24,)
+        assert engine.stats().finished["cancelled"] == 1
+    assert len(toy.steps) <= 3
+
+
+def test_an_idle_engine_holds_no_variant(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_fed.serving.engine._REST_SECONDS", 0.001)
+    toy = ToyModel()
+    rested = threading.Event()
+    toy.rest = rested.set  # type: ignore[method-assign]
+    with Engine(toy, tokenizer, ToySource("alice")) as engine:
+        engine.submit(ask(variant="alice")).result(20)
+        assert rested.wait(20)
