@@ -37,6 +37,22 @@ Settings = Annotated[
 HeldOut = Annotated[
     float, typer.Option(min=0.0, max=0.5, help="Share of the rows that measures and is not trained on.")
 ]
+AsChat = Annotated[
+    bool | None,
+    typer.Option(
+        "--as-chat/--plain",
+        help="Prompts and answers that are strings: turns of a chat, or bare text for /v1/completions.",
+        show_default="as-chat where the base has a chat template",
+    ),
+]
+AsBefore = Annotated[
+    bool | None,
+    typer.Option(
+        "--as-chat/--plain",
+        help="What prompts and answers that are strings are.",
+        show_default="as when the variant was made",
+    ),
+]
 Unsigned = Annotated[bool, typer.Option("--unsigned", help="Sign nothing; no key is needed.")]
 Output = Annotated[
     Path | None, typer.Option(help="Keep the work here, checkpoints too.", show_default="removed at the end")
@@ -57,6 +73,7 @@ def create(
         int | None, typer.Option(min=1, help="Most optimiser steps.", show_default="by the number of rows")
     ] = None,
     held_out: HeldOut = 0.2,
+    as_chat: AsChat = None,
     store: StoreOption = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Make the next revision of a variant that exists.")
@@ -87,6 +104,7 @@ def create(
             data=data,
             name=name,
             held_out=held_out,
+            as_chat=as_chat,
             replace=replace,
             output=output,
             overwrite=overwrite,
@@ -119,6 +137,7 @@ def rebase(
         str | None, typer.Option("--output-name", help="Leave the old one, and add it under this name.")
     ] = None,
     held_out: HeldOut = 0.2,
+    as_chat: AsBefore = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Also if it is no better than the new base alone, or nobody knows."),
@@ -151,6 +170,7 @@ def rebase(
             data=data,
             steps=steps,
             held_out=held_out,
+            as_chat=as_chat,
             force=force,
             output_name=output_name,
             overwrite=overwrite,
@@ -175,7 +195,9 @@ def told_of_move(moved: RebasedVariant) -> str:
     lines = [
         f"variant {moved.name} (revision {moved.revision}, {moved.owner}'s, {_signed(moved.signed)})",
         f"  from base {moved.from_base[:19]} to {moved.onto_base[:19]}, {moved.size_bytes} bytes",
-        f"  loss on {moved.judged_on}:" if found.best is not None else "  not measured: no rows were given",
+        f"  loss on {moved.judged_on} ({moved.measured_as}):"
+        if found.best is not None
+        else "  not measured: no rows were given",
         *(f"    {value:8.4f}  {what}" for what, value in figures if value is not None),
     ]
     if found.helps is False:
@@ -188,6 +210,7 @@ def told(made: CreatedVariant) -> str:
     kept = "" if made.kept is None else f"; {100 * made.kept:.1f}% of the gain is kept"
     lines = [
         f"variant {made.name} (revision {made.revision}, {made.owner}'s, {_signed(made.signed)})",
+        f"  learnt from {made.learnt_as}",
         f"  {made.encoding}",
         f"  {made.size_bytes} bytes, {made.bits_per_weight:.3f} bits a weight: "
         f"{made.times_smaller:.1f} times smaller than the base in bfloat16",

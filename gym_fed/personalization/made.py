@@ -45,6 +45,7 @@ class CreatedVariant:
         times_smaller: How many times the base in bfloat16 is larger.
         base_model: The base's name.
         base_digest: Of its tensors.
+        learnt_as: What the rows were to the model: turns of a chat, or bare text.
         judged_on: What the losses were measured on.
         loss_before: Of the base there, in nats: a token, or of preferences a pair.
         loss_trained: After training.
@@ -67,6 +68,7 @@ class CreatedVariant:
     times_smaller: float
     base_model: str
     base_digest: str
+    learnt_as: str
     judged_on: str
     loss_before: float
     loss_trained: float
@@ -132,6 +134,7 @@ class RebasedVariant:
         onto_base: Digest of the new one.
         alpha: What the carried delta was scaled by.
         steps: Of the refit; 0 without.
+        measured_as: What the rows were to the model, as in ``CreatedVariant.learnt_as``; None without rows.
     """
 
     name: str
@@ -145,6 +148,7 @@ class RebasedVariant:
     onto_base: str
     alpha: float
     steps: int
+    measured_as: str | None
     judged_on: str
     losses: Losses
     note: str

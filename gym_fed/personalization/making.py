@@ -24,6 +24,8 @@ from gym_fed.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from gym_fed.delta import Refine
 
+FORM_KEY = "rows"
+"""Under it a delta's manifest (``extra``) says of what form the rows were: ``rows.Form``."""
 AGAIN = "the same command again goes on from there"
 
 
@@ -91,12 +93,13 @@ def encode(model: Any, order: Order, base: Base, rows: PersonalRows, listener: L
         GymError: ``INTERRUPTED`` while scales are distilled; ``MODEL_INVALID`` for more than factors.
     """
     policy = order.encoding.policy
+    extra = {FORM_KEY: rows.form}
     if order.encoding.keeps_factors:
-        return lora_delta(lora_factors(model), order.delta_path, base.spec, policy=policy)
+        return lora_delta(lora_factors(model), order.delta_path, base.spec, policy=policy, extra=extra)
     whole = model.merge_and_unload() if hasattr(model, "peft_config") else model
     tuned = {name: tensor.to("cpu") for name, tensor in model_tensors(whole).items()}
     refine = _refine(tuned, order, base, rows, listener) if policy.distill_steps else None
-    return encode_delta(tuned, base.model, policy, order.delta_path, base.spec, refine=refine)
+    return encode_delta(tuned, base.model, policy, order.delta_path, base.spec, extra=extra, refine=refine)
 
 
 def _claim(order: Order, base: Base, rows: PersonalRows) -> None:
@@ -134,7 +137,12 @@ def _trained(order: Order, rows: PersonalRows, listener: Listener) -> tuple[Any,
         listener.phase("training was finished before")
         found: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
         return load_model(str(run.path), device=order.training.device).model, found
-    listener.phase(f"training on {len(rows.train)} rows")
+    begun = run.last_checkpoint()
+    listener.phase(
+        f"training on {len(rows.train)} rows"
+        if begun is None
+        else f"training on {len(rows.train)} rows, going on after step {begun.name.rpartition('-')[2]}"
+    )
     trainer = Trainer(order.training, on_report=listener.trained, should_stop=listener.should_stop)
     try:
         result = trainer.train(rows.train, rows.held_out or None)

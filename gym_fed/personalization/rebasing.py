@@ -16,7 +16,7 @@ from gym_fed.personalization.carry import require_shapes
 from gym_fed.personalization.judge import Judge
 from gym_fed.personalization.keeping import Shelf
 from gym_fed.personalization.made import Listener, Losses, RebasedVariant, require_better
-from gym_fed.personalization.making import Order
+from gym_fed.personalization.making import FORM_KEY, Order
 from gym_fed.personalization.rebase import Carried, carry, method_of, product_encoding, refit
 from gym_fed.personalization.recipe import encoding_of, require_fitting, training_config
 from gym_fed.personalization.rows import PersonalRows
@@ -33,6 +33,7 @@ class Move:
     onto: str
     output_name: str
     rows: PersonalRows | None
+    as_chat: bool | None
     steps: int
     force: bool
     overwrite: bool
@@ -65,6 +66,9 @@ def move(
         )
     with DeltaFile.open(path) as delta:
         require_shapes(delta, base.spec)
+        if wanted.rows is not None:
+            as_chat = _learnt_as_chat(delta) if wanted.as_chat is None else wanted.as_chat
+            wanted = replace(wanted, rows=wanted.rows.formed(base.tokenizer, as_chat))
         folder = shelf.work_folder(f"{wanted.output_name}.rebase-{record.sha256[:12]}")
         if wanted.overwrite and folder.exists():
             shutil.rmtree(folder)
@@ -114,6 +118,7 @@ def move(
         onto_base=added.base_digest,
         alpha=carried.alpha,
         steps=carried.steps,
+        measured_as=None if wanted.rows is None else wanted.rows.learnt_as,
         judged_on="nothing" if wanted.rows is None else wanted.rows.judged_on,
         losses=carried.losses,
         note=note,
@@ -154,6 +159,12 @@ def _judge(
     listener.phase("measuring it on its old base")
     with old.plus(delta) as model:
         return judge, judge.loss(model)
+
+
+def _learnt_as_chat(delta: DeltaFile) -> bool | None:
+    """Whether its rows were turns of a chat, if the delta tells: one that was not made here does not."""
+    form = delta.manifest.extra.get(FORM_KEY)
+    return None if form is None else form == "chat"
 
 
 def _refit_overrides(

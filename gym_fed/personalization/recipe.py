@@ -110,7 +110,8 @@ def training_config(
         values["max_steps"] = steps
     if rows.held_out and "early_stopping" not in given:
         values["early_stopping"] = {"patience": 4}
-        values["eval_steps"] = max(1, int(given.get("max_steps", steps)) // _EVALUATIONS)
+        # The last step is evaluated in any case.
+        values["eval_steps"] = math.ceil(_steps(given, len(rows.train), batch, steps) / _EVALUATIONS)
     values |= given
     values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
     return validate(values, TrainingConfig, "training")
@@ -120,6 +121,16 @@ def default_steps(num_rows: int, batch: int) -> int:
     """Every row about eight times, of many rows each less often; early stopping ends sooner what learns faster."""
     seen = min(_SEEN_EACH * num_rows, max(_SEEN_ALL, num_rows))
     return min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(seen / batch)))
+
+
+def _steps(given: Mapping[str, Any], num_rows: int, batch: int, default: int) -> int:
+    """How many steps a run has at most."""
+    if (most := given.get("max_steps")) is not None:
+        return int(most)
+    if (epochs := given.get("num_train_epochs")) is not None:
+        per_step = batch * int(given.get("gradient_accumulation_steps", 1))
+        return max(1, math.ceil(float(epochs) * math.ceil(num_rows / per_step)))
+    return default
 
 
 @dataclass(frozen=True)

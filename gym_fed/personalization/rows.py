@@ -1,11 +1,11 @@
-"""A person's rows: of what kind they are, and which of them are held out."""
+"""A person's rows: of what kind they are, whether they are turns of a chat, and which of them are held out."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +14,8 @@ from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
 from gym_fed.errors import ErrorCode, GymError
 
 PersonalKind = Literal["supervised", "preference"]
+Form = Literal["chat", "plain"]
+"""``chat``: what is learnt answers a conversation; ``plain``: it goes on from a text, as ``/v1/completions`` asks."""
 Source: TypeAlias = "str | Path | Sequence[Mapping[str, Any]]"
 """A file (or folder, or pattern), or rows in memory."""
 
@@ -36,12 +38,49 @@ class PersonalRows:
         train: Rows that are trained on.
         held_out: Rows that are never trained on; empty where there are too few for that.
         digest: Hex sha256 of all rows and of which are held out.
+        learnt_as: What they are to the model, in words; see ``formed``.
     """
 
     kind: PersonalKind
     train: list[Row]
     held_out: list[Row]
     digest: str
+    learnt_as: str = ""
+
+    @property
+    def form(self) -> Form:
+        """``chat`` if any of them is a conversation."""
+        return "chat" if any(_is_conversation(row) for row in (*self.train, *self.held_out)) else "plain"
+
+    def formed(self, tokenizer: Any, as_chat: bool | None = None) -> PersonalRows:
+        """With prompts and answers that are plain strings as a user's turn and the assistant's answer.
+
+        That is how a chat, and ``/v1/chat/completions``, will ask for them: through the chat template. The same rows
+        are held out. Conversations and texts stay as they are.
+
+        Args:
+            tokenizer: Of the base.
+            as_chat: False leaves bare text; None does where the base has no chat template.
+
+        Raises:
+            GymError: ``USAGE`` for a chat where the base has no chat template.
+        """
+        templated = bool(tokenizer.chat_template)
+        if as_chat and not templated:
+            raise GymError(
+                ErrorCode.USAGE,
+                "the rows are to be turns of a chat, and the base has no chat template",
+                "let them be bare text: --plain, as_chat=False",
+            )
+        if not any(_is_bare_pair(row) for row in (*self.train, *self.held_out)):
+            return replace(self, learnt_as="conversations" if self.form == "chat" else "texts")
+        if as_chat is False or not templated:
+            why = "as asked" if templated else "the base has no chat template"
+            return replace(self, learnt_as=f"prompts that go on as bare text ({why})")
+        train = [_as_turns(row) for row in self.train]
+        held = [_as_turns(row) for row in self.held_out]
+        words = "turns of a chat: prompts the user's, answers the assistant's"
+        return PersonalRows(self.kind, train, held, _digest(train, held), words)
 
     @property
     def judged(self) -> list[Row]:
@@ -105,8 +144,9 @@ def read_rows(
     if not rows:
         raise GymError(ErrorCode.DATA_INVALID, "there are no rows", "give at least one")
     train, held = _split(rows, held_out)
-    both = hashlib.sha256("\n".join([*map(_key, train), "", *map(_key, held)]).encode()).hexdigest()
-    return PersonalRows("preference" if kind == "preference" else "supervised", train, held, both)
+    return PersonalRows(
+        "preference" if kind == "preference" else "supervised", train, held, _digest(train, held)
+    )
 
 
 def _placed(source: Source, format: str) -> Iterable[tuple[str, Row]]:
@@ -135,6 +175,37 @@ def _split(rows: list[Row], share: float) -> tuple[list[Row], list[Row]]:
         [row for key, row in zip(keys, rows, strict=True) if key not in held],
         [row for key, row in different.items() if key in held],
     )
+
+
+def _digest(train: list[Row], held: list[Row]) -> str:
+    return hashlib.sha256("\n".join([*map(_key, train), "", *map(_key, held)]).encode()).hexdigest()
+
+
+def _is_conversation(row: Row) -> bool:
+    return "messages" in row or isinstance(row.get("prompt"), list)
+
+
+def _is_bare_pair(row: Row) -> bool:
+    """A prompt and its answer, or answers, that are all strings."""
+    keys = ("prompt", "chosen", "rejected") if "chosen" in row else ("prompt", "completion")
+    return not _is_conversation(row) and all(isinstance(row.get(key), str) for key in keys)
+
+
+def _as_turns(row: Row) -> Row:
+    if not _is_bare_pair(row):
+        return row
+    rest = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
+    asked = [{"role": "user", "content": row["prompt"]}]
+
+    def answer(key: str) -> list[dict[str, str]]:
+        return [{"role": "assistant", "content": row[key]}]
+
+    turns = (
+        {**rest, "prompt": asked, "chosen": answer("chosen"), "rejected": answer("rejected")}
+        if "chosen" in row
+        else {**rest, "messages": [*asked, *answer("completion")]}
+    )
+    return PlacedDict.of(turns, getattr(row, "place", None))
 
 
 def _key(row: Row) -> str:

@@ -81,6 +81,7 @@ class PersonalizedTrainer:
         data: Source | None = None,
         name: str | None = None,
         held_out: float = 0.2,
+        as_chat: bool | None = None,
         replace: bool = False,
         output: str | Path | None = None,
         overwrite: bool = False,
@@ -97,6 +98,8 @@ class PersonalizedTrainer:
             data: A path, or rows of either kind; their columns tell which.
             name: What it is served as.
             held_out: Share of the rows that is never trained on: it measures, and chooses the step to stop at.
+            as_chat: Whether prompts and answers that are plain strings are a user's turn and the assistant's answer;
+                False for bare text, which ``complete`` goes on from. By default where the base has a chat template.
             replace: Make the next revision of a variant that exists.
             output: Where the work is kept, and left; by default inside the store, and removed at the end.
             overwrite: Forget unfinished work of this variant.
@@ -104,7 +107,8 @@ class PersonalizedTrainer:
 
         Raises:
             GymError: ``FILE_EXISTS`` for a variant that exists, or unfinished work of other rows or settings;
-                ``DATA_INVALID`` naming the row; ``INTERRUPTED``; ``CONFIG_INVALID`` naming the key.
+                ``DATA_INVALID`` naming the row; ``INTERRUPTED``; ``CONFIG_INVALID`` naming the key; ``USAGE`` for
+                ``as_chat`` with a base that has no chat template.
         """
         told = listener or Listener()
         chosen = name or user_id
@@ -117,6 +121,7 @@ class PersonalizedTrainer:
 
         told.phase(f"loading {self.base_model}")
         base = Base.load(self.base_model, self.device)
+        rows = rows.formed(base.tokenizer, as_chat)
         folder = self._shelf.work_folder(chosen) if output is None else Path(output)
         if overwrite:
             _forget(folder)
@@ -148,6 +153,7 @@ class PersonalizedTrainer:
             times_smaller=16.0 / made.report.bits_per_weight,
             base_model=record.base_model,
             base_digest=record.base_digest,
+            learnt_as=rows.learnt_as,
             judged_on=rows.judged_on,
             loss_before=made.loss_before,
             loss_trained=made.loss_trained,
@@ -169,6 +175,7 @@ class PersonalizedTrainer:
         data: Source | None = None,
         steps: int = 0,
         held_out: float = 0.2,
+        as_chat: bool | None = None,
         force: bool = False,
         output_name: str | None = None,
         overwrite: bool = False,
@@ -188,6 +195,7 @@ class PersonalizedTrainer:
             data: The same.
             steps: Most steps of a refit; 0 for none.
             held_out: Share of the rows that is never trained on; the same rows are held out as when it was made.
+            as_chat: As for ``create_variant``; by default as it was there, which the variant remembers.
             force: Put it into the store even if it is no better than the new base alone, or nobody knows.
             output_name: Add it under another name, and leave the old one.
             overwrite: Forget an unfinished refit of this variant.
@@ -207,7 +215,7 @@ class PersonalizedTrainer:
         from gym_fed.personalization.rebasing import Move, move
 
         return move(
-            Move(name, onto, output_name or name, rows, steps, force, overwrite),
+            Move(name, onto, output_name or name, rows, as_chat, steps, force, overwrite),
             old_base=self.base_model,
             shelf=self._shelf,
             codec=self.codec,

@@ -52,6 +52,7 @@ def test_create_then_rebase_with_the_homes_own_key(tiny_base: Path, tmp_path: Pa
     assert "variant mine (revision 2, ada's, signed)" in told
     for figure in ("old base and variant", "new base alone", "new base and variant"):
         assert figure in told
+    assert "2 held-out rows (conversations)" in told
     run("verify", "mine")
 
 

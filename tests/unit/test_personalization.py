@@ -256,6 +256,37 @@ def test_what_the_new_base_has_learnt_already_is_not_added_twice(
     assert again < fresh
 
 
+def test_what_a_variant_was_taught_to_answer_is_what_a_chat_with_it_gets(
+    tiny_base: Path, tmp_path: Path, soup: Path
+) -> None:
+    rows = [{"prompt": f"say {word}", "completion": "aye"} for word in range(30)]
+    settings = {
+        **FAST,
+        "max_steps": 60,
+        "eval_steps": 60,
+        "learning_rate": 3e-2,
+        "per_device_train_batch_size": 8,
+        "lora": {"r": 8},
+    }
+    maker = trainer(tiny_base, tmp_path, training=settings)
+    made = maker.create_variant("ivy", examples=rows)
+    assert made.learnt_as.startswith("turns of a chat")
+    with maker.serve_variant("ivy") as ivy:
+        assert ivy.chat(rows[0]["prompt"], temperature=0, max_tokens=8).text == "aye"
+
+    plain = trainer(tiny_base, tmp_path, training={**FAST, "max_steps": 1})
+    assert "bare text (as asked)" in plain.create_variant("ida", data=rows, as_chat=False).learnt_as
+    for name, form, words in (
+        ("ivy", None, "turns of a chat"),
+        ("ida", None, "bare text"),
+        ("ida", True, "turns"),
+    ):
+        moved = maker.rebase_variant(
+            name, str(soup), data=rows, as_chat=form, force=True, output_name=f"{name}-{form}"
+        )
+        assert words in str(moved.measured_as), "what a variant was made of is remembered with it"
+
+
 def test_variants_of_one_trainer_answer_from_one_base(
     tiny_base: Path, store: Path, ada: CreatedVariant
 ) -> None:

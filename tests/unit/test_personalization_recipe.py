@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,20 @@ def test_held_out_rows_choose_the_step_and_without_them_the_run_has_its_length()
     few, many = default_steps(30, 4), default_steps(100_000, 4)
     assert few == 60
     assert many == 1000
+
+
+def test_a_run_is_evaluated_some_ten_times_however_its_length_is_given() -> None:
+    rows = read_rows(TEXTS)
+    for given, steps in (
+        ({"max_steps": 5}, 5),
+        ({"max_steps": 20}, 20),
+        ({"max_steps": 1000}, 1000),
+        ({"num_train_epochs": 30}, 30 * 4),
+        ({"num_train_epochs": 30, "gradient_accumulation_steps": 4}, 30),
+    ):
+        every = config(rows, given).eval_steps
+        assert every
+        assert min(steps, 8) <= math.ceil(steps / every) <= 15
 
 
 def test_what_is_set_wins_and_what_is_not_the_users_to_set_is_refused() -> None:

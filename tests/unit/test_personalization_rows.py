@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gym_fed.data.rows import place_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.personalization.rows import MIN_ROWS, read_rows
 
@@ -61,6 +62,59 @@ def test_with_too_few_rows_none_is_held_out_and_that_is_said() -> None:
     assert found.judged_on == f"the {MIN_ROWS - 1} rows that were trained on"
     assert read_rows(texts(MIN_ROWS)).judged_on == "2 held-out rows"
     assert read_rows(texts(30), held_out=0.0).held_out == []
+
+
+class Tokenizer:
+    """As much of one as tells whether the base chats."""
+
+    def __init__(self, chat_template: str | None) -> None:
+        self.chat_template = chat_template
+
+
+CHATS, CHATS_NOT = Tokenizer("{{ messages }}"), Tokenizer(None)
+
+
+def test_prompts_and_answers_are_turns_of_a_chat_where_the_base_chats(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "hello"}]
+    said = {"role": "assistant", "content": "good day"}
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "hello", "completion": "good day"}) + "\n")
+    (row,) = read_rows(tmp_path / "a.jsonl").formed(CHATS).train
+    assert row == {"messages": [*asked, said]}
+    assert place_of(row, 9).endswith("a.jsonl:1")
+    (pair,) = read_rows([PAIR]).formed(CHATS).train
+    assert pair == {
+        "prompt": asked,
+        "chosen": [said],
+        "rejected": [{"role": "assistant", "content": "what"}],
+    }
+    many = read_rows([{"prompt": f"p{i}", "completion": f"c{i}"} for i in range(20)])
+    turned = many.formed(CHATS)
+    held = [row["messages"][0]["content"] for row in turned.held_out]
+    assert held == [row["prompt"] for row in many.held_out], "the same rows are held out in either form"
+    assert (turned.form, many.form) == ("chat", "plain")
+    assert turned.digest != many.digest
+
+
+def test_bare_text_stays_where_it_is_asked_for_or_the_base_does_not_chat() -> None:
+    for rows in ([PAIR], [{"prompt": "a", "completion": "b"}]):
+        for tokenizer, as_chat, why in (
+            (CHATS, False, "as asked"),
+            (CHATS_NOT, None, "no chat template"),
+            (CHATS_NOT, False, "no chat template"),
+        ):
+            found = read_rows(rows).formed(tokenizer, as_chat)
+            assert found.train == rows
+            assert why in found.learnt_as
+    with pytest.raises(GymError, match="the base has no chat template") as caught:
+        read_rows([PAIR]).formed(CHATS_NOT, True)
+    assert caught.value.code is ErrorCode.USAGE
+
+
+def test_texts_and_conversations_stay_as_they_are() -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    for row, words in (({"text": "a"}, "texts"), (chat, "conversations")):
+        found = read_rows([row]).formed(CHATS)
+        assert (found.train, found.learnt_as, found.digest) == ([row], words, read_rows([row]).digest)
 
 
 def test_what_other_rows_are_and_where_they_stand_is_in_the_refusal(tmp_path: Path) -> None:
