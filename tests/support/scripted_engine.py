@@ -39,6 +39,25 @@ class ScriptedGeneration:
         self.cancelled = True
 
 
+class ScriptedEmbedding:
+    """Made at once, or never."""
+
+    def __init__(self, vector: list[float], *, done: bool) -> None:
+        self.vector, self.done, self.cancelled = vector, done, False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def result(self) -> Any:
+        assert self.done
+        return SimpleNamespace(tolist=lambda: self.vector)
+
+    async def result_async(self) -> Any:
+        if not self.done:
+            await asyncio.Event().wait()
+        return self.result()
+
+
 class ScriptedEngine:
     """Remembers what it was asked.
 
@@ -47,7 +66,7 @@ class ScriptedEngine:
         finish: How it ends.
         error: Raised by ``submit`` once ``after`` requests were taken.
         after: See ``error``.
-        endless: Whether answers never end.
+        endless: Whether answers never end, nor embeddings after the first.
     """
 
     def __init__(
@@ -62,6 +81,7 @@ class ScriptedEngine:
         self.script, self.finish, self.error, self.after, self.endless = script, finish, error, after, endless
         self.requests: list[GenerationRequest] = []
         self.generations: list[ScriptedGeneration] = []
+        self.embeddings: list[ScriptedEmbedding] = []
 
     def submit(self, request: GenerationRequest) -> ScriptedGeneration:
         if self.error is not None and len(self.requests) >= self.after:
@@ -74,15 +94,12 @@ class ScriptedEngine:
         self.generations.append(made)
         return made
 
-    def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> Any:
-        vector = SimpleNamespace(tolist=lambda: [3.0, 4.0 * len(prompt_ids)])
-
-        async def later() -> Any:
-            return vector
-
-        return SimpleNamespace(
-            result=lambda timeout=None: vector, result_async=later, cancel=lambda: None, done=True
-        )
+    def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> ScriptedEmbedding:
+        if self.error is not None and len(self.embeddings) >= self.after:
+            raise self.error
+        made = ScriptedEmbedding([3.0, 4.0 * len(prompt_ids)], done=not self.endless or not self.embeddings)
+        self.embeddings.append(made)
+        return made
 
     def stats(self) -> EngineStats:
         zero = Counters()

@@ -22,9 +22,9 @@ from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.server import listen
 from gym_fed.serving.api.usage_log import UsageLog
-from gym_fed.serving.openai import OpenAIService
+from gym_fed.serving.openai import Caller, OpenAIService
 from gym_fed.serving.openai.catalogue import Catalogue
-from gym_fed.serving.openai.service import CHAT, COMPLETIONS, Use
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, Use
 from tests.support.scripted_engine import ScriptedEngine
 
 BODY = {"model": "nano", "prompt": "x"}
@@ -39,10 +39,16 @@ class Letters:
         return {"input_ids": [ord(letter) % 256 for letter in text]}
 
 
-def gateway_over(engine: ScriptedEngine, seconds: float = 60.0) -> Gateway:
+def gateway_over(engine: ScriptedEngine, seconds: float = 60.0, uses: list[Use] | None = None) -> Gateway:
     gateway = Gateway(Gate(None), request_timeout_seconds=seconds)
     service = OpenAIService(
-        engine, Catalogue("nano"), Letters(), vocab_size=256, fingerprint="fp_1", max_at_once=20
+        engine,
+        Catalogue("nano"),
+        Letters(),
+        vocab_size=256,
+        fingerprint="fp_1",
+        max_at_once=20,
+        on_use=None if uses is None else uses.append,
     )
     gateway.serving = SimpleNamespace(  # type: ignore[assignment]
         service=service, engine=engine, store=None, usage_log=None
@@ -162,6 +168,42 @@ async def test_an_answer_that_takes_too_long_or_outlives_the_server_is_cancelled
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, name)
     assert engine.generations[0].cancelled
     assert gateway.active == 0
+
+
+async def test_embeddings_that_take_too_long_are_called_off_and_what_was_read_is_told() -> None:
+    uses: list[Use] = []
+    engine = ScriptedEngine(endless=True)
+    async with client_of(gateway_over(engine, seconds=0.2, uses=uses)) as client:
+        body = {"model": "nano", "input": ["abc", "x", "x"]}
+        answer = await client.post(EMBEDDINGS, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline-exceeded")
+        assert [made.cancelled for made in engine.embeddings] == [False, True, True]
+        assert [use.prompt_tokens for use in uses] == [3]
+        too_many = await client.post(EMBEDDINGS, json={**body, "input": ["x"] * 21})
+        assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "input")
+        assert len(engine.embeddings) == 3
+    engine = ScriptedEngine(error=GymError(ErrorCode.BUSY, "64 wait already"), after=2)
+    async with client_of(gateway_over(engine)) as client:
+        assert (await client.post(EMBEDDINGS, json=body)).status_code == 429
+    assert [made.cancelled for made in engine.embeddings] == [True, True]
+
+
+async def test_one_caller_s_long_requests_leave_threads_to_others() -> None:
+    gateway = gateway_over(ScriptedEngine())
+    held = asyncio.Event()
+    inside: list[str] = []
+
+    async def reads(name: str) -> None:
+        async with gateway.turn_of(Caller(name)):
+            inside.append(name)
+            await held.wait()
+
+    reading = [asyncio.ensure_future(reads(name)) for name in ["ann"] * 9 + ["bob"]]
+    await asyncio.sleep(0.01)
+    assert inside == ["ann"] * 4 + ["bob"]
+    held.set()
+    await asyncio.gather(*reading)
+    assert len(inside) == 10
 
 
 async def test_a_defect_is_told_without_its_inside() -> None:

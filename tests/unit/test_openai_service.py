@@ -170,7 +170,7 @@ def test_what_contradicts_itself_is_refused(tokenizer: Any) -> None:
     assert "need tools" in refusal(tokenizer, CHAT, tool_choice="required")["message"]
     assert "stream: true" in refusal(tokenizer, CHAT, stream_options={"include_usage": True})["message"]
     assert "echo with logprobs" in refusal(tokenizer, COMPLETIONS, echo=True, logprobs=1)["message"]
-    assert "room for at once" in refusal(tokenizer, COMPLETIONS, prompt=["x"] * 11, n=2)["message"]
+    assert "has room for 20 at once" in refusal(tokenizer, COMPLETIONS, prompt=["x"] * 11, n=2)["message"]
     unanswered = [*USER, {"role": "tool", "content": "x", "tool_call_id": "none"}]
     assert "of no call before it" in refusal(tokenizer, CHAT, messages=unanswered)["message"]
 

@@ -27,6 +27,7 @@ from gym_fed.serving.api.waiting import ClientGone, Patience
 from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
+from gym_fed.serving.openai.vectors import PendingVectors
 
 GONE_STATUS = 499
 """What metrics call a request whose client went away; nobody is sent it."""
@@ -97,13 +98,16 @@ async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
     except TimeoutError as error:
         raise GymError(ErrorCode.DEADLINE_EXCEEDED, "the request's body did not come in time") from error
     patience = Patience(request.receive, gateway.request_timeout_seconds, gateway.stopped)
-    if url == EMBEDDINGS:
-        return JSONResponse(await patience.wait(run_in_threadpool(service.embed, body, caller)))
-    pending = await run_in_threadpool(service.begin, url, body, caller)
-    if body.get("stream"):
+    pending: Pending | PendingVectors
+    async with gateway.turn_of(caller):
+        if url == EMBEDDINGS:
+            pending = await run_in_threadpool(service.begin_vectors, body, caller)
+        else:
+            pending = await run_in_threadpool(service.begin, url, body, caller)
+    if isinstance(pending, Pending) and body.get("stream"):
         return await _stream(pending, patience)
     try:
-        return JSONResponse(await patience.wait(pending.arun()))
+        return await run_in_threadpool(JSONResponse, await patience.wait(pending.arun()))
     finally:
         pending.end()
 

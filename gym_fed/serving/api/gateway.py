@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.usage_log import UsageLog
+from gym_fed.serving.openai.access import Caller
 from gym_fed.serving.openai.service import OpenAIService
 
 _LOADING_SECONDS, _LEAVING_SECONDS = 5, 10
+_TURNS = 4
+"""Of the 40 threads that read requests, those that one caller may have at once."""
 
 
 class Engine(Protocol):
@@ -60,6 +64,7 @@ class Gateway:
         self.active = 0
         self.draining = False
         self.stopped = asyncio.Event()
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -69,6 +74,15 @@ class Gateway:
             yield
         finally:
             self.active -= 1
+
+    @asynccontextmanager
+    async def turn_of(self, caller: Caller) -> AsyncIterator[None]:
+        """Reading a request takes a thread, of which there are few: one caller has so many of them, and no more."""
+        turns = self._turns.get(caller.name)
+        if turns is None:
+            self._turns[caller.name] = turns = asyncio.Semaphore(_TURNS)
+        async with turns:
+            yield
 
     def open(self) -> Served:
         """What is served.

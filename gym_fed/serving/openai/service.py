@@ -6,9 +6,7 @@ for many answers at once.
 
 from __future__ import annotations
 
-import base64
 import json
-import struct
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -32,6 +30,7 @@ from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
 from gym_fed.serving.openai.sampling_fields import SamplingFields
 from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
+from gym_fed.serving.openai.vectors import Embedding, PendingVectors
 from gym_fed.serving.request import GenerationRequest, SamplingParams
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -43,8 +42,7 @@ class Engine(Protocol):
 
     def submit(self, request: GenerationRequest) -> Generating: ...
 
-    def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> Any:
-        """``[hidden] float32``: the mean of the last hidden states over the text."""
+    def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> Embedding: ...
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ class OpenAIService:
             GymError: Why it is refused; a ``RequestError`` names the field. ``BUSY`` when too many wait.
         """
         if url == EMBEDDINGS:
-            return self.embed(body, caller)
+            return self.begin_vectors(body, caller).run()
         if isinstance(body, dict) and body.get("stream"):
             raise RequestError(
                 "field 'stream' is not possible here: the answer is given whole", param="stream"
@@ -135,26 +133,31 @@ class OpenAIService:
             f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"there are {', '.join(URLS)}"
         )
 
-    def embed(self, body: Any, caller: Caller) -> dict[str, Any]:
-        """Vectors of texts: the mean of the model's last hidden states, scaled to length one. Raises as ``handle``."""
+    def begin_vectors(self, body: Any, caller: Caller) -> PendingVectors:
+        """Let a request for embeddings in, without waiting for them; raises as ``handle``.
+
+        They are the means of the model's last hidden states, scaled to length one.
+        """
         request = parse(EmbeddingRequest, body, EMBEDDING_NEUTRAL)
         model = self.catalogue.resolve(request.model, caller)
-        prompts = [self._prompts.of_input(given, "input") for given in as_list(request.input)]
-        data = []
-        used = 0
+        given = as_list(request.input)
+        self._require_room_for(len(given), "texts in one request:", "input")
+        prompts = [self._prompts.of_input(one, "input") for one in given]
+        started: list[Embedding] = []
         try:
-            for index, ids in enumerate(prompts):
+            for ids in prompts:
                 with _refusals(model, "input"):
-                    vector = _unit(self._engine.embed(ids, model.variant, caller.name).result().tolist())
-                used += len(ids)
-                shown: Any = vector
-                if request.encoding_format == "base64":
-                    shown = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-                data.append({"object": "embedding", "index": index, "embedding": shown})
-        finally:
-            self._on_use(Use(EMBEDDINGS, model.name, caller.name, request.user, used, 0))
-        usage = {"prompt_tokens": used, "total_tokens": used}
-        return {"object": "list", "data": data, "model": model.name, "usage": usage}
+                    started.append(self._engine.embed(ids, model.variant, caller.name))
+        except BaseException:
+            for embedding in started:
+                embedding.cancel()
+            raise
+
+        def on_end(tokens: int) -> None:
+            self._on_use(Use(EMBEDDINGS, model.name, caller.name, request.user, tokens, 0))
+
+        encoding = request.encoding_format or "float"
+        return PendingVectors(model.name, started, [len(ids) for ids in prompts], encoding, on_end)
 
     def _chat(self, request: ChatRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
@@ -214,11 +217,8 @@ class OpenAIService:
         schema_param: str = "response_format",
     ) -> list[Generating]:
         """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
-        if len(prompts) * (request.n or 1) > self._max_at_once:
-            raise RequestError(
-                f"prompts times n is more than the {self._max_at_once} answers that this server has room for at once",
-                param=param if len(prompts) > 1 else "n",
-            )
+        answers = len(prompts) * (request.n or 1)
+        self._require_room_for(answers, "prompts times n is", param if len(prompts) > 1 else "n")
         self._prompts.require_known(sampling.logit_bias, "logit_bias")
         self._prompts.require_known(sampling.stop_token_ids, "stop_token_ids")
         started: list[Generating] = []
@@ -236,6 +236,15 @@ class OpenAIService:
                 generation.cancel()
             raise
         return started
+
+    def _require_room_for(self, number: int, what: str, param: str) -> None:
+        """Refuse what could not be queued together even if nobody else were here."""
+        if number > self._max_at_once:
+            raise RequestError(
+                f"{what} {number}; this server has room for {self._max_at_once} at once",
+                param=param,
+                hint="ask for fewer at once",
+            )
 
     def _pending(
         self,
@@ -279,8 +288,3 @@ class _refusals:
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
             ) from error
-
-
-def _unit(vector: list[float]) -> list[float]:
-    length = sum(value * value for value in vector) ** 0.5
-    return [value / length for value in vector] if length else vector
