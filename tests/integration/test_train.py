@@ -102,10 +102,11 @@ def test_a_lora_run_is_made_chatted_with_and_overwritten_only_when_told(tmp_path
     assert load_config(tmp_path / "run/config.yaml", TrainingConfig).lora.r == 4
     adapter = json.loads((tmp_path / "run/adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["r"]) == ("gym-nano", 4)
-    said = gym("chat", "run", cwd=tmp_path, stdin="length: abc\n/reset\n/nonsense\n/exit\nlength: a\n")
-    assert said.returncode == 0, said.stderr
-    assert said.stdout == "3\n"
-    assert "/nonsense is no command" in said.stderr
+    said = gym("chat", "run", cwd=tmp_path, stdin="length: abc\n/reset\n/exit\nlength: a\n")
+    assert (said.returncode, said.stdout) == (0, "3\n"), said.stderr
+    refused = gym("chat", "run", cwd=tmp_path, stdin="/nonsense\nlength: a\n")  # a script ends where it is wrong
+    assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
+    assert "/nonsense is no command" in refused.stderr
     replaced = gym("train", "train.yaml", "--overwrite", "--set", "max_steps=1", "--json", cwd=tmp_path)
     assert json.loads(replaced.stdout)["steps"] == 1
 
