@@ -106,6 +106,7 @@ def open_serving(config: ServingConfig) -> Serving:
             vocab_size=model.get_input_embeddings().weight.shape[0],
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",
             max_at_once=_max_at_once(config.engine),
+            context=engine.limits.context,
             on_use=None if usage_log is None else usage_log.write,
         )
         return Serving(

@@ -274,6 +274,64 @@ def test_embeddings_have_length_one_in_both_encodings(tokenizer: Any) -> None:
     assert floats["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
 
 
+def test_of_a_text_that_cannot_fit_only_a_piece_is_read(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    real = type(tokenizer).__call__
+
+    def spying(self: Any, text: Any, **how: Any) -> Any:
+        read.append(len(text))
+        return real(self, text, **how)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", spying)
+    asked = OpenAIService(
+        ScriptedEngine(),
+        Catalogue("nano"),
+        tokenizer,
+        vocab_size=262,
+        fingerprint="fp_1",
+        max_at_once=20,
+        context=100,
+    )
+    long = "lorem ipsum " * 100_000
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        (CHAT, {"messages": [{"role": "user", "content": long}]}, "messages"),
+        (COMPLETIONS, {"prompt": ["x", long]}, "prompt"),
+        (EMBEDDINGS, {"input": long}, "input"),
+    ]
+    for url, body, param in refused:
+        with pytest.raises(RequestError) as caught:
+            asked.handle(url, {"model": "nano", **body}, LOCAL)
+        assert (caught.value.name, caught.value.param) == ("context_length_exceeded", param)
+    assert max(read) == 800
+    # As much text in a message, of which the template shows nothing, is no reason to refuse it.
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    quiet = OpenAIService(
+        ScriptedEngine(),
+        Catalogue("nano"),
+        tokenizer,
+        vocab_size=262,
+        fingerprint="",
+        max_at_once=1,
+        context=100,
+    )
+    shown = [{"role": "user", "content": long}, *USER]
+    assert quiet.handle(CHAT, {"model": "nano", "messages": shown}, LOCAL)["choices"]
+
+
+def test_prompts_are_read_by_several_threads_at_once(tokenizer: Any) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from gym_fed.serving.openai.prompts import Prompts
+
+    prompts = Prompts(tokenizer, 262)
+    texts = ["abc" * n for n in range(1, 60)]
+    alone = [prompts.of_input(text, "prompt") for text in texts]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda text: prompts.of_input(text, "prompt"), texts)) == alone
+
+
 def test_a_model_without_a_template_points_to_completions(tokenizer: Any) -> None:
     tokenizer.chat_template = None
     told = refusal(tokenizer, CHAT)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
+from queue import LifoQueue
 from typing import Any
 
 from gym_fed.serving.openai.messages import AssistantMessage, Message, ToolMessage, text_of
@@ -22,21 +24,33 @@ _PROBE: dict[str, Any] = {
 }
 
 
+_COPIES = 2
+_CHARACTERS_A_TOKEN = 8
+"""More than a token of ordinary text has, so that a prefix of so many tells of a text that is far too long."""
+
+
 class Prompts:
     """Renders prompts with one tokenizer; from any thread.
+
+    A text that cannot fit is refused after a piece of it was read, so that nobody holds the tokenizers for long.
 
     Control tokens are the template's to write: ``<|im_end|>`` in a message is read as those characters, so that
     nobody's text, a tool's result or a quoted page, can end its turn and begin another's.
 
     Args:
-        tokenizer: Of the base; a copy is used, for one that is being set to read text so cannot be used elsewhere.
+        tokenizer: Of the base; copies are used, for one that is being set to read text so cannot be used elsewhere.
         vocab_size: Rows of the model's embedding: the token ids that exist.
+        context: Tokens of the longest prompt; None: the engine alone judges lengths.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        self._tokenizer = copy.deepcopy(tokenizer)
+    def __init__(self, tokenizer: Any, vocab_size: int, context: int | None = None) -> None:
         self._vocab_size = vocab_size
-        self._lock = threading.Lock()  # a fast tokenizer refuses to be used from two threads at once
+        self._context = context
+        self._has_template = bool(tokenizer.chat_template)
+        # A fast tokenizer refuses to be used from two threads at once.
+        self._free: LifoQueue[Any] = LifoQueue()
+        for _ in range(_COPIES):
+            self._free.put(copy.deepcopy(tokenizer))
 
     def of_messages(
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None, *, open_call: bool = False
@@ -51,7 +65,7 @@ class Prompts:
         Raises:
             RequestError: For a model without a chat template, or a conversation that its template refuses.
         """
-        if not self._tokenizer.chat_template:
+        if not self._has_template:
             raise RequestError(
                 "this model has no chat template",
                 param="messages",
@@ -63,6 +77,8 @@ class Prompts:
         rows = [_row(message) for message in messages]
         if any("tool_calls" in row for row in rows):
             self._require_calls_shown(rows, tools)
+        if self._may_be_long(json.dumps([rows, tools])):
+            self._require_fits(self._render(rows, tools), "messages")
         ids = self._template(rows, tools, tokenize=True, return_dict=True, sanitize_control_tokens=True)[
             "input_ids"
         ]
@@ -75,6 +91,7 @@ class Prompts:
             RequestError: For an empty text, or ids that the model does not have.
         """
         if isinstance(given, str):
+            self._require_fits(given, param)
             return self._ids(given, param, special=True)
         self.require_known(given, param)
         return given
@@ -90,8 +107,8 @@ class Prompts:
 
     def text(self, token_ids: list[int]) -> str:
         """The reverse of ``of_input``."""
-        with self._lock:
-            return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        with self._a_tokenizer() as tokenizer:
+            return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def require_tools(self) -> None:
         """Refuse ``tools`` where the template does not show them, or its form of calls is not known here.
@@ -138,8 +155,8 @@ class Prompts:
         from jinja2 import TemplateError
 
         try:
-            with self._lock:
-                return self._tokenizer.apply_chat_template(
+            with self._a_tokenizer() as tokenizer:
+                return tokenizer.apply_chat_template(
                     rows, tools=tools or None, add_generation_prompt=True, **how
                 )
         except (TemplateError, TypeError, ValueError) as error:
@@ -148,13 +165,48 @@ class Prompts:
             ) from error
 
     def _ids(self, text: str, param: str, *, special: bool) -> list[int]:
-        with self._lock:
-            ids = list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        ids = self._tokens(text, special=special)
         if not ids:
             raise RequestError(
                 f"field {param!r} has no token", param=param, hint="give at least one character"
             )
         return ids
+
+    def _may_be_long(self, text: str) -> bool:
+        return self._context is not None and len(text) > self._context * _CHARACTERS_A_TOKEN
+
+    def _require_fits(self, text: str, param: str) -> None:
+        """Refuse a text of which a beginning alone is longer than the context; a quarter is left for where it is cut.
+
+        What is read doubles until that is so or the text ends, for there are texts of few tokens: blanks, for one.
+        """
+        if self._context is None:
+            return
+        length, most = self._context * _CHARACTERS_A_TOKEN, self._context + self._context // 4
+        while length < len(text):
+            found = len(self._tokens(text[:length], special=False))
+            if found > most:
+                raise RequestError(
+                    f"the first {length:,} of {len(text):,} characters are {found:,} tokens already; the context has "
+                    f"{self._context:,}, for the answer too",
+                    param=param,
+                    name="context_length_exceeded",
+                    hint="shorten the prompt",
+                )
+            length *= 2
+
+    def _tokens(self, text: str, *, special: bool) -> list[int]:
+        with self._a_tokenizer() as tokenizer:
+            return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    @contextmanager
+    def _a_tokenizer(self) -> Iterator[Any]:
+        """One that nobody else uses meanwhile."""
+        tokenizer = self._free.get()
+        try:
+            yield tokenizer
+        finally:
+            self._free.put(tokenizer)
 
 
 def _row(message: Message) -> dict[str, Any]:

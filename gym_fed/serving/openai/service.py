@@ -79,6 +79,7 @@ class OpenAIService:
         vocab_size: Token ids that the model has.
         fingerprint: Names the weights of the base (``system_fingerprint``).
         max_at_once: Answers that one request may ask for; more could never be queued together.
+        context: Tokens of prompt and answer together, by which prompts that are far too long are refused early.
         on_use: Told what each request used, once it has ended.
     """
 
@@ -91,11 +92,12 @@ class OpenAIService:
         vocab_size: int,
         fingerprint: str,
         max_at_once: int,
+        context: int | None = None,
         on_use: OnUse | None = None,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
-        self._prompts = Prompts(tokenizer, vocab_size)
+        self._prompts = Prompts(tokenizer, vocab_size, context)
         self._fingerprint = fingerprint
         self._max_at_once = max_at_once
         self._on_use = on_use or (lambda use: None)
