@@ -447,6 +447,7 @@ def test_a_full_disk_is_told_as_one_and_loses_nothing(
     store: VariantStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = add(store, tmp_path)
+    delta, signed = signed_small_delta(tmp_path / "y.gymdelta", KEY, "bob")
 
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -454,7 +455,6 @@ def test_a_full_disk_is_told_as_one_and_loses_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
         patched.setattr(os, "fsync", full)
-        delta, signed = signed_small_delta(tmp_path / "y.gymdelta", KEY, "bob")
         assert "no space" in refusal(ErrorCode.TOO_LARGE, store.add, delta, signed, name="bob", owner=OWNER)
         refusal(ErrorCode.TOO_LARGE, write_atomically, tmp_path / "keys.json", b"")
     assert served(store) == before
