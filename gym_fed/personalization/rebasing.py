@@ -93,7 +93,7 @@ def move(
         carried = refit(carried, order, base, rows, judge, listener)
     if not wanted.force:
         require_better(carried.losses, bool(wanted.steps))
-    note = _note(record, carried, wanted)
+    note = _note(record, carried)
     with shelf.opened() as store:
         added = shelf.put(
             store,
@@ -182,14 +182,11 @@ def _refit_overrides(
     return given
 
 
-def _note(record: VariantRecord, carried: Carried, wanted: Move) -> str:
-    """For the manifest: where it came from."""
+def _note(record: VariantRecord, carried: Carried) -> str:
+    """For the manifest: where it came from; nothing of the owner's rows, for the manifest travels with the variant."""
     what = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
     if carried.losses.took_refit:
         what += f", refitted in {carried.steps} steps"
     elif carried.alpha != 1.0:
         what += f", scaled by {carried.alpha:g}"
-    losses: Losses = carried.losses
-    if losses.best is None or wanted.rows is None:
-        return what
-    return f"{what}; loss {losses.best:.4f}, new base alone {losses.new_base:.4f}, on {wanted.rows.judged_on}"
+    return what

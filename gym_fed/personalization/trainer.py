@@ -133,7 +133,7 @@ class PersonalizedTrainer:
         order = Order(folder, training, encoding)
         judge = Judge(rows.kind, rows.judged, base.tokenizer, base.model, training.max_length)
         made = make(order, base, rows, judge, told)
-        note = _note(order, made, rows)
+        note = _note(order, made)
         with self._shelf.opened() as store:
             record = self._shelf.put(
                 store, order.delta_path, chosen, user_id, revision=revision, note=note, replace=replace
@@ -282,12 +282,12 @@ def _forget(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _note(order: Order, made: Made, rows: PersonalRows) -> str:
-    """For the manifest: what it was made by, and of how much; nothing of what is in the rows."""
+def _note(order: Order, made: Made) -> str:
+    """For the manifest: what it was made by; nothing of the rows, not their number nor how well they are learnt.
+
+    The manifest travels with the variant, and whoever may read that reads this.
+    """
     from gym_fed import __version__
 
     training = order.training
-    return (
-        f"gym-fed {__version__}: {training.algorithm}, {training.finetuning}, {made.best_step or made.steps} steps on "
-        f"{len(rows.train)} rows; loss {made.loss_before:.4f} to {made.loss_encoded:.4f} on {rows.judged_on}"
-    )
+    return f"gym-fed {__version__}: {training.algorithm}, {training.finetuning}, {made.best_step or made.steps} steps"
