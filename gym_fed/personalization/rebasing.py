@@ -15,7 +15,7 @@ from gym_fed.personalization.base import Base
 from gym_fed.personalization.carry import require_shapes
 from gym_fed.personalization.judge import Judge
 from gym_fed.personalization.keeping import Shelf
-from gym_fed.personalization.made import Listener, Losses, RebasedVariant, require_better
+from gym_fed.personalization.made import Listener, RebasedVariant, require_better
 from gym_fed.personalization.making import FORM_KEY, Order
 from gym_fed.personalization.rebase import Carried, carry, method_of, product_encoding, refit
 from gym_fed.personalization.recipe import encoding_of, require_fitting, training_config

@@ -88,6 +88,7 @@ def test_what_is_reported_is_what_the_stored_file_gives(
     with VariantStore.open(store) as opened:
         record = opened.verify("ada")
         assert (record.owner, record.revision, record.note) == ("ada", 1, ada.note)
+        assert not {"loss", "rows", "held"} & set(record.note.split()), "whoever gets the variant reads it"
     assert not any((store / "making").iterdir()), "the work is removed when it is in the store"
 
 
