@@ -47,6 +47,7 @@ class VariantCalls:
 def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.VariantInfo:
     """A variant as the caller is told of it: who else may read it is the owner's to know."""
     is_owner = found.signed.manifest.owner == caller
+    named = [name for name in found.readers if name != EVERYONE]
     return pb.VariantInfo(
         variant_json=found.document,
         base=found.base,
@@ -54,6 +55,6 @@ def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.Var
         ledger_sequence=found.ledger_sequence,
         put_at_seconds=found.put_at,
         is_public=EVERYONE in found.readers,
-        num_readers=len(found.readers) if is_owner else 0,
+        num_readers=len(named) if is_owner else 0,
         readers=found.readers if is_owner and with_names else (),
     )

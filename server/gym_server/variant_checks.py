@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, or_, select
 
 from gym_fed.config.server import ServerConfig
 from gym_fed.delta import BaseSpec
@@ -15,7 +15,15 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_server.keys import REVOKED, ROTATED, RevokedKey, key_row
 from gym_server.store.objects import ObjectStore
-from gym_server.store.tables import accounts, ledger, ledger_subjects, published, variants, versions
+from gym_server.store.tables import (
+    accounts,
+    ledger,
+    ledger_subjects,
+    published,
+    variant_takedowns,
+    variants,
+    versions,
+)
 
 EVERYONE = "*"
 MAX_READERS = 1000
@@ -52,6 +60,7 @@ class VariantChecks:
         if row is not None and row.document is not None and row.document_sha256 == signed.digest:
             return False
         _check_key(tx, signed)
+        _check_takedowns(tx, manifest)
         _check_revision(row, manifest)
         if manifest.issued_at > self._clock() + _MAX_CLOCK_AHEAD_SECONDS:
             raise GymError(
@@ -84,7 +93,7 @@ class VariantChecks:
         if total + size > self._config.max_total_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"this hub keeps {self._config.max_total_bytes} bytes of variants at most, and has {total}",
+                f"this hub has no room for {size} bytes more of variants",
                 "ask its coordinator (variants.max_total_bytes)",
             )
 
@@ -177,6 +186,19 @@ def _check_key(tx: Connection, signed: SignedVariant) -> None:
             ErrorCode.KEY_REVOKED,
             f"the variant is signed by a key of {owner} that was replaced by another one",
             "sign it with the present key",
+        )
+
+
+def _check_takedowns(tx: Connection, manifest: VariantManifest) -> None:
+    """Whether the coordinator took down what the owner had under this name, or these bytes under another."""
+    held = variant_takedowns.c
+    same = or_(held.name == manifest.variant, held.delta_sha256 == manifest.delta_sha256)
+    row = tx.execute(select(held.name, held.reason).where(held.owner == manifest.owner, same)).first()
+    if row is not None:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"variant {row.name} of {manifest.owner} was taken down by this hub's coordinator: {row.reason}",
+            "ask the coordinator, who can allow it again",
         )
 
 

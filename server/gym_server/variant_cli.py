@@ -46,7 +46,7 @@ def remove(
     folder: Folder = _HUB,
     as_json: AsJson = False,
 ) -> None:
-    """Take a variant down: nobody reads it any more, its owner neither. The hub may be running."""
+    """Take a variant down: nobody reads it, and its owner does not put it again. The hub may be running."""
     from gym_server.federation import Federation
 
     with Federation.open(folder) as fed:
@@ -55,6 +55,24 @@ def remove(
         print_json(receipt)
         return
     out.print(printable(f"variant {name} of {owner} is removed, and the ledger says why"), markup=False)
+
+
+@app.command()
+def allow(
+    owner: Annotated[str, typer.Argument(help="Id of the account.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its variant.", show_default=False)],
+    folder: Folder = _HUB,
+    as_json: AsJson = False,
+) -> None:
+    """Let an owner put again what was taken down under this name."""
+    from gym_server.federation import Federation
+
+    with Federation.open(folder) as fed:
+        fed.variants.allow(owner, name)
+    if as_json:
+        print_json({"owner": owner, "variant": name, "allowed": True})
+        return
+    out.print(printable(f"{owner} may put variant {name} again"), markup=False)
 
 
 def variants_of(fed: Any) -> list[dict[str, Any]]:

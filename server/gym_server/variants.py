@@ -26,7 +26,14 @@ from gym_server.keys import REVOKED
 from gym_server.ledger import Ledger
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
-from gym_server.store.tables import account_keys, readers, updates, variant_readers, variants
+from gym_server.store.tables import (
+    account_keys,
+    readers,
+    updates,
+    variant_readers,
+    variant_takedowns,
+    variants,
+)
 from gym_server.variant_checks import EVERYONE, VariantChecks, row_of
 
 PAGE = 100
@@ -86,9 +93,10 @@ class Variants:
             The receipt; None when the delta has to be uploaded first.
 
         Raises:
-            GymError: ``PERMISSION_DENIED`` for another's name or a hub without variants; ``SIGNATURE_INVALID``,
-                ``KEY_REVOKED``, ``BASE_MISMATCH``, ``TOO_LARGE`` over a limit, ``STALE`` for an older revision,
-                ``REPLAYED`` for one that was used, ``NOT_FOUND`` for an unknown reader, ``DELTA_INVALID``.
+            GymError: ``PERMISSION_DENIED`` for another's name, a hub without variants, or what was taken down;
+                ``SIGNATURE_INVALID``, ``KEY_REVOKED``, ``BASE_MISMATCH``, ``TOO_LARGE`` over a limit, ``STALE`` for an
+                older revision, ``REPLAYED`` for one that was used, ``NOT_FOUND`` for an unknown reader,
+                ``DELTA_INVALID``.
         """
         if not self._is_enabled:
             raise GymError(
@@ -123,7 +131,14 @@ class Variants:
         """Drop a variant and the rights to read it; again, it is answered in the same way.
 
         The delta's file stays in the store, which deletes nothing; nobody can read it any more, but for those who have
-        a right to the same bytes by other means.
+        a right to the same bytes by other means. What the coordinator removes is not put again, neither under this
+        name nor as these bytes under another one of this owner, until ``allow``.
+
+        Args:
+            owner: Whose it is.
+            name: Of the variant.
+            by: ``owner`` or ``coordinator``.
+            reason: The coordinator's.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -134,7 +149,22 @@ class Variants:
                 raise _unknown(owner, name)
             if row.document is not None:
                 self._drop(tx, row, by, reason)
+                if by != "owner":
+                    self._hold(tx, row, reason)
             return self._receipt(tx, owner, name)
+
+    def allow(self, owner: str, name: str) -> None:
+        """Let an owner put again what the coordinator took down; nothing is put by it.
+
+        Raises:
+            GymError: ``NOT_FOUND`` where nothing of this name was taken down.
+        """
+        with self._database.transaction() as tx:
+            of = (variant_takedowns.c.owner == owner) & (variant_takedowns.c.name == name)
+            if not tx.execute(delete(variant_takedowns).where(of)).rowcount:
+                raise GymError(
+                    ErrorCode.NOT_FOUND, f"no variant {name[:80]!r} of {owner[:80]} was taken down"
+                )
 
     # ---- reading ----
 
@@ -167,7 +197,7 @@ class Variants:
             after: What the page before told.
             size: Most of them; 0 or more than ``PAGE`` is ``PAGE``.
         """
-        most = min(size or PAGE, PAGE)
+        most = size if 0 < size < PAGE else PAGE
         owner, _, name = after.partition("/")
         later = (variants.c.owner > owner) | ((variants.c.owner == owner) & (variants.c.name > name))
         shown = variants.c.document.is_not(None) if caller is None else readable(caller)
@@ -219,6 +249,12 @@ class Variants:
         tx.execute(update(variants).where(variants.c.slot == row.slot).values(**gone))
         _unshare(tx, row.owner, row.name)
         self._forget_upload(tx, row.owner, row.delta_sha256)
+
+    def _hold(self, tx: Connection, row: Any, reason: str) -> None:
+        held = {"owner": row.owner, "name": row.name, "delta_sha256": row.delta_sha256}
+        same = [variant_takedowns.c[column] == value for column, value in held.items()]
+        tx.execute(delete(variant_takedowns).where(*same))
+        tx.execute(variant_takedowns.insert().values(**held, reason=reason))
 
     def _forget_upload(self, tx: Connection, owner: str, sha256: str) -> None:
         """Take the right that an upload gave, unless an update or another variant of the owner needs the object."""

@@ -120,6 +120,7 @@ def test_readers_are_those_whom_the_owner_names(
         refused(ErrorCode.NOT_FOUND, get_variant, cat, ann.pin.contributor, "mine")
         push_variant(ann, delta, signed, ["*"])
         assert get_variant(cat, ann.pin.contributor, "mine").is_public
+        assert get_variant(ann, "", "mine").num_readers == 0, "nobody was named"
         push_variant(ann, delta, signed)
         assert get_variant(cat, ann.pin.contributor, "mine").is_public, "unsaid, readers stay as they are"
         push_variant(ann, delta, signed, [])
@@ -214,6 +215,27 @@ def test_the_coordinator_takes_a_variant_down_with_a_reason(
     assert (body["by"], body["reason"]) == ("coordinator", "against the rules")
 
 
+def test_what_was_taken_down_is_not_put_again_until_it_is_allowed(
+    hub: LoopbackHub, ann: HubClient, bob: HubClient, delta: Path, tmp_path: Path
+) -> None:
+    pushed(ann, delta)
+    owner = ann.pin.contributor
+    refused(ErrorCode.NOT_FOUND, hub.fed.variants.allow, owner, "mine")
+    hub.fed.variants.remove(owner, "mine", "coordinator", "against the rules")
+    other = some_delta(tmp_path, seed=81)
+    for said in (
+        manifest_of(delta, revision=2),
+        manifest_of(delta, "renamed"),
+        manifest_of(other, revision=2),
+    ):
+        error = refused(ErrorCode.PERMISSION_DENIED, put, ann, sign_variant(ann, said))
+        assert "against the rules" in error.message
+    pushed(ann, other, name="another")
+    pushed(bob, delta)
+    hub.fed.variants.allow(owner, "mine")
+    pushed(ann, delta, revision=2)
+
+
 # ---- refusals, each before a byte is sent ----
 
 
@@ -277,6 +299,7 @@ def test_a_hub_keeps_no_more_than_it_has_room_for_and_none_where_it_keeps_none(
             pushed(ann, delta)
             full = refused(ErrorCode.TOO_LARGE, put, ann, sign_variant(ann, manifest_of(delta, "two")))
             assert "variants.max_total_bytes" in full.hint
+            assert str(size + 1) not in full.message, "how much the others have is theirs to know"
             remove_variant(ann, "mine")
             pushed(ann, delta, name="two")
             pushed(ann, delta, name="two", revision=2)

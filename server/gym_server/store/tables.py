@@ -350,6 +350,16 @@ variant_readers = Table(
     Column("reader", String, primary_key=True, index=True),  # "*" is everyone enrolled
 )
 
+# What the coordinator took down: its owner puts it neither under this name nor as these bytes, until it is allowed.
+variant_takedowns = Table(
+    "variant_takedowns",
+    metadata,
+    Column("owner", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("delta_sha256", String, primary_key=True),
+    Column("reason", Text, nullable=False),
+)
+
 # Digests of the tensors of versions that were written as model folders: variants can be made on such a folder.
 published = Table(
     "published",
