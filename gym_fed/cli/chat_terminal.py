@@ -130,11 +130,15 @@ class Terminal:
 
     def _tell_end(self) -> None:
         if self.conversation.forgotten > self._forgotten:
-            dropped = self.conversation.forgotten - self._forgotten
-            self._note(f"the context is full: the {dropped} oldest messages are no longer seen by the model")
+            gone = self.conversation.forgotten
+            self._note(f"the context is full: the {gone} oldest messages are no longer seen by the model")
         self._forgotten = self.conversation.forgotten
         if self.conversation.finish_reason == "length":
             self._note(f"cut off: max_tokens is {self.settings.max_tokens}, or the context is full")
+
+    @property
+    def _always_the_same(self) -> bool:
+        return self.settings.temperature == 0 or self.settings.seed is not None
 
     def _write(self, text: str) -> None:
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
@@ -159,6 +163,8 @@ class Terminal:
             self._note(self.conversation.model)
             return
         names = self.conversation.writer.variants()
+        if names:
+            self._note(f"{'*' if self.conversation.variant is None else ' '} none (the base alone)")
         for name in names[:SHOWN_VARIANTS]:
             self._note(f"{'*' if name == self.conversation.variant else ' '} {name}")
         if len(names) > SHOWN_VARIANTS:
@@ -177,6 +183,8 @@ class Terminal:
 
     def _history(self, argument: str) -> None:
         """show what was said"""
+        if self.conversation.system is not None:
+            self._write(f"system: {self.conversation.system}\n")
         for number, message in enumerate(self.conversation.messages):
             seen = "" if number >= self.conversation.forgotten else " (no longer seen)"
             self._write(f"{message['role']}{seen}: {message['content']}\n")
@@ -199,6 +207,8 @@ class Terminal:
         finally:
             if len(self.conversation.messages) == kept:  # nothing came in place of the old answer
                 self.conversation.messages, self.conversation.forgotten = before
+        if self.conversation.messages == before[0] and self._always_the_same:
+            self._note("the same again: /set temperature=0.7 seed=none lets answers differ")
 
     def _undo(self, argument: str) -> None:
         """take the last question and its answer back"""

@@ -26,14 +26,14 @@ class BatchOutput:
     Args:
         path: Of the answers, and of failures where ``errors`` is None.
         errors: Of failures.
-        belongs_to: Input and model, as JSON values; an output of another run is refused.
+        belongs_to: Input and model, as JSON values; an output of another run is refused, unless it has no line yet.
         custom_ids: Of the input.
 
     Attributes:
         done: Ids that have a line already.
 
     Raises:
-        GymError: ``FILE_EXISTS`` for files of another run, ``STATE_CORRUPT`` for lines that no run wrote,
+        GymError: ``FILE_EXISTS`` for answers of another run, ``STATE_CORRUPT`` for lines that no run wrote,
             ``STATE_LOCKED`` when another process writes there.
     """
 
@@ -49,9 +49,13 @@ class BatchOutput:
         self._synced = time.monotonic()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._claim(belongs_to)
+            begins = self._claim(belongs_to)
             self._answers = self._open(path, custom_ids)
             self._failures = self._open(errors, custom_ids) if errors is not None else self._answers
+            if begins and not self.done:
+                self._describe(belongs_to)
+            elif begins:  # it has written since
+                self._require_same(self._described(), belongs_to)
         except BaseException:
             self.close()
             raise
@@ -74,7 +78,7 @@ class BatchOutput:
             GymError: ``FILE_EXISTS`` where answers of another model stand already.
         """
         known = self._described()
-        if more.keys() <= known.keys():
+        if more.keys() <= known.keys() and self.done:
             self._require_same(known, {**known, **more})
         else:
             self._describe({**known, **more})
@@ -94,25 +98,37 @@ class BatchOutput:
     ) -> None:
         self.close()
 
-    def _claim(self, belongs_to: dict[str, Any]) -> None:
-        """Make the description, or refuse what belongs to another run."""
+    def _claim(self, belongs_to: dict[str, Any]) -> bool:
+        """Make the description, or refuse what belongs to another run.
+
+        Returns:
+            Whether another run left its description and no line: it is replaced once the files are locked.
+        """
         if self._description.exists():
             known = self._described()
-            self._require_same({key: known.get(key) for key in belongs_to}, belongs_to)
-            return
+            if not self._has_lines() and any(known.get(key) != belongs_to[key] for key in belongs_to):
+                return True
+            self._require_same(known, belongs_to)
+            return False
         for path in (self.path, self.errors):
             if path is not None and path.exists():
                 raise GymError(
                     ErrorCode.FILE_EXISTS, f"{path}: exists, and no batch wrote it", "name another file"
                 )
         self._describe(belongs_to)
+        return False
+
+    def _has_lines(self) -> bool:
+        return any(
+            path is not None and path.exists() and path.stat().st_size for path in (self.path, self.errors)
+        )
 
     def _require_same(self, known: dict[str, Any], now: dict[str, Any]) -> None:
         for key in now:
-            if known[key] != now[key]:
+            if known.get(key) != now[key]:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
-                    f"{self.path} belongs to another run: {key} was {known[key]!r}, and is {now[key]!r}",
+                    f"{self.path} belongs to another run: {key} was {known.get(key)!r}, and is {now[key]!r}",
                     f"name another output, or remove {self.path} and {self._description}",
                 )
 

@@ -73,6 +73,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.forgotten = 0
         self.finish_reason: str | None = None
+        self._own_files: set[Path] = set()
         if system is not None:
             self.require_memory("a system message")
         self.switch(variant)
@@ -143,11 +144,32 @@ class Conversation:
         self.forgotten = 0
 
     def save(self, path: Path) -> None:
-        """All messages, the system's first, as a JSON list."""
+        """All messages, the system's first, as a JSON list. What is replaced was saved or loaded by this conversation.
+
+        Raises:
+            GymError: ``USAGE`` when nothing was said; ``FILE_EXISTS`` for any other file; ``FILE_NOT_FOUND`` where no
+                file can be written.
+        """
+        if not self.messages:
+            raise GymError(ErrorCode.USAGE, "nothing was said that could be saved")
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
         text = json.dumps([*system, *self.messages], ensure_ascii=False, indent=2) + "\n"
+        place = path.resolve()
+        if place.exists() and place not in self._own_files:
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{path}: is there, and was neither saved nor loaded here",
+                "name another file",
+            )
+        if not path.parent.is_dir():
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND,
+                f"{path}: there is no folder {path.parent}",
+                "make it, or name another",
+            )
         try:
             write_atomically(path, text.encode(), mode=0o600)
+            self._own_files.add(place)
         except OSError as error:
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND, f"{path}: cannot be written: {error.strerror}", "name another file"
@@ -163,6 +185,7 @@ class Conversation:
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
         self.require_memory("a conversation")
         self.system, self.messages, self.forgotten = system, messages, 0
+        self._own_files.add(path.resolve())
 
     def _chat(self, messages: list[Message]) -> Generator[str]:
         """Ask with as many of the messages as fit: the oldest go first, a question with its answer."""

@@ -181,7 +181,8 @@ def test_a_full_queue_is_waited_for_and_refuses_only_who_is_alone(tmp_path: Path
 
 
 def test_an_output_of_another_run_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path, base="a", seed=1).close()
+    with opened(tmp_path, base="a", seed=1) as output:
+        output.write(json.loads(LINE), failed=False)
     opened(tmp_path, base="a", seed=1).close()
     with pytest.raises(GymError, match="seed was 1, and is 2") as caught:
         opened(tmp_path, base="a", seed=2)
@@ -190,6 +191,21 @@ def test_an_output_of_another_run_is_refused(tmp_path: Path) -> None:
         output.pin({"base_digest": "x"})
     with opened(tmp_path, base="a", seed=1) as output, pytest.raises(GymError, match="base_digest was 'x'"):
         output.pin({"base_digest": "y"})
+
+
+def test_a_run_that_answered_nothing_stands_in_nobodys_way(tmp_path: Path) -> None:
+    with opened(tmp_path, base="nope", seed=1) as output:
+        output.pin({"base_digest": "x"})
+    with opened(tmp_path, base="a", seed=2) as output:
+        output.pin({"base_digest": "y"})
+        with pytest.raises(GymError) as caught:
+            opened(tmp_path, base="b")
+        assert caught.value.code is ErrorCode.STATE_LOCKED, "one that is at work does"
+        output.write(json.loads(LINE), failed=True)
+    with pytest.raises(GymError, match="base was 'a', and is 'nope'"):
+        opened(tmp_path, base="nope", seed=1)
+    with opened(tmp_path, base="a", seed=2) as output, pytest.raises(GymError, match="base_digest was 'y'"):
+        output.pin({"base_digest": "x"})
 
 
 def test_a_file_that_no_batch_wrote_is_not_touched(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_variants_and_help_are_listed(
 ) -> None:
     talk("/variant ben\n/variant\n/help\n/system\n/set\n", monkeypatch)
     shown = capsys.readouterr().err
-    assert "  ada\n* ben" in shown
+    assert "  none (the base alone)\n  ada\n* ben" in shown
     for name in ("/retry", "/undo", "/save", "/load", "/exit", "no system message", "temperature=0.0"):
         assert name in shown
 
@@ -145,9 +145,11 @@ def test_variants_and_help_are_listed(
 def test_forgetting_and_cutting_off_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talk("aaaa\nbbbb\ncccc\n/set max_tokens=1\ndd\n", monkeypatch, RuleWriter(context=20))
+    talk("aaaa\nbbbb\ncccc\neeee\n/retry\n/set max_tokens=1\ndd\n", monkeypatch, RuleWriter(context=20))
     shown = capsys.readouterr().err
-    assert shown.count("the 2 oldest messages are no longer seen") == 1
+    for number in (2, 4):
+        assert shown.count(f"the {number} oldest messages are no longer seen") == 1
+    assert "the same again: /set temperature" in shown
     assert "max_tokens is 1" in shown
 
 
@@ -160,6 +162,28 @@ def test_a_conversation_is_saved_and_goes_on_elsewhere(
     writer = RuleWriter()
     talk(f"/load {file}\nyou\n", monkeypatch, writer)
     assert [m["content"] for m in writer.asked[0]["messages"]] == ["be loud", "hey", "HEY", "you"]
+
+
+def test_a_file_that_is_none_of_the_conversations_own_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ada.key").write_text("secret")
+    conversation = Conversation(RuleWriter())
+    with pytest.raises(GymError, match="nothing was said"):
+        conversation.save(tmp_path / "talk.json")
+    list(conversation.say("hey"))
+    with pytest.raises(GymError, match=r"ada\.key: is there") as caught:
+        conversation.save(tmp_path / "ada.key")
+    assert caught.value.code is ErrorCode.FILE_EXISTS
+    assert (tmp_path / "ada.key").read_text() == "secret"
+    with pytest.raises(GymError, match="there is no folder"):
+        conversation.save(tmp_path / "new" / "talk.json")
+    assert not (tmp_path / "new").exists()
+    file = tmp_path / "talk.json"
+    talk(f"hey\n/save {file}\nyou\n/save {file}\n", monkeypatch)
+    talk(f"/load {file}\nwe\n/save {file}\n/system be loud\n/history\n", monkeypatch)
+    assert len(json.loads(file.read_text())) == 6
+    assert "system: be loud\nuser: hey\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -189,7 +213,7 @@ def test_what_is_no_conversation_is_not_loaded(tmp_path: Path, text: str, messag
         ("/set temperature=9", "temperature"),
         ("/set top_p", "name=value"),
         ("/load", "which file"),
-        ("/save /proc/x.json", "cannot be written"),
+        ("hey\n/save /proc/x.json", "cannot be written"),
         ("/load /nowhere/x.json", "No such file"),
         ("/retry", "nothing was asked"),
         ("/variant eve", "no variant 'eve'"),
