@@ -2,9 +2,13 @@
 
 Temperature, top-k, top-p, min-p and the repetition penalty are transformers' logits processors, in its order (what two
 of them sort is found faster here, and is the same). Presence and frequency penalties and the bias are OpenAI's: added
-to the logits before the temperature, the penalties for tokens of the answer only. A row draws by inverting the
-cumulative sum of its distribution at one uniform number of its own generator, so what a seed gives does not depend on
-who else is in the batch.
+to the logits before the temperature, the penalties for tokens of the answer only.
+
+A row draws by a race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): whoever has the smallest
+``exponential noise / share`` wins. Blocks of 128 neighbouring tokens race first, then the tokens of the block. The
+noise comes from the row's own generator and belongs to a block or to a token's place in its block, whatever top-k or
+top-p leave of the vocabulary. So the rounding of a batch of another size changes a draw only where two are as good as
+level, some draws in a million; a cumulative sum over the vocabulary would move with every share before the one drawn.
 """
 
 from __future__ import annotations
@@ -28,12 +32,12 @@ from gym_fed.serving.request import SamplingParams, TokenLogprob
 _COLDEST = 1e-4
 """Temperatures below this are greedy: the limit, without its overflows."""
 
-_DRAWN_AT_ONCE = 32
 _BLOCK = 128
 _NUCLEUS = 256
 """Likeliest tokens among which a nucleus is looked for first."""
 
-_LARGEST_UNIFORM = 1.0 - 2.0**-40
+_SMALLEST_NOISE = 1e-300
+"""Above 0, so that what has no share never wins."""
 
 
 class RowSampler:
@@ -50,7 +54,6 @@ class RowSampler:
         self._seen = dict.fromkeys(prompt_ids) if self._repetition else {}
         self._added: np.ndarray[Any, np.dtype[np.float32]] | None = None
         self._generator: torch.Generator | None = None
-        self._uniforms: list[float] = []
         if not self.greedy:
             seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
             self._generator = torch.Generator().manual_seed(seed)
@@ -68,12 +71,10 @@ class RowSampler:
                     self._added[token_id] = bias
             scores.add_(torch.from_numpy(self._added).to(scores.device))
 
-    def uniform(self) -> float:
-        """The next random number in [0, 1)."""
-        if not self._uniforms:
-            drawn = torch.rand(_DRAWN_AT_ONCE, generator=self._generator, dtype=torch.float64)
-            self._uniforms = drawn.flip(0).tolist()
-        return min(self._uniforms.pop(), _LARGEST_UNIFORM)
+    def noise(self, size: int) -> Tensor:
+        """The next exponential random numbers, ``[size] float64``."""
+        drawn = torch.rand(size, generator=self._generator, dtype=torch.float64)
+        return drawn.neg_().log1p_().neg_().clamp_(min=_SMALLEST_NOISE)
 
     def push(self, token_id: int) -> None:
         """This token was chosen."""
@@ -163,10 +164,9 @@ def _choose_specially(
         group = scores if len(places) == len(special) else scores[places]
         for warper in _warpers(settings):
             group = warper(None, group)
-        uniforms = torch.tensor(
-            [[rows[special[place]].sampler.uniform()] for place in places], dtype=torch.float64
-        )
-        for place, token_id in zip(places, _draw(group, uniforms.to(group.device)), strict=True):
+        size = noise_size(group.shape[1])
+        noise = torch.stack([rows[special[place]].sampler.noise(size) for place in places])
+        for place, token_id in zip(places, _draw(group, noise.to(group.device)), strict=True):
             ids[special[place]] = token_id
 
 
@@ -180,23 +180,24 @@ def _best(logits: Tensor) -> tuple[list[int], list[float]]:
     return best.tolist(), values.tolist()
 
 
-def _draw(scores: Tensor, uniforms: Tensor) -> list[int]:
-    """One token a row: where the cumulative sum of the shares passes ``uniforms`` (``[rows, 1] float64``).
+def noise_size(vocabulary: int) -> int:
+    """Random numbers that one draw takes."""
+    return -(-vocabulary // _BLOCK) + _BLOCK
 
-    First the block of tokens, then the token in it: a cumulative sum over all of a large vocabulary is slow.
+
+def _draw(scores: Tensor, noise: Tensor) -> list[int]:
+    """One token a row: the winner of the race of blocks, then of the race in its block.
+
+    Args:
+        scores: ``[rows, vocab] float32``; -inf where a token is out.
+        noise: ``[rows, noise_size(vocab)] float64``, exponential: of the blocks, then of the places in a block.
     """
     shares = torch.softmax(scores, dim=-1)
     blocks = functional.pad(shares, (0, -shares.shape[1] % _BLOCK)).view(len(shares), -1, _BLOCK)
-    sums = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    aims = uniforms * sums[:, -1:]
-    block = torch.searchsorted(sums, aims, right=True)
-    before = torch.where(block > 0, sums.gather(1, (block - 1).clamp(min=0)), 0.0)
-    within = blocks[torch.arange(len(blocks), device=blocks.device), block[:, 0]].cumsum(
-        -1, dtype=torch.float64
-    )
-    left = torch.minimum(aims - before, within[:, -1:] * _LARGEST_UNIFORM)
-    place: Tensor = block * _BLOCK + torch.searchsorted(within, left, right=True)
-    drawn: list[int] = place[:, 0].tolist()
+    first = noise[:, : blocks.shape[1]] / blocks.sum(dim=-1)
+    block = first.argmin(dim=-1)
+    within = noise[:, blocks.shape[1] :] / blocks[torch.arange(len(blocks), device=blocks.device), block]
+    drawn: list[int] = (block * _BLOCK + within.argmin(dim=-1)).tolist()
     return drawn
 
 

@@ -170,6 +170,27 @@ def test_variants_of_a_real_model_answer_in_one_batch_as_they_do_alone(nano: Any
     assert not +source.pins
 
 
+def test_drawn_answers_of_a_large_vocabulary_are_the_same_alone_and_among_others(tokenizer: Any) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=30_000, max_position_embeddings=128, **size))
+    torch.nn.init.normal_(model.lm_head.weight, std=0.4)
+    asked = [
+        GenerationRequest(
+            [number + 3] * (2 + 5 * number),
+            SamplingParams(temperature=1.0, top_p=0.9 if number == 2 else 1.0, seed=number, max_tokens=20),
+        )
+        for number in range(4)
+    ]
+    with MixedModel(model) as mixed, Engine(mixed, tokenizer) as engine:
+        alone = [engine.submit(request).result(60) for request in asked]
+        together = [generation.result(60) for generation in [engine.submit(request) for request in asked]]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert len({token_id for one in alone for token_id in one.token_ids}) > 40
+
+
 def test_logprobs_are_those_of_a_plain_forward(nano: Any) -> None:
     mixed, tokenizer = nano
     ids = chat(tokenizer, QUESTIONS[1])

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsW
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.limits import Limits
 from gym_fed.serving.request import GenerationRequest, SamplingParams
-from gym_fed.serving.sampling import Choice, Row, RowSampler, _draw, _warpers, choose
+from gym_fed.serving.sampling import Choice, Row, RowSampler, _draw, _warpers, choose, noise_size
 
 VOCAB = 1000
 
@@ -55,11 +55,24 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     shares = {3: 0.5, 127: 0.2, 128: 0.2, 999: 0.1}
     for token_id, share in shares.items():
         logits[0, token_id] = math.log(share)
-    uniforms = (torch.arange(4000, dtype=torch.float64)[:, None] + 0.5) / 4000
-    counts = Counter(_draw(logits.expand(4000, -1), uniforms))
-    assert counts == {token_id: pytest.approx(share * 4000, abs=1) for token_id, share in shares.items()}
-    edges = torch.tensor([[0.0], [1 - 2.0**-40]], dtype=torch.float64)
-    assert _draw(logits.expand(2, -1), edges) == [3, 999]
+    sampler = row(seed=1).sampler
+    noise = torch.stack([sampler.noise(noise_size(VOCAB)) for _ in range(4000)])
+    counts = Counter(_draw(logits.expand(4000, -1), noise))
+    # four standard deviations of 4000 draws
+    assert counts == {token_id: pytest.approx(share * 4000, abs=130) for token_id, share in shares.items()}
+    level = torch.full((1, noise_size(VOCAB)), 1e-300, dtype=torch.float64)  # also what is out has as little
+    assert _draw(logits, level) == [3]
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.6}, {"top_k": 50}, {"min_p": 0.02, "temperature": 0.7}])
+def test_the_rounding_of_another_batch_size_changes_no_draw(params: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(60, 20_000, generator=generator) * 4
+    rounded = logits + torch.randn(60, 20_000, generator=generator) * 1e-4
+    alone = [choose(one[None], [row(seed=n, **params)], str)[0] for n, one in enumerate(logits)]
+    together = choose(rounded, [row(seed=n, **params) for n in range(60)], str)
+    assert [one.token_id for one in alone] == [one.token_id for one in together]
+    assert len({one.token_id for one in alone}) > 30
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_among_others() -> None:
@@ -147,6 +160,8 @@ def test_logits_that_are_no_numbers_fail_their_own_row() -> None:
         ({"logit_bias": {1: math.nan}}, "logit_bias"),
         ({"stop": ("a", "")}, "stop"),
         ({"logprobs": 21}, "logprobs"),
+        ({"stop_token_ids": (50,)}, "stop_token_ids"),
+        ({"seed": 1.5}, "seed"),
         ({"json_schema": "{}", "stop": ("a",)}, "json_schema"),
     ],
 )
