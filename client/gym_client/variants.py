@@ -186,6 +186,7 @@ def pull_variant(
     folder: Path,
     progress: Progress = lambda what, done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
+    local: Path | None = None,
 ) -> PulledVariant:
     """Fetch a variant and check all of it. Cut short, it goes on from there when called again.
 
@@ -199,6 +200,7 @@ def pull_variant(
         folder: Where the file goes, named by its sha256.
         progress: Told how far ledger and download are.
         should_stop: Asked between chunks.
+        local: A file that may be the wanted one; if it is, it is taken and nothing is fetched.
 
     Raises:
         GymError: What ``get_variant``, ``check_said`` and ``download`` raise; ``DELTA_INVALID``, ``BASE_MISMATCH``.
@@ -206,15 +208,18 @@ def pull_variant(
     found = get_variant(client, owner, name)
     sequence = check_said(client, found.signed, lambda done, total: progress("ledger", done, total))
     manifest = found.signed.manifest
-    folder.mkdir(parents=True, exist_ok=True)
-    path = download(
-        client,
-        ObjectCache(folder),
-        manifest.delta_sha256,
-        manifest.size_bytes,
-        lambda done, total: progress("fetch", done, total),
-        should_stop,
-    )
+    if local is not None and local.is_file() and file_sha256(local) == manifest.delta_sha256:
+        path = local
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = download(
+            client,
+            ObjectCache(folder),
+            manifest.delta_sha256,
+            manifest.size_bytes,
+            lambda done, total: progress("fetch", done, total),
+            should_stop,
+        )
     _check_file(path, manifest)
     return PulledVariant(path, found.signed, sequence)
 

@@ -80,6 +80,14 @@ def pull(
     name: NameArgument,
     server: Server = None,
     owner: Annotated[str, typer.Option(help="Id of its owner.", show_default="your own account")] = "",
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            help="Whose a variant of yours is in this store, as in create --user.",
+            show_default="as there; new ones: your account's",
+        ),
+    ] = None,
     store: StoreOption = None,
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
@@ -91,14 +99,16 @@ def pull(
     with _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants import pull_variant
 
+        before, local = _local(store, name)
+        keeper = _keeper(before, name, owner or client.pin.contributor, client.pin.contributor, user)
         with _shown(as_json) as progress:
-            found = pull_variant(client, owner, name, incoming, progress)
-    manifest = found.signed.manifest
+            found = pull_variant(client, owner, name, incoming, progress, local=local)
     try:
         with open_store(store, create=True) as opened:
-            record = _keep(opened, found.path, found.signed, manifest.owner)
+            record = _keep(opened, found.path, found.signed, keeper)
     finally:
-        found.path.unlink()
+        if found.path != local:
+            found.path.unlink()
     told = {**record.to_dict(), "ledger_sequence": found.ledger_sequence}
     _tell(
         told, as_json, f"pulled {name}, revision {record.revision} of {record.owner}, from {client.address}"
@@ -170,6 +180,57 @@ def _manifest(record: VariantRecord, account: str, revision: int | None) -> Vari
         revision=revision or record.revision + int(record.is_signed),
         note=record.note,
     )
+
+
+def _local(store: Path | None, name: str) -> tuple[VariantRecord | None, Path | None]:
+    """What the store of this machine has under a name, and its file."""
+    try:
+        with open_store(store) as opened:
+            return opened.get(name), opened.path(name)
+    except GymError as error:
+        if error.code in (ErrorCode.FILE_NOT_FOUND, ErrorCode.NOT_FOUND):
+            return None, None
+        raise
+
+
+def _keeper(before: VariantRecord | None, name: str, account: str, own: str, user: str | None) -> str:
+    """Whose a pulled variant is in this store; refused before anything is fetched.
+
+    Its account's; or, as at `create --user`, a user id: the one named for a variant of one's own, or the one whose
+    variant of this name the same account signed.
+
+    Args:
+        before: What the store has under its name.
+        name: Of the variant.
+        account: Its owner's at the hub.
+        own: The caller's account there.
+        user: What ``--user`` says.
+    """
+    from gym_fed.serving.store.records import is_account, validate_owner
+
+    keeper = account
+    if user is not None:
+        validate_owner(user)
+        if account != own or (is_account(user) and user != own):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"--user {user}: variant {name!r} is {account}'s, and your account is {own}",
+                "--user names your own variants; leave it out",
+            )
+        keeper = user
+    elif before is not None and not is_account(before.owner):
+        signed = before.signed()
+        if signed is not None and signed.manifest.owner == account:
+            keeper = before.owner
+    if before is not None and before.owner != keeper:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"variant {name!r} is {before.owner}'s in this store, and this would be {keeper}'s",
+            f"if that is you: --user {before.owner}; else remove it first, or pull into another --store"
+            if account == own
+            else "remove it first, or pull into another --store",
+        )
+    return keeper
 
 
 def _keep(store: VariantStore, path: Path, signed: SignedVariant, owner: str) -> VariantRecord:

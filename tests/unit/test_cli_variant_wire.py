@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.variant import app
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.store import VariantStore
+from gym_fed.serving.store import VariantStore, sign_variant
 from tests.support.loopback_hub import LoopbackHub, some_delta
 
 
@@ -138,6 +138,43 @@ def test_the_list_tells_each_what_is_theirs_to_know(ann: Person, bob: Person, de
     ann.ask("hub", "remove", "poet")
     bob.refused(ErrorCode.NOT_FOUND, "pull", "poet", "--owner", ann.account)
     assert ann.record("poet").name == "poet", "the store keeps its own"
+
+
+def test_a_variant_of_a_user_id_is_pushed_pulled_and_goes_on_under_that_id_on_another_machine(
+    ann: Person, bob: Person, delta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def next_revision(folder: Path, delta: Path, revision: int) -> None:
+        signed = sign_variant(delta, ann.key, name="mine", revision=revision)
+        with VariantStore.open(folder) as store:
+            store.add(delta, signed, name="mine", owner="me", replace=True)
+
+    next_revision(ann.store, delta, 1)
+    assert ann.ask("push", "mine", "--public")["revision"] == 1
+    monkeypatch.setattr("gym_client.variants.download", None)  # nothing that is here is fetched
+    again = ann.ask("pull", "mine")
+    assert (again["owner"], again["revision"]) == ("me", 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bob, "store", ann.store)
+        refused = bob.refused(ErrorCode.USAGE, "pull", "mine", "--owner", ann.account, "--user", "me")
+        assert "your own" in refused.hint
+    monkeypatch.undo()
+    here, ann.store = ann.store, tmp_path / "laptop"
+    assert ann.ask("pull", "mine", "--user", "me")["owner"] == "me"
+    next_revision(ann.store, some_delta(tmp_path, seed=13), 2)
+    assert ann.ask("push", "mine")["revision"] == 2
+    ann.store = here
+    assert ann.ask("pull", "mine")["revision"] == 2
+
+
+def test_a_name_that_is_anothers_here_is_refused_before_anything_is_fetched(
+    ann: Person, delta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann.has(delta, "poet")
+    ann.ask("push", "poet")
+    ann.store = ann.store.with_name("other")
+    ann.has(delta, "poet", owner="eve")
+    monkeypatch.setattr("gym_client.variants.download", None)
+    assert "--user eve" in ann.refused(ErrorCode.PERMISSION_DENIED, "pull", "poet").hint
 
 
 def test_anothers_variant_is_not_pushed_as_ones_own(ann: Person, bob: Person, delta: Path) -> None:
