@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
 
+_AGAIN = "pull it again, make it anew with `gym variant create --replace`, or `gym variant add --replace` a copy"
 _REMEDIES = {
-    ErrorCode.FILE_NOT_FOUND: "add it again with `gym variant add --replace`, or remove it",
-    ErrorCode.HASH_MISMATCH: "the disk or somebody changed it: add it again with `gym variant add --replace`",
+    ErrorCode.FILE_NOT_FOUND: f"{_AGAIN}, or remove it",
+    ErrorCode.HASH_MISMATCH: f"the disk or somebody changed it: {_AGAIN}",
     ErrorCode.BASE_MISMATCH: "serve the base that it was made for, or carry it over with `gym variant rebase`",
     ErrorCode.DELTA_INVALID: "make or pull it again",
     ErrorCode.SIGNATURE_INVALID: "have its owner sign it again: `gym variant add --sign --replace`",
@@ -136,7 +137,7 @@ def _open(record: VariantRecord, objects: DeltaObjects, base: BaseSpec | None, a
                 ErrorCode.STATE_CORRUPT,
                 f"{path} has size, base and digest {found}, but the store's row says "
                 f"{(record.size_bytes, record.base_model, record.base_digest)}",
-                "add it again with `gym variant add --replace`",
+                _AGAIN,
             )
         if objects.identity(record.sha256) != identity:
             raise GymError(ErrorCode.HASH_MISMATCH, f"{path} was changed while it was being opened")
