@@ -101,8 +101,8 @@ def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
 
 
 @contextmanager
-def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks for a checkpoint after the current step, the second stops at once."""
+def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks for an end after the current step, ``keeping`` something; the second stops at once."""
     asked = False
 
     def handler(number: int, frame: object) -> None:
@@ -112,7 +112,7 @@ def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
         asked = True
         # Not through the console: the signal may have come while it was writing.
         os.write(
-            sys.stderr.fileno(), b"\nstopping after this step with a checkpoint; Ctrl-C again stops at once\n"
+            sys.stderr.fileno(), f"\nstopping after this step{keeping}; Ctrl-C again stops at once\n".encode()
         )
 
     before = signal.signal(signal.SIGINT, handler)

@@ -256,10 +256,10 @@ def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    """Shows the work on standard error, and stops it with a checkpoint at the first Ctrl-C."""
+    """Shows the work on standard error, and stops it at the first Ctrl-C; what can be continued is kept."""
     from gym_fed.personalization.made import Listener as Silent
 
-    with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(10) as on_report:
+    with readable_warnings(), stop_on_ctrl_c(keeping="") as should_stop, progress(10) as on_report:
 
         class Terminal(Silent):
             def phase(self, what: str) -> None:

@@ -86,6 +86,17 @@ class Shelf:
             )
         return owned[0]
 
+    def planned_revision(self, name: str, user_id: str, *, replace: bool) -> int:
+        """``next_revision``; where there is no store yet, none is made."""
+        from gym_fed.serving.store.records import validate_name, validate_owner
+
+        if self.folder.exists():
+            with self.opened() as store:
+                return self.next_revision(store, name, user_id, replace=replace)
+        validate_name(name)
+        validate_owner(user_id)
+        return 1
+
     def next_revision(self, store: VariantStore, name: str, user_id: str, *, replace: bool) -> int:
         """What a new variant of a name is numbered.
 
@@ -113,7 +124,7 @@ class Shelf:
             raise GymError(
                 ErrorCode.FILE_EXISTS,
                 f"variant {name!r} exists (revision {found.revision})",
-                "pass --replace for its next revision, or choose another name",
+                "pass replace (--replace) for its next revision, or choose another name",
             )
         return found.revision + 1
 

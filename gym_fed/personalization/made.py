@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from gym_fed.training.hooks import StepReport
 
 
+AGAIN = "the same command again goes on from there"
+
+
 class Listener:
     """Hears of the work, and may stop it; this one is silent."""
 
@@ -25,8 +28,28 @@ class Listener:
         """A step of scale distillation is done."""
 
     def should_stop(self) -> bool:
-        """Asked after every step; True keeps what can be continued and raises ``INTERRUPTED``."""
+        """Asked after every step and before each phase; True keeps what can be continued and raises ``INTERRUPTED``."""
         return False
+
+
+def begin(listener: Listener, what: str) -> None:
+    """A phase begins, if it is still wanted.
+
+    Raises:
+        GymError: ``INTERRUPTED``.
+    """
+    require_wanted(listener, f"before {what}")
+    listener.phase(what)
+
+
+def require_wanted(listener: Listener, where: str) -> None:
+    """Stop here if that is asked for.
+
+    Raises:
+        GymError: ``INTERRUPTED``.
+    """
+    if listener.should_stop():
+        raise GymError(ErrorCode.INTERRUPTED, f"stopped {where}; the variants are as they were", AGAIN)
 
 
 @dataclass(frozen=True)

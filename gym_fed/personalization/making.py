@@ -14,7 +14,7 @@ from gym_fed.files import write_atomically
 from gym_fed.models import load_model
 from gym_fed.personalization.base import Base
 from gym_fed.personalization.judge import Judge, kept_share
-from gym_fed.personalization.made import Listener
+from gym_fed.personalization.made import AGAIN, Listener, begin
 from gym_fed.personalization.recipe import Encoding
 from gym_fed.personalization.rows import PersonalRows
 from gym_fed.quantization import distiller
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 FORM_KEY = "rows"
 """Under it a delta's manifest (``extra``) says of what form the rows were: ``rows.Form``."""
-AGAIN = "the same command again goes on from there"
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,12 @@ def make(order: Order, base: Base, rows: PersonalRows, judge: Judge, listener: L
             and training give.
     """
     _claim(order, base, rows)
-    listener.phase("measuring the base")
+    begin(listener, "measuring the base")
     before = judge.loss(base.model)
     model, summary = _trained(order, rows, listener)
-    listener.phase("measuring what was learnt")
+    begin(listener, "measuring what was learnt")
     trained = judge.loss(model)
-    listener.phase("encoding")
+    begin(listener, "encoding")
     report = encode(model, order, base, rows, listener)
     with base.opened(order.delta_path) as delta, base.plus(delta) as whole:
         encoded = judge.loss(whole)
@@ -138,10 +137,11 @@ def _trained(order: Order, rows: PersonalRows, listener: Listener) -> tuple[Any,
         found: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
         return load_model(str(run.path), device=order.training.device).model, found
     begun = run.last_checkpoint()
-    listener.phase(
+    begin(
+        listener,
         f"training on {len(rows.train)} rows"
         if begun is None
-        else f"training on {len(rows.train)} rows, going on after step {begun.name.rpartition('-')[2]}"
+        else f"training on {len(rows.train)} rows, going on after step {begun.name.rpartition('-')[2]}",
     )
     trainer = Trainer(order.training, on_report=listener.trained, should_stop=listener.should_stop)
     try:

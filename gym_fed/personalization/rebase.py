@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gym_fed.delta import DeltaFile
 from gym_fed.models import quiet_loading
 from gym_fed.personalization.carry import carry_delta
-from gym_fed.personalization.made import Losses
+from gym_fed.personalization.made import Losses, begin, require_wanted
 from gym_fed.personalization.making import Order, make
 from gym_fed.personalization.recipe import Encoding, Method
 
@@ -50,10 +50,11 @@ def search_alpha(
     Seven passes over the rows: five evenly spaced scales, and one on either side of the best. ``alone`` is the loss
     of the base without any of it.
     """
-    listener.phase("searching how much of the delta the new base still needs")
+    begin(listener, "searching how much of the delta the new base still needs")
     losses: dict[float, float] = {}
 
     def measure(alpha: float) -> None:
+        require_wanted(listener, "while scales were compared")
         with base.plus(carried, alpha) as model:
             found = judge.loss(model)
         losses[alpha] = found if math.isfinite(found) else math.inf
@@ -75,7 +76,7 @@ def carry(delta: DeltaFile, base: Base, judge: Judge | None, folder: Path, liste
     Raises:
         GymError: ``BASE_MISMATCH`` naming a tensor that the new base has not in that shape.
     """
-    listener.phase(f"carrying it to {base.spec.model_name}")
+    begin(listener, f"carrying it to {base.spec.model_name}")
     path = folder / "carried.gymdelta"
     carry_delta(delta, base.spec, path)
     if judge is None:

@@ -15,7 +15,7 @@ from gym_fed.personalization.base import Base
 from gym_fed.personalization.carry import require_shapes
 from gym_fed.personalization.judge import Judge
 from gym_fed.personalization.keeping import Shelf
-from gym_fed.personalization.made import Listener, RebasedVariant, require_better
+from gym_fed.personalization.made import Listener, RebasedVariant, begin, require_better
 from gym_fed.personalization.making import FORM_KEY, Order
 from gym_fed.personalization.rebase import Carried, carry, method_of, product_encoding, refit
 from gym_fed.personalization.recipe import encoding_of, require_fitting, training_config
@@ -56,7 +56,7 @@ def move(
         path = store.path(wanted.name)
         renamed = wanted.output_name != wanted.name
         revision = shelf.next_revision(store, wanted.output_name, record.owner, replace=not renamed)
-    listener.phase(f"loading {wanted.onto}")
+    begin(listener, f"loading {wanted.onto}")
     base = Base.load(wanted.onto, device)
     if base.spec.digest == record.base_digest:
         raise GymError(
@@ -94,6 +94,7 @@ def move(
     if not wanted.force:
         require_better(carried.losses, bool(wanted.steps))
     note = _note(record, carried)
+    begin(listener, "putting it into the store")
     with shelf.opened() as store:
         added = shelf.put(
             store,
@@ -156,7 +157,7 @@ def _judge(
         listener.phase(f"{old_base} is not the base of {record.name!r}: the loss there is not measured")
         return Judge(rows.kind, rows.judged, base.tokenizer, base.model, length), None
     judge = Judge(rows.kind, rows.judged, old.tokenizer, old.model, length)
-    listener.phase("measuring it on its old base")
+    begin(listener, "measuring it on its old base")
     with old.plus(delta) as model:
         return judge, judge.loss(model)
 

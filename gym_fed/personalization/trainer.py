@@ -18,7 +18,14 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.personalization.keeping import Shelf, default_folder
-from gym_fed.personalization.made import CreatedVariant, Listener, Losses, RebasedVariant, require_better
+from gym_fed.personalization.made import (
+    CreatedVariant,
+    Listener,
+    Losses,
+    RebasedVariant,
+    begin,
+    require_better,
+)
 from gym_fed.personalization.recipe import METHODS, Method, encoding_of, require_fitting, training_config
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.served import ServedVariant, SharedServing
@@ -113,13 +120,12 @@ class PersonalizedTrainer:
         told = listener or Listener()
         chosen = name or user_id
         rows = self._rows(preferences, examples, data, held_out)
-        with self._shelf.opened() as store:
-            revision = self._shelf.next_revision(store, chosen, user_id, replace=replace)
+        revision = self._shelf.planned_revision(chosen, user_id, replace=replace)
         from gym_fed.personalization.base import Base
         from gym_fed.personalization.judge import Judge
         from gym_fed.personalization.making import Order, make
 
-        told.phase(f"loading {self.base_model}")
+        begin(told, f"loading {self.base_model}")
         base = Base.load(self.base_model, self.device)
         rows = rows.formed(base.tokenizer, as_chat)
         folder = self._shelf.work_folder(chosen) if output is None else Path(output)
@@ -134,6 +140,7 @@ class PersonalizedTrainer:
         judge = Judge(rows.kind, rows.judged, base.tokenizer, base.model, training.max_length)
         made = make(order, base, rows, judge, told)
         note = _note(order, made)
+        begin(told, "putting it into the store")
         with self._shelf.opened() as store:
             record = self._shelf.put(
                 store, order.delta_path, chosen, user_id, revision=revision, note=note, replace=replace

@@ -138,9 +138,12 @@ def test_a_full_variant_has_one_bit_a_weight_and_work_that_was_stopped_anywhere_
         large = {n for n in delta.names if torch.Size(delta.record(n).shape).numel() > 256}
         assert "model.embed_tokens.weight" in large
         assert {delta.record(n).codec for n in large} == {"bitdelta"}
-    for phase, step in (("train", 2), ("distil", 2)):
+    for phase, step in (("train", 2), ("train", 3), ("distil", 2)):
+        listener = StopsAt(phase, step)
         with pytest.raises(GymError, match="stopped") as caught:
-            maker("parts").create_variant("eve", examples=CHATS, listener=StopsAt(phase, step))
+            maker("parts").create_variant("eve", examples=CHATS, listener=listener)
+        resumed_after = [told for told in listener.phases if "going on after step 2" in told]
+        assert bool(resumed_after) == ((phase, step) == ("train", 3)), "where it goes on is told"
         assert caught.value.code is ErrorCode.INTERRUPTED
         with VariantStore.open(tmp_path / "parts") as opened:
             assert opened.count() == 0, "nothing half made is in the store"
@@ -153,6 +156,47 @@ def test_a_full_variant_has_one_bit_a_weight_and_work_that_was_stopped_anywhere_
     assert resumed.signed
     assert resumed.sha256 == whole.sha256
     assert resumed.steps == whole.steps
+
+
+class StopsBefore(Listener):
+    """Is told to stop while a phase goes on."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+        self._stop = False
+
+    def phase(self, what: str) -> None:
+        self._stop = self._stop or what.startswith(self._words)
+
+    def should_stop(self) -> bool:
+        return self._stop
+
+
+def test_what_is_stopped_outside_of_training_changes_no_variant_and_goes_on_later(
+    tiny_base: Path, tmp_path: Path, soup: Path
+) -> None:
+    store = tmp_path / "store"
+    maker = trainer(tiny_base, store)
+    with pytest.raises(GymError, match="stopped before putting it into the store") as caught:
+        maker.create_variant("jo", data=CHATS, listener=StopsBefore("encoding"))
+    assert caught.value.code is ErrorCode.INTERRUPTED
+    with VariantStore.open(store) as opened:
+        assert opened.count() == 0
+    listener = StopsAt("never", 0)
+    maker.create_variant("jo", data=CHATS, listener=listener)
+    assert "training was finished before" in listener.phases
+    for phase in ("carrying", "searching"):
+        with pytest.raises(GymError, match="stopped") as caught:
+            maker.rebase_variant("jo", str(soup), data=CHATS, force=True, listener=StopsBefore(phase))
+        assert caught.value.code is ErrorCode.INTERRUPTED
+    with VariantStore.open(store) as opened:
+        assert opened.get("jo").revision == 1
+
+
+def test_a_base_that_is_not_there_leaves_no_store(tmp_path: Path) -> None:
+    with pytest.raises(GymError, match="nope"):
+        trainer(tmp_path / "nope", tmp_path / "store").create_variant("jo", data=CHATS)
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_foreign_folder_is_not_touched(tiny_base: Path, tmp_path: Path) -> None:
