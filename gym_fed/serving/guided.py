@@ -17,7 +17,7 @@ _OPTIONS: Any = {
     "lenient": False,
     "coerce_one_of": False,
     "whitespace_flexible": True,
-    "whitespace_pattern": r"( |\n[ \t]{0,16})?",
+    "whitespace_pattern": r"( |\n {0,8}|\n\t{1,3})?",
 }
 MAX_SCHEMA_CHARACTERS = 200_000
 
@@ -62,20 +62,18 @@ class GuideFactory:
             )
         try:
             value = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise GymError(ErrorCode.DATA_INVALID, f"the JSON schema is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise GymError(ErrorCode.DATA_INVALID, f"a JSON schema is an object, not {schema[:40]!r}")
         text = schema if value else '{"type": "object"}'
-        matcher = LLMatcher(
-            self._tokenizer, LLMatcher.grammar_from_json_schema(text, overrides=_OPTIONS), log_level=0
-        )
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(text, overrides=_OPTIONS)
+        except ValueError as error:  # nested too deep for the library
+            raise _not_enforced(str(error)) from error
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"the JSON schema cannot be enforced: {matcher.get_error().splitlines()[0]}",
-                "leave that keyword out, or ask for plain text",
-            )
+            raise _not_enforced(matcher.get_error())
         return Guide(matcher, self._vocab_size)
 
 
@@ -85,6 +83,20 @@ class Guide:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        first = self._bitmask()
+        self._try_a_token(matcher, first)
+        self._first: bytes | None = first
+
+    def _try_a_token(self, matcher: Any, first: bytes) -> None:
+        """Some schemas turn out too complex, or to allow nothing, only when they are used: that is told at the door."""
+        if not matcher.is_error():
+            trial = matcher.deep_copy()
+            trial.consume_token(int(self._unpacked(first).argmin()))
+            if not trial.is_stopped():
+                trial.compute_bitmask()
+            matcher = trial
+        if matcher.is_error():
+            raise _not_enforced(matcher.get_error())
 
     def banned(self) -> Any:
         """Which tokens may not come next: ``[vocab] bool`` of numpy.
@@ -92,11 +104,19 @@ class Guide:
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
         """
+        bits, self._first = self._first or self._bitmask(), None
+        self._check()
+        return self._unpacked(bits)
+
+    def _unpacked(self, bits: bytes) -> Any:
         import numpy as np
 
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
-        return np.unpackbits(~bits, count=self._vocab_size, bitorder="little").view(bool)
+        ones = np.frombuffer(bits, dtype=np.uint8)
+        return np.unpackbits(~ones, count=self._vocab_size, bitorder="little").view(bool)
+
+    def _bitmask(self) -> bytes:
+        found: bytes = self._matcher.compute_bitmask()
+        return found
 
     def push(self, token_id: int) -> None:
         """A token was chosen.
@@ -104,6 +124,7 @@ class Guide:
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
         """
+        self._first = None
         self._matcher.consume_token(token_id)
         self._check()
 
@@ -128,6 +149,14 @@ def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
         except Exception as error:  # noqa: BLE001 - the library's own: it fails this answer, not the others'
             found[key] = _not_further(repr(error))
     return found
+
+
+def _not_enforced(reason: str) -> GymError:
+    return GymError(
+        ErrorCode.DATA_INVALID,
+        f"the JSON schema cannot be enforced: {(reason.splitlines() or ['no reason given'])[0]}",
+        "leave that keyword out, make the schema simpler, or ask for plain text",
+    )
 
 
 def _not_further(reason: str) -> GymError:

@@ -171,9 +171,22 @@ def _operand(delta: DeltaFile, record: TensorRecord, slot: Slot, layout: ModelLa
             a, b = b.T, a.T
         a, b = (f.to(device, copy=True).contiguous() for f in (a, b))
         scaling = float(record.params.get("scaling", 1.0))
-        if not bool(torch.isfinite(b.to(torch.float32) * scaling).all()):
-            raise CodecError(f"factor B times its scaling {scaling} is not finite")
+        dtype = getattr(torch, layout.dtype)
+        _require_finite("factor A", a.to(dtype))
+        _require_finite(f"factor B times its scaling {scaling}", (b.to(torch.float32) * scaling).to(dtype))
         return LoraOperand(a, b, scaling)
     dense = delta.decode(record.name).reshape(as_matrix(record.shape))
     dtype = getattr(torch, layout.dtype)
-    return DenseOperand((dense.T if transposed else dense).to(device, dtype).contiguous())
+    dense = (dense.T if transposed else dense).to(device, dtype).contiguous()
+    _require_finite("the delta", dense)
+    return DenseOperand(dense)
+
+
+def _require_finite(what: str, values: Tensor) -> None:
+    """In the number format in which the step computes: factors of all variants are in one product there.
+
+    Raises:
+        CodecError: For infinities and NaN.
+    """
+    if not bool(torch.isfinite(values).all()):
+        raise CodecError(f"{what} is not finite in the base's {str(values.dtype).removeprefix('torch.')}")

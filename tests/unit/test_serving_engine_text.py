@@ -204,6 +204,21 @@ def test_values_may_be_laid_out_as_is_usual(tokenizer: Any, indent: Any) -> None
     assert guide.banned()[[ord(" "), ord("\n")]].all()
 
 
+def test_a_model_that_likes_blanks_cannot_fill_its_answer_with_them(tokenizer: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    guide = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END})).guide(
+        json.dumps({**schema, "additionalProperties": False})
+    )
+    text = ""
+    while not guide.complete:
+        banned = guide.banned()
+        # '}' before another digit; white space before everything
+        text += next(letter for letter in '\n \t"a:}1{' if not banned[ord(letter)])
+        guide.push(ord(text[-1]))
+    assert json.loads(text) == {"a": 1}
+    assert len(text) <= 7 + 5 * 9
+
+
 def test_a_value_that_may_go_on_ends_with_an_end_token(tokenizer: Any) -> None:
     guides = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END}))
     guide = guides.guide('{"type": "integer"}')
@@ -225,6 +240,14 @@ def test_a_value_that_may_go_on_ends_with_an_end_token(tokenizer: Any) -> None:
         ('{"x-guidance": {"lenient": true}, "not": {}}', ErrorCode.DATA_INVALID, '"not"'),
         ('{"$ref": "http://localhost/x"}', ErrorCode.DATA_INVALID, "http://localhost/x"),
         (" " * 300_000, ErrorCode.TOO_LARGE, "300,000"),
+        ("[" * 100_000, ErrorCode.DATA_INVALID, "not JSON"),
+        ('{"properties": {"a": ' * 200 + "{}" + "}}" * 200, ErrorCode.DATA_INVALID, "recursion"),
+        ('{"$ref": "#"}', ErrorCode.DATA_INVALID, "cannot be enforced"),
+        (
+            json.dumps({"type": "object", "properties": {f"p{n}": {} for n in range(600)}}),
+            ErrorCode.DATA_INVALID,
+            "max is 2000",
+        ),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused_at_the_door(

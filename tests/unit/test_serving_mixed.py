@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.mixed import MixedModel, Piece
+from gym_fed.serving.model_layout import ModelLayout
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
 PROMPTS = [[5, 9, 2, 44, 17, 3, 8], [1, 2, 3], [90, 80, 70, 60, 50], [7, 7, 9, 11], [33, 4, 12, 60, 2, 9]]
@@ -170,3 +172,26 @@ def test_a_variant_that_overflows_spoils_its_own_rows_alone(tmp_path: Path, kern
         )
     assert off(both[:2], alone) < 1e-5
     assert not torch.isfinite(both[2:]).all()
+
+
+def test_a_delta_beyond_the_base_s_number_format_is_refused_when_loaded(tmp_path: Path) -> None:
+    model = llama().to(torch.bfloat16)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    large = {"a": torch.full((1, 48), 1e-3), "b": torch.full((48, 1), 3.4e38)}  # finite as float32 only
+    entries = {
+        "b": DeltaEntry(name, (48, 48), "lora", {"rank": 1, "factors": "float32"}, lambda: large),
+        "a": DeltaEntry(
+            name,
+            (48, 48),
+            "lora",
+            {"rank": 1, "factors": "float32"},
+            lambda: {"a": large["b"].T, "b": large["a"].T},
+        ),
+        "dense": DeltaEntry.of(name, torch.full((48, 48), 3.4e38)),
+    }
+    layout = ModelLayout.of(model)
+    for known, entry in entries.items():
+        write_delta(tmp_path / f"{known}.gymdelta", [entry], BaseSpec.of(model, "base"))
+        with pytest.raises(GymError, match=r"q_proj.*not finite in the base's bfloat16") as refused:
+            load(tmp_path / f"{known}.gymdelta", layout)
+        assert refused.value.code is ErrorCode.DELTA_INVALID
