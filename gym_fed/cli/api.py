@@ -109,12 +109,14 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
     if path is not None:
         return load_config(path, ServingConfig, overrides)
     values: dict[str, Any] = {}
+    placed = set()
     for key_path, value in parse_overrides(overrides):
+        placed.add(key_path)
         section = values
         for key in key_path[:-1]:
             section = section.setdefault(str(key), {})
         section[str(key_path[-1])] = value
-    return validate(values, ServingConfig, "--set")
+    return validate(values, ServingConfig, "--set", None, placed | {()})
 
 
 def _plain(value: object) -> object:

@@ -34,6 +34,9 @@ def add(
     ] = None,
     all_variants: Annotated[bool, typer.Option("--all-variants", help="May use every variant.")] = False,
     base: Annotated[bool, typer.Option("--base/--no-base", help="May use the base itself.")] = True,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="May read /metrics, which tells of everybody's requests.")
+    ] = False,
     expires_days: Annotated[
         float | None, typer.Option("--expires-days", min=0.0, help="From now; without it, never.")
     ] = None,
@@ -49,6 +52,7 @@ def add(
         everything=all_variants,
         variants=tuple(variant or ()),
         owners=tuple(owner or ()),
+        metrics=metrics,
         expires_at=expires_at,
     )
     if as_json:
@@ -69,13 +73,14 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
     if as_json:
         print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in keys])
         return
-    table = Table("name", "base", "variants", "made", "expires")
+    table = Table("name", "base", "variants", "metrics", "made", "expires")
     for key in keys:
         allowed = ["all"] if key.everything else [*key.variants, *(f"those of {who}" for who in key.owners)]
         table.add_row(
             key.name,
             "yes" if key.base else "no",
             ", ".join(allowed) or "none",
+            "yes" if key.metrics else "no",
             _day(key.created_at),
             "never" if key.expires_at is None else _day(key.expires_at),
         )
@@ -84,7 +89,7 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
 
 @app.command()
 def remove(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
-    """Take a key away; a running server refuses it from its next request on."""
+    """Take a key away; a running server refuses it from its next request on, and ends no answer that is under way."""
     from gym_fed.serving.api.keys import KeyFile
 
     KeyFile(file).remove(name)

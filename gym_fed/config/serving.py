@@ -56,7 +56,7 @@ class EngineConfig(StrictModel):
     max_context: int | None = Field(default=None, ge=2)
     """Longest prompt and answer together; by default the model's own limit."""
 
-    kv_cache_size: Bytes = 4 * 2**30
+    kv_cache_size: Annotated[Bytes, Field(gt=0)] = 4 * 2**30
     """Most bytes of all KV caches together; a request waits until what it may need is free."""
 
     kernel: Literal["exact", "lookup"] = "exact"

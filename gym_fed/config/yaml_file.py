@@ -187,7 +187,7 @@ def _describe(
     elif not isinstance(error["input"], dict | list):
         message = f"{message} (got {shown(error['input'])})"
     if any(path[: len(o)] == o for o in overridden):
-        return f"--set: {dotted(path)}: {message}"
+        return f"--set: {dotted(path)}: {message}" if path else f"--set: {message}"
     line, column = _mark(path, marks, marks.get((), (1, 1)))
     return f"{source}:{line}:{column}: {dotted(path) or '(file)'}: {message}"
 

@@ -130,7 +130,8 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
         message, code = _said(answer.json())
     except ValueError:
         message, code = answer.text[:200], ""
-    known = ErrorCode(code) if code in {one.value for one in ErrorCode} else None
+    own = code.replace("_", "-")
+    known = ErrorCode(own) if own in {one.value for one in ErrorCode} else None
     if code == "context_length_exceeded":
         known = ErrorCode.TOO_LARGE
     fallback = ErrorCode.UNAVAILABLE if answer.status_code >= 500 else ErrorCode.USAGE

@@ -76,7 +76,7 @@ def open_serving(config: ServingConfig) -> Serving:
 
     Raises:
         GymError: As ``load_model``, ``VariantStore.open`` and ``MixedModel``; ``CONFIG_INVALID`` for a base whose name
-            cannot stand in the API, without ``served_name``.
+            cannot stand in the API, without ``served_name``, and for a ``kv_cache_size`` that holds no two tokens.
     """
     import torch
 
@@ -96,6 +96,7 @@ def open_serving(config: ServingConfig) -> Serving:
     model = model.to(device=device, dtype=getattr(torch, config.dtype)).requires_grad_(False).eval()
     with ExitStack() as stack:
         mixed = stack.enter_context(MixedModel(model, kernel=config.engine.kernel))
+        _require_kv_cache(config.engine, mixed.bytes_per_token)
         store = _open_store(config, base, mixed, stack)
         engine = stack.enter_context(Engine(mixed, loaded.tokenizer, store, config.engine))
         usage_log = _usage_log(config, base, stack)
@@ -124,6 +125,16 @@ def _served_name(config: ServingConfig) -> str:
             "give served_name: letters, digits, '.', '_', '-' and '/'",
         )
     return name
+
+
+def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
+    """Refuse one in which the shortest prompt and answer have no room: every request would be told to ask for less."""
+    if config.kv_cache_size < 2 * bytes_per_token:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"engine.kv_cache_size: {config.kv_cache_size:,} bytes; a token of this model takes {bytes_per_token:,}",
+            f"raise it to {bytes_per_token * 512:,} or more",
+        )
 
 
 def _max_at_once(config: EngineConfig) -> int:

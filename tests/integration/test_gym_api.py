@@ -41,12 +41,13 @@ engine:
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The process, its address, and ann's and bob's keys."""
+    """The process, its address, ann's and bob's keys, and one that may read the metrics."""
     folder = tmp_path_factory.mktemp("api")
     owners = nano_store(folder / "store", ["ann", "bob"])
     (folder / "serving.yaml").write_text(SETTINGS)
     keys = KeyFile(folder / "keys.json")
     texts = {name: keys.add(name, owners=(owner,)) for name, owner in owners.items()}
+    texts["watcher"] = keys.add("watcher", base=False, metrics=True)
     words = [GYM, "api", "serving.yaml", "--port", "0", "--json", "--drain-seconds", "120"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (folder / "said").open("w") as said:
@@ -142,7 +143,7 @@ def test_more_than_may_wait_are_429_and_told_when_to_come_back(api: Any) -> None
 
 def test_a_client_that_leaves_ends_its_generation(api: Any) -> None:
     def cancelled() -> float:
-        headers = {"authorization": f"Bearer {api.keys['ann']}"}
+        headers = {"authorization": f"Bearer {api.keys['watcher']}"}
         text = httpx.get(api.url.removesuffix("/v1") + "/metrics", headers=headers).text
         name = 'gym_engine_finished_total{reason="cancelled"} '
         return float(next(line for line in text.splitlines() if line.startswith(name)).removeprefix(name))

@@ -17,12 +17,22 @@ Script = Callable[[GenerationRequest], str]
 class ScriptedGeneration:
     """One character an event; with ``endless`` no end comes."""
 
-    def __init__(self, text: str, finish: FinishReason, *, with_logprobs: bool, endless: bool) -> None:
-        self.text, self.finish = text, finish
+    def __init__(
+        self,
+        text: str,
+        finish: FinishReason,
+        *,
+        with_logprobs: bool,
+        endless: bool,
+        late: GymError | None = None,
+    ) -> None:
+        self.text, self.finish, self.late = text, finish, late
         self.with_logprobs, self.endless = with_logprobs, endless
         self.cancelled = False
 
     def __iter__(self) -> Iterator[Event]:
+        if self.late is not None:
+            raise self.late
         for number, letter in enumerate(self.text):
             top = ((number, letter, -0.25), (number + 1, "?", -2.0))
             told = (TokenLogprob(number, letter, -0.25, top),) if self.with_logprobs else ()
@@ -42,14 +52,17 @@ class ScriptedGeneration:
 class ScriptedEmbedding:
     """Made at once, or never."""
 
-    def __init__(self, vector: list[float], *, done: bool) -> None:
-        self.vector, self.done, self.cancelled = vector, done, False
+    def __init__(self, vector: list[float], *, done: bool, late: GymError | None) -> None:
+        self.vector, self.done, self.late = vector, done, late
+        self.cancelled = False
 
     def cancel(self) -> None:
         self.cancelled = True
 
     def result(self) -> Any:
         assert self.done
+        if self.late is not None:
+            raise self.late
         return SimpleNamespace(tolist=lambda: self.vector)
 
     async def result_async(self) -> Any:
@@ -66,6 +79,7 @@ class ScriptedEngine:
         finish: How it ends.
         error: Raised by ``submit`` once ``after`` requests were taken.
         after: See ``error``.
+        late: Raised by what was let in.
         endless: Whether answers never end, nor embeddings after the first.
     """
 
@@ -77,7 +91,9 @@ class ScriptedEngine:
         error: GymError | None = None,
         after: int = 0,
         endless: bool = False,
+        late: GymError | None = None,
     ) -> None:
+        self.late = late
         self.script, self.finish, self.error, self.after, self.endless = script, finish, error, after, endless
         self.requests: list[GenerationRequest] = []
         self.generations: list[ScriptedGeneration] = []
@@ -89,7 +105,11 @@ class ScriptedEngine:
         self.requests.append(request)
         logprobs = request.sampling.logprobs is not None
         made = ScriptedGeneration(
-            self.script(request), self.finish, with_logprobs=logprobs, endless=self.endless
+            self.script(request),
+            self.finish,
+            with_logprobs=logprobs,
+            endless=self.endless,
+            late=self.late,
         )
         self.generations.append(made)
         return made
@@ -97,7 +117,9 @@ class ScriptedEngine:
     def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> ScriptedEmbedding:
         if self.error is not None and len(self.embeddings) >= self.after:
             raise self.error
-        made = ScriptedEmbedding([3.0, 4.0 * len(prompt_ids)], done=not self.endless or not self.embeddings)
+        made = ScriptedEmbedding(
+            [3.0, 4.0 * len(prompt_ids)], done=not self.endless or not self.embeddings, late=self.late
+        )
         self.embeddings.append(made)
         return made
 

@@ -80,18 +80,28 @@ async def test_an_answer_is_given_whole_or_as_events_that_end_with_done(client: 
 @pytest.mark.parametrize(
     ("method", "url", "content", "headers", "status", "code"),
     [
-        ("GET", "/v1/nothing", "", {}, 404, "not-found"),
-        ("PUT", "/v1/models", "", {}, 405, "not-found"),
+        ("GET", "/v1/nothing", "", {}, 404, "not_found"),
+        ("PUT", "/v1/models", "", {}, 405, "method_not_allowed"),
         ("GET", "/v1/models/other", "", {}, 404, "model_not_found"),
         ("POST", COMPLETIONS, '{"model": "nano:x", "prompt": "x"}', {}, 404, "model_not_found"),
         ("POST", COMPLETIONS, "{", {}, 400, "invalid_json"),
         ("POST", COMPLETIONS, "[" * 100_000, {}, 400, "invalid_json"),
         ("POST", COMPLETIONS, '{"model": "nano", "prompt": "x", "top_p": NaN}', {}, 400, "invalid_json"),
+        ("POST", COMPLETIONS, '{"model": "nano", "model": "nano"}', {}, 400, "invalid_json"),
+        ("POST", COMPLETIONS, "{}", {"content-encoding": "gzip"}, 400, "invalid_value"),
+        (
+            "POST",
+            COMPLETIONS,
+            "{}",
+            {"content-type": "application/json; charset=latin-1"},
+            400,
+            "invalid_value",
+        ),
         ("POST", COMPLETIONS, "[]", {}, 400, "invalid_value"),
-        ("POST", COMPLETIONS, "x" * (MAX_BODY_BYTES + 1), {}, 413, "too-large"),
+        ("POST", COMPLETIONS, "x" * (MAX_BODY_BYTES + 1), {}, 413, "too_large"),
         ("POST", COMPLETIONS, "{}", {"content-type": "text/plain"}, 400, "invalid_value"),
-        ("POST", CHAT, "{}", {"origin": "http://evil.example"}, 403, "permission-denied"),
-        ("GET", "/metrics", "", {"host": "evil.example"}, 403, "permission-denied"),
+        ("POST", CHAT, "{}", {"origin": "http://evil.example"}, 403, "permission_denied"),
+        ("GET", "/metrics", "", {"host": "evil.example"}, 403, "permission_denied"),
     ],
 )
 async def test_every_refusal_has_openai_s_form(
@@ -160,7 +170,7 @@ async def test_an_answer_that_takes_too_long_or_outlives_the_server_is_cancelled
         if leaving:
             gateway.stopped.set()
         answer = await answering
-    name, status = ("unavailable", 503) if leaving else ("deadline-exceeded", 504)
+    name, status = ("unavailable", 503) if leaving else ("deadline_exceeded", 504)
     if stream and answer.status_code == 200:
         last = answer.text.strip().split("\n\n")[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == name
@@ -176,7 +186,7 @@ async def test_embeddings_that_take_too_long_are_called_off_and_what_was_read_is
     async with client_of(gateway_over(engine, seconds=0.2, uses=uses)) as client:
         body = {"model": "nano", "input": ["abc", "x", "x"]}
         answer = await client.post(EMBEDDINGS, json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline-exceeded")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert [made.cancelled for made in engine.embeddings] == [False, True, True]
         assert [use.prompt_tokens for use in uses] == [3]
         too_many = await client.post(EMBEDDINGS, json={**body, "input": ["x"] * 21})

@@ -64,7 +64,9 @@ def test_what_cannot_be_a_key_is_refused_and_changes_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("spoil", ["mode", "json", "field", "gone"])
-def test_a_file_that_cannot_be_trusted_lets_nobody_in(tmp_path: Path, spoil: str) -> None:
+def test_a_file_that_cannot_be_trusted_lets_nobody_in(
+    tmp_path: Path, spoil: str, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     key = keys.add("ann")
     assert keys.caller(key) is not None
@@ -77,6 +79,13 @@ def test_a_file_that_cannot_be_trusted_lets_nobody_in(tmp_path: Path, spoil: str
         keys.path.write_text(text[:-9] if spoil == "json" else text.replace('"base"', '"bas"'))
     with pytest.raises(GymError, match=r"keys\.json"):
         keys.caller(key)
+    gate = Gate(keys)
+    for ask in (lambda: gate.caller({"authorization": f"Bearer {key}"}), gate.require_usable):
+        with pytest.raises(GymError) as caught:
+            ask()
+        assert caught.value.code.http_status == 503
+        assert "keys.json" not in str(caught.value)
+    assert "keys.json" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -153,5 +162,8 @@ def test_the_commands_make_show_and_take_away_keys(
     assert "a, those of o" in shown
     assert key not in shown
     assert [told["name"] for told in json.loads(gym("list", "--json"))] == ["ann", "bob"]
+    watching = gym("add", "prometheus", "--no-base", "--metrics").strip()
+    assert KeyFile(tmp_path / "api_keys.json").caller(watching) == Caller("prometheus", False, metrics=True)
+    gym("remove", "prometheus")
     gym("remove", "ann")
     assert KeyFile(tmp_path / "api_keys.json").caller(made["key"]) is None

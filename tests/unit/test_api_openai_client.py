@@ -106,6 +106,13 @@ def test_a_key_that_is_taken_away_is_401_from_then_on(server: Any) -> None:
         client.models.list()
 
 
+def test_metrics_are_for_keys_that_were_made_for_them(server: Any) -> None:
+    url = server.url.removesuffix("v1") + "metrics"
+    watching = server.file.add("prometheus", base=False, metrics=True)
+    for key, status in ((server.keys["all"], 403), (watching, 200), ("wrong", 401)):
+        assert server.http.get(url, headers={"authorization": f"Bearer {key}"}).status_code == status
+
+
 def test_chat_of_the_base_whole_and_streamed(server: Any) -> None:
     client = client_of(server)
     whole = client.chat.completions.create(model="gym-nano", messages=ASK, temperature=0, logprobs=True)

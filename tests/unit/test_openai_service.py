@@ -24,6 +24,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
 HERMES = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}{% endfor %}
 Call with <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
@@ -145,8 +146,23 @@ def test_a_known_field_that_is_not_supported_is_refused_by_its_name(
         (
             {"stream_options": {"include_obfuscation": True}},
             "stream_options.include_obfuscation",
-            "unknown_parameter",
+            "unsupported_parameter",
         ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {}, "description": "d"},
+                }
+            },
+            "response_format.json_schema.description",
+            "unsupported_parameter",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "unsupported_parameter"),
+        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "invalid_value"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty", "invalid_value"),
+        ({"response_format": {"type": "json_object"}, "stop": "x"}, "stop", "invalid_value"),
+        ({"tools": [STRICT]}, "tools[0].function.strict", "invalid_value"),
         ({"temperature": "1"}, "temperature", "invalid_value"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"n": True}, "n", "invalid_value"),
@@ -164,15 +180,61 @@ def test_a_field_that_is_off_is_named(tokenizer: Any, fields: dict[str, Any], pa
     assert told["type"] == "invalid_request_error"
 
 
-def test_what_contradicts_itself_is_refused(tokenizer: Any) -> None:
-    assert "top_logprobs needs" in refusal(tokenizer, CHAT, top_logprobs=2)["message"]
-    assert "differ" in refusal(tokenizer, CHAT, max_tokens=2, max_completion_tokens=3)["message"]
-    assert "need tools" in refusal(tokenizer, CHAT, tool_choice="required")["message"]
-    assert "stream: true" in refusal(tokenizer, CHAT, stream_options={"include_usage": True})["message"]
-    assert "echo with logprobs" in refusal(tokenizer, COMPLETIONS, echo=True, logprobs=1)["message"]
-    assert "has room for 20 at once" in refusal(tokenizer, COMPLETIONS, prompt=["x"] * 11, n=2)["message"]
-    unanswered = [*USER, {"role": "tool", "content": "x", "tool_call_id": "none"}]
-    assert "of no call before it" in refusal(tokenizer, CHAT, messages=unanswered)["message"]
+@pytest.mark.parametrize(
+    ("url", "fields", "param", "said"),
+    [
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "top_logprobs needs"),
+        (CHAT, {"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens", "differ"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice", "needs tools"),
+        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+        (
+            CHAT,
+            {"messages": [*USER, {"role": "tool", "content": "x", "tool_call_id": "none"}]},
+            "messages[1].tool_call_id",
+            "of no call before it",
+        ),
+        (CHAT, {"messages": [*USER, {"role": "assistant"}]}, "messages[1].content", "has content"),
+        (CHAT, {"stop": ["a"] * 5}, "stop", "at most 4 items"),
+        (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo", "echo with logprobs"),
+        (COMPLETIONS, {"prompt": ["x"] * 11, "n": 2}, "prompt", "has room for 20 at once"),
+        (COMPLETIONS, {"prompt": [1, -1]}, "prompt[1]", "greater than or equal to 0"),
+        (EMBEDDINGS, {"input": ["x"] * 200}, "input", "at most 128 items"),
+        (EMBEDDINGS, {"input": 5}, "input", "a text, token ids"),
+    ],
+)
+def test_what_cannot_be_is_told_with_the_field_that_is_to_blame(
+    tokenizer: Any, url: str, fields: dict[str, Any], param: str, said: str
+) -> None:
+    told = refusal(tokenizer, url, **fields)
+    assert told["param"] == param
+    assert said in told["message"]
+
+
+def test_the_engine_s_refusals_are_told_by_where_they_come_from(tokenizer: Any) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    chat = {"model": "nano:a", "messages": USER, "response_format": schema}
+    for wanted in (chat, {"model": "nano:a", "prompt": "x"}):
+        url = CHAT if wanted is chat else COMPLETIONS
+        for code, name in (
+            (ErrorCode.DATA_INVALID, "invalid_json_schema"),
+            (ErrorCode.NOT_FOUND, "model_not_found"),
+            (ErrorCode.TOO_LARGE, "too_large"),
+        ):
+            late = ScriptedEngine(late=GymError(code, "the reason"))
+            with pytest.raises(GymError) as caught:
+                service(tokenizer, late).handle(url, wanted, LOCAL)
+            assert error_body(caught.value)["error"]["code"] == name
+    for code, name in (
+        (ErrorCode.DATA_INVALID, "invalid_json_schema"),
+        (ErrorCode.TOO_LARGE, "context_length_exceeded"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            service(tokenizer, ScriptedEngine(error=GymError(code, "the reason"))).handle(CHAT, chat, LOCAL)
+        assert (refused.value.name, refused.value.message) == (name, "the reason")
+    no_room = ScriptedEngine(late=GymError(ErrorCode.TOO_LARGE, "variant 'a' is larger than the cache"))
+    with pytest.raises(GymError) as caught:
+        service(tokenizer, no_room).handle(EMBEDDINGS, {"model": "nano:a", "input": "x"}, LOCAL)
+    assert error_body(caught.value)["error"]["code"] == "too_large"
 
 
 def test_neutral_values_and_nulls_are_accepted(tokenizer: Any) -> None:
@@ -208,10 +270,6 @@ def test_every_sampling_field_reaches_the_engine(tokenizer: Any) -> None:
         "max_completion_tokens": 12,
         "logprobs": True,
         "top_logprobs": 4,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "n", "schema": {"type": "object"}},
-        },
     }
     service(tokenizer, engine).handle(CHAT, {"model": "nano:a", "messages": USER, **fields}, LOCAL)
     (request,) = engine.requests
@@ -221,7 +279,11 @@ def test_every_sampling_field_reaches_the_engine(tokenizer: Any) -> None:
     assert (found.presence_penalty, found.frequency_penalty, found.repetition_penalty) == (1.0, -1.0, 1.2)
     assert (found.logit_bias, found.seed, found.stop, found.stop_token_ids) == ({5: -100}, 7, ("x",), (9,))
     assert (found.ignore_eos, found.max_tokens, found.logprobs) == (True, 12, 4)
-    assert found.json_schema == '{"type": "object"}'
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    service(tokenizer, engine).handle(
+        CHAT, {"model": "nano", "messages": USER, "response_format": schema}, LOCAL
+    )
+    assert engine.requests[1].sampling.json_schema == '{"type": "object"}'
 
 
 def test_a_streamed_chat_says_what_the_whole_one_does_and_ends_with_usage(tokenizer: Any) -> None:

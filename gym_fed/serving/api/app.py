@@ -1,7 +1,7 @@
 """The FastAPI application: routes, who may use them, and every refusal in OpenAI's form.
 
-``/health`` and ``/ready`` are open to all, for those who watch the process; everything else, ``/metrics`` too, needs a
-key where keys are set.
+``/health`` and ``/ready`` are open to all, for those who watch the process; everything else needs a key where keys are
+set, and ``/metrics`` one that was made for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gym_fed.serving.api.metrics import Metrics
 from gym_fed.serving.api.streams import EventStream
 from gym_fed.serving.api.waiting import ClientGone, Patience
 from gym_fed.serving.openai.pending import Pending
-from gym_fed.serving.openai.refusals import error_body
+from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
 from gym_fed.serving.openai.vectors import PendingVectors
 
@@ -52,7 +52,12 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/metrics")
     async def prometheus(request: Request) -> Response:
-        gateway.gate.caller(request.headers)
+        if not gateway.gate.caller(request.headers).metrics:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                "this key may not read the metrics, which tell of everybody's requests",
+                "make one that may: gym api keys add NAME --metrics --no-base",
+            )
         text, kind = await run_in_threadpool(metrics.text)
         return Response(text, media_type=kind)
 
@@ -151,10 +156,13 @@ def _tell_errors(app: FastAPI, gateway: Gateway) -> None:
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"
-        body = error_body(
-            GymError(ErrorCode.NOT_FOUND, message, f"there are GET /v1/models, POST {', '.join(URLS)}")
+        refused = RequestError(
+            message,
+            name="method_not_allowed" if error.status_code == 405 else None,
+            code=ErrorCode.NOT_FOUND,
+            hint=f"there are GET /v1/models, POST {', '.join(URLS)}",
         )
-        return JSONResponse(body, error.status_code, error.headers)
+        return JSONResponse(error_body(refused), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> Response:

@@ -9,12 +9,16 @@ do harm, for the page has no key.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.keys import KeyFile, bearer_token
 from gym_fed.serving.openai.access import LOCAL, Caller
+
+_log = logging.getLogger(__name__)
 
 
 class Gate:
@@ -34,7 +38,8 @@ class Gate:
             headers: Of the request, names in lower case.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for a missing or wrong key; ``PERMISSION_DENIED`` for a page of elsewhere.
+            GymError: ``UNAUTHENTICATED`` for a missing or wrong key; ``PERMISSION_DENIED`` for a page of elsewhere;
+                ``UNAVAILABLE`` where the file of keys cannot be used.
         """
         if self._keys is None:
             require_local(headers)
@@ -46,10 +51,31 @@ class Gate:
                 "no API key was given",
                 "send the header `Authorization: Bearer KEY` (the openai client's api_key)",
             )
-        caller = self._keys.caller(key)
+        with _trouble_of_ours():
+            caller = self._keys.caller(key)
         if caller is None:
             raise GymError(ErrorCode.UNAUTHENTICATED, "the API key is unknown here, or has expired")
         return caller
+
+    def require_usable(self) -> None:
+        """Raises:
+        GymError: ``UNAVAILABLE`` where the file of keys cannot be used.
+        """
+        if self._keys is not None:
+            with _trouble_of_ours():
+                self._keys.keys()
+
+
+@contextmanager
+def _trouble_of_ours() -> Iterator[None]:
+    """The file of keys is the operator's business: the log has why it cannot be used, and callers no word of it."""
+    try:
+        yield
+    except GymError as error:
+        _log.error("the API keys cannot be used: %s", error)
+        raise GymError(
+            ErrorCode.UNAVAILABLE, "the server cannot read its API keys", "its log tells why"
+        ) from error
 
 
 def require_local(headers: Mapping[str, str]) -> None:

@@ -99,7 +99,7 @@ class Gateway:
         return self.serving
 
     def require_ready(self) -> None:
-        """Refuse, for whoever balances load, what ``open`` refuses, and when the engine's steps fail.
+        """Refuse, for whoever balances load, what ``open`` refuses, and when the engine's steps fail or nobody gets in.
 
         Requests still get to an engine whose last steps failed, for the next that succeeds is what heals it.
 
@@ -110,6 +110,7 @@ class Gateway:
             raise GymError(
                 ErrorCode.UNAVAILABLE, "the engine fails", "the server's log tells why; restart it"
             )
+        self.gate.require_usable()
 
     def retry_after(self, error: GymError) -> int | None:
         """Seconds of the header ``Retry-After``, for what may go better later."""

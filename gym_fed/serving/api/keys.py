@@ -53,6 +53,9 @@ class ApiKey(StrictModel):
     owners: tuple[Annotated[str, Field(pattern=_OWNER)], ...] = ()
     """Owners (accounts or user ids) all of whose variants may, later ones too."""
 
+    metrics: bool = False
+    """Whether the server's metrics may be read."""
+
     created_at: int = Field(ge=0)
     """Unix seconds."""
 
@@ -60,7 +63,8 @@ class ApiKey(StrictModel):
     """Unix seconds; None: never."""
 
     def caller(self) -> Caller:
-        return Caller(self.name, self.base, self.everything, frozenset(self.variants), frozenset(self.owners))
+        variants, owners = frozenset(self.variants), frozenset(self.owners)
+        return Caller(self.name, self.base, self.everything, variants, owners, self.metrics)
 
 
 class _Document(StrictModel):
@@ -132,6 +136,7 @@ class KeyFile:
         everything: bool = False,
         variants: tuple[str, ...] = (),
         owners: tuple[str, ...] = (),
+        metrics: bool = False,
         expires_at: int | None = None,
     ) -> str:
         """Make a key; the file is made where there is none.
@@ -142,11 +147,11 @@ class KeyFile:
         Raises:
             GymError: ``FILE_EXISTS`` for a name that has one; ``USAGE`` for values that are off, or a key for nothing.
         """
-        if not (base or everything or variants or owners):
+        if not (base or everything or variants or owners or metrics):
             raise GymError(
                 ErrorCode.USAGE,
                 f"key {name!r} could use nothing",
-                "give --variant, --owner, --all-variants or --base",
+                "give --variant, --owner, --all-variants, --base or --metrics",
             )
         key = PREFIX + secrets.token_urlsafe(32)
         try:
@@ -157,6 +162,7 @@ class KeyFile:
                 everything=everything,
                 variants=tuple(dict.fromkeys(variants)),
                 owners=tuple(dict.fromkeys(owners)),
+                metrics=metrics,
                 created_at=int(time.time()),
                 expires_at=expires_at,
             )

@@ -26,6 +26,7 @@ class Caller:
         everything: Whether all variants may.
         variants: Names of variants that may.
         owners: Accounts all of whose variants may.
+        metrics: Whether the server's metrics may be read, which tell of everybody's requests.
     """
 
     name: str
@@ -33,10 +34,11 @@ class Caller:
     everything: bool = False
     variants: frozenset[str] = frozenset()
     owners: frozenset[str] = frozenset()
+    metrics: bool = False
 
     def may_use(self, variant: Owned) -> bool:
         return self.everything or variant.name in self.variants or variant.owner in self.owners
 
 
-LOCAL = Caller("local", everything=True)
+LOCAL = Caller("local", everything=True, metrics=True)
 """Whoever is on this machine, where no API keys are set."""

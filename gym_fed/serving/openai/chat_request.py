@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from gym_fed.serving.openai.fields import Neutral, RequestModel
+from gym_fed.serving.openai.fields import Neutral, RequestModel, off, only
 from gym_fed.serving.openai.messages import AssistantMessage, Message, ToolMessage
 from gym_fed.serving.openai.sampling_fields import NEUTRAL, SamplingFields
 
@@ -31,6 +32,7 @@ class Function(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    """Held to where a call is required; elsewhere nothing could hold the answer to it, and true is refused."""
 
 
 class Tool(RequestModel):
@@ -47,6 +49,15 @@ class NamedTool(RequestModel):
     function: NamedFunction
 
 
+def _known_choice(value: Any) -> Any:
+    """Refuse ``allowed_tools`` and ``custom`` by their names."""
+    if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "function":
+        raise PydanticCustomError(
+            "unsupported", "one of type {kind} is not supported here", {"kind": repr(value["type"])}
+        )
+    return value
+
+
 class PlainFormat(RequestModel):
     type: Literal["text", "json_object"]
 
@@ -56,6 +67,9 @@ class JsonSchema(RequestModel):
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
     """Either way the answer is held to the schema."""
+
+    description: Annotated[Any, only("")] = None
+    """The model would have to be shown it, and templates have no place for it."""
 
 
 class SchemaFormat(RequestModel):
@@ -76,35 +90,64 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(_known_choice)
+    ] = None
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _combinations(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise off("top_logprobs", "top_logprobs needs logprobs: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            raise ValueError("max_tokens and max_completion_tokens are given, and differ")
-        if not self.tools and (
-            self.tool_choice not in (None, "none") or self.parallel_tool_calls is not None
-        ):
-            raise ValueError("tool_choice and parallel_tool_calls need tools")
+            raise off("max_tokens", "max_tokens and max_completion_tokens are given, and differ")
+        if not self.tools and self.tool_choice not in (None, "none"):
+            raise off("tool_choice", "tool_choice needs tools")
+        if not self.tools and self.parallel_tool_calls is not None:
+            raise off("parallel_tool_calls", "parallel_tool_calls needs tools")
         names = [tool.function.name for tool in self.tools or []]
         if len(names) != len(set(names)):
-            raise ValueError("two tools have the same name")
+            raise off("tools", "two tools have the same name")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not in tools")
+            raise off("tool_choice", f"{self.tool_choice.function.name!r} is not in tools")
         if self.tools and self.tool_choice != "none" and self.json_schema is not None:
-            raise ValueError("response_format and tools cannot be held to at once: give one of them")
+            raise off(
+                "response_format", "response_format and tools cannot be held to at once: give one of them"
+            )
+        self._require_enforceable()
+        self._require_known_calls()
+        return self
+
+    def _require_enforceable(self) -> None:
+        held = self.json_schema is not None
+        if self.tools and self.tool_choice in (None, "auto"):
+            for index, tool in enumerate(self.tools):
+                if tool.function.strict:
+                    raise off(
+                        f"tools[{index}].function.strict",
+                        "arguments are held to their schema only where tool_choice requires a call",
+                    )
+        elif self.tools and self.tool_choice != "none":
+            held = True
+        if held:
+            for name, given in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
+                if given:
+                    raise off(
+                        name, "an answer that is held to a schema cannot be cut short: give one of them"
+                    )
+
+    def _require_known_calls(self) -> None:
         known: set[str] = set()
-        for message in self.messages:
+        for index, message in enumerate(self.messages):
             if isinstance(message, AssistantMessage):
                 known |= {call.id for call in message.tool_calls or []}
             if isinstance(message, ToolMessage) and message.tool_call_id not in known:
-                raise ValueError(f"tool_call_id {message.tool_call_id!r} is of no call before it")
-        return self
+                raise off(
+                    f"messages[{index}].tool_call_id",
+                    f"tool_call_id {message.tool_call_id!r} is of no call before it",
+                )
 
     @property
     def longest(self) -> int | None:

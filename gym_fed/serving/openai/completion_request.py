@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from gym_fed.serving.openai.fields import Neutral, RequestModel
+from gym_fed.serving.openai.fields import Neutral, RequestModel, off
 from gym_fed.serving.openai.sampling_fields import NEUTRAL, SamplingFields
 
 MAX_PROMPTS = 128
@@ -16,7 +16,28 @@ DEFAULT_MAX_TOKENS = 16
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-Inputs = str | Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+ManyTokenIds = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+
+def _kind(value: Any) -> str | None:
+    """Which of the four forms is meant, so that what is wrong is told of that one."""
+    if not isinstance(value, list):
+        return "text" if isinstance(value, str) else None
+    first = value[0] if value else ""
+    return "texts" if isinstance(first, str) else "many" if isinstance(first, list) else "ids"
+
+
+Inputs = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[ManyTokenIds, Tag("many")],
+    Discriminator(
+        _kind,
+        custom_error_type="inputs",
+        custom_error_message="Input should be a text, token ids, or a list of either",
+    ),
+]
 
 COMPLETION_NEUTRAL: Neutral = {**NEUTRAL, "suffix": (), "best_of": (1,)}
 EMBEDDING_NEUTRAL: Neutral = {"dimensions": ()}
@@ -33,9 +54,9 @@ class CompletionRequest(SamplingFields):
     @model_validator(mode="after")
     def _combinations(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs is not supported: the prompt's logprobs are not kept")
+            raise off("echo", "echo with logprobs is not supported: the prompt's logprobs are not kept")
         if len(as_list(self.prompt)) * (self.n or 1) > MAX_PROMPTS:
-            raise ValueError(f"prompts times n is more than {MAX_PROMPTS}")
+            raise off("n", f"prompts times n is more than {MAX_PROMPTS}")
         return self
 
 

@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 from gym_fed.config.base import StrictModel
 from gym_fed.serving.openai.refusals import RequestError
@@ -46,7 +47,9 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
         return schema.model_validate(kept)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        param = _param(first["loc"], kept)
+        param = _param(first["loc"], kept, missing=first["type"] == "missing")
+        if (field := first.get("ctx", {}).get("field")) is not None:
+            param = f"{param}.{field}" if param else field
         if first["type"] == "extra_forbidden":
             raise RequestError(f"unknown field {param!r}", param=param, name="unknown_parameter") from error
         if first["type"] == "missing":
@@ -54,9 +57,26 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
                 f"required field {param!r} is missing", param=param, name="missing_required_parameter"
             ) from error
         if first["type"] == "unsupported":
-            raise RequestError(first["msg"], param=param, name="unsupported_parameter") from error
-        said = str(first["msg"]).removeprefix("Value error, ")
-        raise RequestError(f"field {param!r}: {said}", param=param or None) from error
+            raise RequestError(
+                f"field {param!r}: {first['msg']}", param=param, name="unsupported_parameter"
+            ) from error
+        raise RequestError(f"field {param!r}: {first['msg']}", param=param) from error
+
+
+def off(field: str, said: str) -> PydanticCustomError:
+    """For validators of whole requests: what is wrong, and the field that is to blame, which pydantic does not know."""
+    return PydanticCustomError("off", "{said}", {"said": said, "field": field})
+
+
+def only(*neutral: Any) -> BeforeValidator:
+    """For a nested field that is known and not supported: null, or these values, which ask for nothing."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not any(_same(value, known) for known in neutral):
+            raise PydanticCustomError("unsupported", "it is known, but not supported here")
+        return value
+
+    return BeforeValidator(check)
 
 
 def unsupported(field: str, neutral: tuple[Any, ...] = ()) -> RequestError:
@@ -84,12 +104,15 @@ def _same(value: Any, known: Any) -> bool:
     return type(value) is type(known) and bool(value == known)
 
 
-def _param(loc: tuple[int | str, ...], body: Any) -> str:
-    """``messages[0].content``: pydantic's location without the names of union members, which nobody wrote."""
+def _param(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
+    """``messages[0].content``: pydantic's location without the names of union members, which nobody wrote.
+
+    The last part of something that is missing is not in the body either, but is the name of the field.
+    """
     path, value = "", body
     for depth, key in enumerate(loc):
         last = depth == len(loc) - 1
-        if isinstance(value, dict) and isinstance(key, str) and (key in value or last):
+        if isinstance(value, dict) and isinstance(key, str) and (key in value or (missing and last)):
             path, value = f"{path}.{key}" if path else key, value.get(key)
         elif isinstance(value, list) and isinstance(key, int) and key < len(value):
             path, value = f"{path}[{key}]", value[key]

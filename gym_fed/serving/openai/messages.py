@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gym_fed.serving.openai.fields import RequestModel
+from gym_fed.serving.openai.fields import RequestModel, off, only
 
 
 class TextPart(RequestModel):
@@ -29,15 +29,8 @@ def _text_parts_only(value: Any) -> Any:
     return value
 
 
-def _nothing(value: Any) -> Any:
-    """A field that is known, but may say nothing here."""
-    if value not in (None, []):
-        raise PydanticCustomError("unsupported", "this field of a message is known, but not supported here")
-    return value
-
-
 Content = Annotated[str | Annotated[list[TextPart], Field(min_length=1)], BeforeValidator(_text_parts_only)]
-Nothing = Annotated[Any, BeforeValidator(_nothing)]
+Nothing = Annotated[Any, only([])]
 
 
 class FunctionCall(RequestModel):
@@ -80,7 +73,7 @@ class AssistantMessage(_Message):
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
         if self.content is None and not self.tool_calls:
-            raise ValueError("an assistant's message has content, or tool_calls")
+            raise off("content", "an assistant's message has content, or tool_calls")
         return self
 
 

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.answers import Answer, Chunk
-from gym_fed.serving.openai.refusals import model_not_found
 from gym_fed.serving.request import Event
 
 
@@ -26,11 +25,24 @@ class Pending:
 
     Whatever ends it, an error or the caller's going away too, what was not written yet is cancelled, and what was
     used is told.
+
+    Args:
+        answer: Takes the events.
+        generations: One for each choice.
+        told: How an error of the engine's is told.
+        on_end: Called once, when it has ended.
     """
 
-    def __init__(self, answer: Answer, generations: list[Generating], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        generations: list[Generating],
+        told: Callable[[GymError], GymError],
+        on_end: Callable[[], None],
+    ) -> None:
         self._answer = answer
         self._generations = generations
+        self._told = told
         self._on_end = on_end
         self._opened = False
         self._ended = False
@@ -80,10 +92,6 @@ class Pending:
             return []
         self._opened = True
         return self._answer.opening()
-
-    def _told(self, error: GymError) -> GymError:
-        """A variant that was removed since it was looked up is one that does not exist."""
-        return model_not_found(self._answer.model) if error.code is ErrorCode.NOT_FOUND else error
 
     def end(self) -> None:
         """Cancel what still runs. May be called again, and without having been driven."""

@@ -11,7 +11,7 @@ _NAMES = {
     ErrorCode.UNAUTHENTICATED: "invalid_api_key",
     ErrorCode.USAGE: "invalid_value",
 }
-"""What OpenAI's clients look for; every other code keeps its own name."""
+"""What OpenAI's clients look for; every other code keeps its own name, with underscores as theirs have."""
 
 
 class RequestError(GymError):
@@ -41,7 +41,7 @@ class RequestError(GymError):
 
 def error_body(error: GymError) -> dict[str, Any]:
     """``{"error": {"message", "type", "param", "code"}}``; the status beside it is ``error.code.http_status``."""
-    name = getattr(error, "name", None) or _NAMES.get(error.code, error.code.value)
+    name = getattr(error, "name", None) or _NAMES.get(error.code, error.code.value.replace("-", "_"))
     return {
         "error": {
             "message": str(error),

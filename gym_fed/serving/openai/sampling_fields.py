@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from gym_fed.serving.openai.fields import Neutral, RequestModel
+from gym_fed.serving.openai.fields import Neutral, RequestModel, off, only
 from gym_fed.serving.request import SamplingParams
 
 MAX_CHOICES = 16
 MAX_LOGIT_BIASES = 1024
+_MAX_DIGITS = 12
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -30,8 +31,13 @@ NEUTRAL: Neutral = {
 }
 
 
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 class StreamOptions(RequestModel):
     include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
 
 
 class SamplingFields(RequestModel):
@@ -44,7 +50,7 @@ class SamplingFields(RequestModel):
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    stop: Annotated[list[StopText], Field(max_length=4), BeforeValidator(_as_list)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -55,17 +61,18 @@ class SamplingFields(RequestModel):
     """Not OpenAI's, but vLLM's, like the rest below; 0 and -1 are all tokens."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> SamplingFields:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
+            raise off("stream_options", "stream_options needs stream: true")
         for key in self.logit_bias or {}:
-            if not (key.isascii() and key.isdecimal()):
-                raise ValueError(f"logit_bias has {key!r}, which is no token id")
+            if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS):
+                shown = key if len(key) <= _MAX_DIGITS else f"{key[:_MAX_DIGITS]}..."
+                raise off("logit_bias", f"logit_bias has {shown!r}, which is no token id")
         return self
 
     @property
@@ -85,12 +92,11 @@ class SamplingFields(RequestModel):
             "seed": self.seed,
             "ignore_eos": self.ignore_eos,
         }
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
             logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
-            stop=(*stop, *more.pop("also_stop", ())),
+            stop=(*(self.stop or ()), *more.pop("also_stop", ())),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             **{key: value for key, value in given.items() if value is not None},
             **more,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.openai.access import Caller
 from gym_fed.serving.openai.answers import Answer, ChatAnswer, Choice, Chunk, CompletionAnswer
 from gym_fed.serving.openai.catalogue import Catalogue, Model
@@ -145,10 +146,11 @@ class OpenAIService:
         given = as_list(request.input)
         self._require_room_for(len(given), "texts in one request:", "input")
         prompts = [self._prompts.of_input(one, "input") for one in given]
+        refusals = _Refusals(model, "input")
         started: list[Embedding] = []
         try:
             for ids in prompts:
-                with _refusals(model, "input"):
+                with refusals:
                     started.append(self._engine.embed(ids, model.variant, caller.name))
         except BaseException:
             for embedding in started:
@@ -159,7 +161,8 @@ class OpenAIService:
             self._on_use(Use(EMBEDDINGS, model.name, caller.name, request.user, tokens, 0))
 
         encoding = request.encoding_format or "float"
-        return PendingVectors(model.name, started, [len(ids) for ids in prompts], encoding, on_end)
+        lengths = [len(ids) for ids in prompts]
+        return PendingVectors(model.name, started, lengths, encoding, refusals.told, on_end)
 
     def _chat(self, request: ChatRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
@@ -167,24 +170,37 @@ class OpenAIService:
         ids = self._prompts.of_messages(request.messages, tools, open_call=forced is not None)
         schema = forced if forced is not None else request.json_schema
         one_call = bool(tools) and forced is None and request.parallel_tool_calls is False
+        schema_text = None if schema is None else json.dumps(schema)
+        if schema_text is not None and len(schema_text) > MAX_SCHEMA_CHARACTERS:
+            raise RequestError(
+                f"a JSON schema of {len(schema_text):,} characters; {MAX_SCHEMA_CHARACTERS:,} are allowed",
+                param="response_format" if forced is None else "tools",
+                name="invalid_json_schema",
+            )
         sampling = request.sampling(
             max_tokens=request.longest,
             logprobs=request.num_logprobs,
-            json_schema=None if schema is None else json.dumps(schema),
+            json_schema=schema_text,
             also_stop=(CALL_CLOSE,) if one_call else (),
         )
-        schema_param = "response_format" if forced is None else "tools"
-        generations = self._submit([ids], sampling, request, model, caller, "messages", schema_param)
-        parser = RequiredCall if forced is not None else FreeCalls if tools else None
+        refusals = _Refusals(model, "messages", "response_format" if forced is None else "tools")
+        generations = self._submit([ids], sampling, request, model, caller, "messages", refusals)
+        names = {tool.function.name for tool in request.tools or []}
+
+        def parser() -> FreeCalls | RequiredCall | None:
+            if forced is not None:
+                return RequiredCall()
+            return FreeCalls(names) if tools else None
+
         answer = ChatAnswer(
             model.name,
             len(ids),
-            [Choice(parser() if parser else None) for _ in generations],
+            [Choice(parser()) for _ in generations],
             with_logprobs=bool(request.logprobs),
             include_usage=request.include_usage,
             fingerprint=self._fingerprint,
         )
-        return self._pending(CHAT, answer, generations, request, caller)
+        return self._pending(CHAT, answer, generations, request, caller, refusals)
 
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
@@ -194,7 +210,8 @@ class OpenAIService:
             max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
             logprobs=request.logprobs,
         )
-        generations = self._submit(prompts, sampling, request, model, caller, "prompt")
+        refusals = _Refusals(model, "prompt")
+        generations = self._submit(prompts, sampling, request, model, caller, "prompt", refusals)
         times = request.n or 1
         shown = [one if isinstance(one, str) else self._prompts.text(one) for one in given if request.echo]
         answer = CompletionAnswer(
@@ -206,7 +223,7 @@ class OpenAIService:
             include_usage=request.include_usage,
             fingerprint=self._fingerprint,
         )
-        return self._pending(COMPLETIONS, answer, generations, request, caller)
+        return self._pending(COMPLETIONS, answer, generations, request, caller, refusals)
 
     def _submit(
         self,
@@ -216,7 +233,7 @@ class OpenAIService:
         model: Model,
         caller: Caller,
         param: str,
-        schema_param: str = "response_format",
+        refusals: _Refusals,
     ) -> list[Generating]:
         """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
         answers = len(prompts) * (request.n or 1)
@@ -231,7 +248,7 @@ class OpenAIService:
                     wanted = GenerationRequest(
                         list(ids), replace(sampling, seed=seed), model.variant, caller.name
                     )
-                    with _refusals(model, param, schema_param):
+                    with refusals:
                         started.append(self._engine.submit(wanted))
         except BaseException:
             for generation in started:
@@ -255,16 +272,23 @@ class OpenAIService:
         generations: list[Generating],
         request: SamplingFields,
         caller: Caller,
+        refusals: _Refusals,
     ) -> Pending:
         def on_end() -> None:
             tokens = answer.prompt_tokens, answer.completion_tokens
             self._on_use(Use(url, answer.model, caller.name, request.user, *tokens))
 
-        return Pending(answer, generations, on_end)
+        return Pending(answer, generations, refusals.told, on_end)
 
 
-class _refusals:
-    """The engine's refusals, as clients of OpenAI know them."""
+class _Refusals:
+    """The engine's refusals, as clients of OpenAI know them; entered, those of ``submit`` and ``embed``.
+
+    Args:
+        model: What was asked for.
+        param: The field that has the text.
+        schema_param: The field that has the schema.
+    """
 
     def __init__(self, model: Model, param: str, schema_param: str = "response_format") -> None:
         self._model = model
@@ -277,16 +301,21 @@ class _refusals:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, GymError):
             return
-        if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
-            raise model_not_found(self._model.name) from error
-        if error.code is ErrorCode.DATA_INVALID:
-            raise RequestError(
-                f"the JSON schema cannot be enforced: {error.message}",
-                param=self._schema_param,
-                name="invalid_json_schema",
-                hint=error.hint,
-            ) from error
-        if error.code is ErrorCode.TOO_LARGE:
+        if (
+            error.code is ErrorCode.TOO_LARGE
+        ):  # later it is the variant that has no room, which is no fault of the text
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
             ) from error
+        if (told := self.told(error)) is not error:
+            raise told from error
+
+    def told(self, error: GymError) -> GymError:
+        """One that came at any time."""
+        if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
+            return model_not_found(self._model.name)
+        if error.code is ErrorCode.DATA_INVALID:
+            return RequestError(
+                error.message, param=self._schema_param, name="invalid_json_schema", hint=error.hint
+            )
+        return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +30,15 @@ class Call:
 class FreeCalls:
     """Splits an answer into text and ``<tool_call>{...}</tool_call>``; what is not a call stays text.
 
-    A call is whole before it is handed on, and text that may be the beginning of a tag is held back.
+    A call is whole before it is handed on, and text that may be the beginning of a tag is held back. Arguments are the
+    model's own: nothing has held them to a schema.
+
+    Args:
+        names: Of the tools that there are; a call of another one is no call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
         self._held = ""
         self._inside = False
 
@@ -45,7 +51,7 @@ class FreeCalls:
             if not tag:
                 break
             if self._inside:
-                call = _parse(before)
+                call = self._parse(before)
                 if call is None:
                     shown += CALL_OPEN + before + CALL_CLOSE
                 else:
@@ -63,9 +69,13 @@ class FreeCalls:
         """What was held back: a last call that was ended by a stop text, or else text."""
         held, self._held = self._held, ""
         if self._inside:
-            call = _parse(held)
+            call = self._parse(held)
             return ("", [call]) if call is not None else (CALL_OPEN + held, [])
         return held, []
+
+    def _parse(self, text: str) -> Call | None:
+        call = _parse(text)
+        return call if call is not None and call.name in self._names else None
 
 
 class RequiredCall:

@@ -8,8 +8,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.openai.refusals import model_not_found
+from gym_fed.errors import GymError
 
 
 class Embedding(Protocol):
@@ -37,6 +36,7 @@ class PendingVectors:
         embeddings: One for each text, in order.
         lengths: Tokens of each text.
         encoding: ``base64`` packs a vector's float32 numbers, little end first.
+        told: How an error of the engine's is told.
         on_end: Told how many tokens were read.
     """
 
@@ -46,12 +46,14 @@ class PendingVectors:
         embeddings: Sequence[Embedding],
         lengths: Sequence[int],
         encoding: Literal["float", "base64"],
+        told: Callable[[GymError], GymError],
         on_end: Callable[[int], None],
     ) -> None:
         self._model = model
         self._embeddings = embeddings
         self._lengths = lengths
         self._encoding = encoding
+        self._told = told
         self._on_end = on_end
         self._failed: int | None = None
         self._ended = False
@@ -96,10 +98,6 @@ class PendingVectors:
             else:
                 read += length
         self._on_end(read)
-
-    def _told(self, error: GymError) -> GymError:
-        """A variant that was removed since it was looked up is one that does not exist."""
-        return model_not_found(self._model) if error.code is ErrorCode.NOT_FOUND else error
 
     def _body(self, vectors: list[Any]) -> dict[str, Any]:
         data = [
