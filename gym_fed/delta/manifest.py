@@ -64,8 +64,14 @@ class Manifest:
 
     def to_json(self) -> str:
         """The one canonical JSON text of this manifest."""
-        codecs = sorted({canonical_json([r.codec, r.params]) for r in self.tensors})
-        rows = _collapse(self.tensors, {text: index for index, text in enumerate(codecs)})
+        texts: dict[str, bytes] = {}  # a file has few codecs, and thousands of tensors
+        told = [f"{r.codec!r} {r.params!r}" for r in self.tensors]
+        for record, key in zip(self.tensors, told, strict=True):
+            if key not in texts:
+                texts[key] = canonical_json([record.codec, record.params])
+        codecs = sorted(set(texts.values()))
+        places = {text: index for index, text in enumerate(codecs)}
+        rows = _collapse(self.tensors, [places[texts[key]] for key in told])
         document: dict[str, Any] = {
             "format": FORMAT_VERSION,
             "base_model": self.base_model,
@@ -120,11 +126,11 @@ def strict_json(text: str, what: str) -> dict[str, Any]:
     return value
 
 
-def _collapse(records: Iterable[TensorRecord], codec_index: Mapping[bytes, int]) -> list[list[Any]]:
+def _collapse(records: Iterable[TensorRecord], codecs: Iterable[int]) -> list[list[Any]]:
+    """Rows of the manifest; ``codecs`` are the records' places in its table of codecs."""
     groups: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
     rows: list[list[Any]] = []
-    for record in records:
-        codec = codec_index[canonical_json([record.codec, record.params])]
+    for record, codec in zip(records, codecs, strict=True):
         template, index = _split_index(record.name)
         if index is None:
             rows.append([record.name, list(record.shape), codec])

@@ -66,7 +66,11 @@ class SignMatrix:
 
     @cached_property
     def tiled(self) -> tuple[Tensor, Tensor, int]:
-        """Bits ``[tiles, bytes, 64]``, scales ``[tiles, groups, 64]``, and the bytes of a row in a group."""
+        """``tiles``, kept with the matrix."""
+        return self.tiles()
+
+    def tiles(self) -> tuple[Tensor, Tensor, int]:
+        """Bits ``[tiles, bytes, 64]``, scales ``[tiles, groups, 64]``, and the bytes of a row in a group: a copy."""
         width = self.bits.shape[1]
         tiles = -(-self.rows // 64)
         wide = self.scales.expand(self.rows, 1) if self.scales.ndim < 2 else self.scales

@@ -49,10 +49,7 @@ class ResidentSigns:
         """Copy a matrix, which may lie in a mapped file, into memory of its own."""
         on_cpu = device is None or device.type == "cpu"
         if on_cpu and matrix.whole_bytes and dispatch.path() != "torch":
-            bits, scales, group = SignMatrix(
-                matrix.bits, matrix.scales, matrix.cols, matrix.group_size
-            ).tiled  # of a matrix of our own: the tiles are kept where they are made
-            return cls(matrix.rows, matrix.cols, matrix.group_size, (bits, scales, group), None)
+            return cls(matrix.rows, matrix.cols, matrix.group_size, matrix.tiles(), None)
         target = device or torch.device("cpu")
         bits = matrix.bits.to(target, copy=True).contiguous()
         scales = matrix.scales.to(target, copy=True).contiguous()
