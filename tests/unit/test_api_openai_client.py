@@ -210,6 +210,19 @@ def test_embeddings_come_in_the_client_s_own_encoding(server: Any) -> None:
     assert other.data[0].embedding != pytest.approx(plain.data[0].embedding, abs=1e-3)
 
 
+def test_a_client_that_goes_away_ends_its_embeddings(server: Any, serving: Serving) -> None:
+    before = serving.engine.stats().embeddings
+    key = {"authorization": f"Bearer {server.keys['all']}"}
+    body = {"model": "gym-nano", "input": ["x" * 250] * 90}
+    with pytest.raises(httpx.TimeoutException):
+        server.http.post(f"{server.url}/embeddings", json=body, headers=key, timeout=0.05)
+    until = time.monotonic() + 30
+    while server.gateway.active or serving.engine.stats().queued:
+        assert time.monotonic() < until, "the request goes on"
+        time.sleep(0.01)
+    assert serving.engine.stats().embeddings - before < 90
+
+
 def test_a_prompt_beyond_the_context_is_refused_by_that_name(server: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client_of(server).completions.create(model="gym-nano", prompt="x" * 400)

@@ -30,6 +30,7 @@ class Gate:
 
     def __init__(self, keys: KeyFile | None) -> None:
         self._keys = keys
+        self._trouble = ""  # with the file of keys, as it was logged
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Who asks.
@@ -51,7 +52,7 @@ class Gate:
                 "no API key was given",
                 "send the header `Authorization: Bearer KEY` (the openai client's api_key)",
             )
-        with _trouble_of_ours():
+        with self._trouble_of_ours():
             caller = self._keys.caller(key)
         if caller is None:
             raise GymError(ErrorCode.UNAUTHENTICATED, "the API key is unknown here, or has expired")
@@ -62,20 +63,22 @@ class Gate:
         GymError: ``UNAVAILABLE`` where the file of keys cannot be used.
         """
         if self._keys is not None:
-            with _trouble_of_ours():
+            with self._trouble_of_ours():
                 self._keys.keys()
 
-
-@contextmanager
-def _trouble_of_ours() -> Iterator[None]:
-    """The file of keys is the operator's business: the log has why it cannot be used, and callers no word of it."""
-    try:
-        yield
-    except GymError as error:
-        _log.error("the API keys cannot be used: %s", error)
-        raise GymError(
-            ErrorCode.UNAVAILABLE, "the server cannot read its API keys", "its log tells why"
-        ) from error
+    @contextmanager
+    def _trouble_of_ours(self) -> Iterator[None]:
+        """The file of keys is the operator's business: the log says, once, why it cannot be used."""
+        try:
+            yield
+        except GymError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.error("the API keys cannot be used: %s", error)
+            raise GymError(
+                ErrorCode.UNAVAILABLE, "the server cannot read its API keys", "its log tells why"
+            ) from error
+        self._trouble = ""
 
 
 def require_local(headers: Mapping[str, str]) -> None:
