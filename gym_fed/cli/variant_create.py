@@ -208,15 +208,21 @@ def told_of_move(moved: RebasedVariant) -> str:
 def told(made: CreatedVariant) -> str:
     """A variant in words."""
     kept = "" if made.kept is None else f"; {100 * made.kept:.1f}% of the gain is kept"
+    what = "loss" if made.chosen_before is None else "preference loss"
     lines = [
         f"variant {made.name} (revision {made.revision}, {made.owner}'s, {_signed(made.signed)})",
         f"  learnt from {made.learnt_as}",
         f"  {made.encoding}",
         f"  {made.size_bytes} bytes, {made.bits_per_weight:.3f} bits a weight: "
         f"{made.times_smaller:.1f} times smaller than the base in bfloat16",
-        f"  loss on {made.judged_on}: base {made.loss_before:.4f}, trained {made.loss_trained:.4f}, "
+        f"  {what} on {made.judged_on}: base {made.loss_before:.4f}, trained {made.loss_trained:.4f}, "
         f"encoded {made.loss_encoded:.4f}{kept}",
     ]
+    if made.chosen_before is not None and made.chosen_encoded is not None:
+        lines.append(
+            f"  loss of the preferred answers themselves: base {made.chosen_before:.4f}, "
+            f"encoded {made.chosen_encoded:.4f}"
+        )
     if not made.helps:
         lines.append("  warning: on these rows it is no better than the base alone")
     return "\n".join(lines)

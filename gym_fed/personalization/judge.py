@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from gym_fed.data.rows import Row
+from gym_fed.data.rows import Row, as_kind
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.personalization.rows import PersonalKind
 from gym_fed.training.algorithms._preference import cut_answers, encode_answers
@@ -51,6 +51,16 @@ class Judge:
             return heldout_loss(model, self._tokenizer, self._rows, max_length=self._max_length)
         gained = self._margins(model) - self._reference
         return float(-logsigmoid(BETA * gained).mean())
+
+    def chosen_loss(self, model: Any) -> float | None:
+        """Of the preferred answers themselves, in nats a token; None of examples.
+
+        The preference loss falls as well where both answers become unlikely, and then neither is said.
+        """
+        if self._kind == "supervised":
+            return None
+        chosen = as_kind(self._rows, "supervised")
+        return heldout_loss(model, self._tokenizer, chosen, max_length=self._max_length)
 
     @torch.inference_mode()
     def _margins(self, model: Any) -> torch.Tensor:

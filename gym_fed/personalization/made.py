@@ -74,6 +74,8 @@ class CreatedVariant:
         loss_trained: After training.
         loss_encoded: Of the base plus the file.
         kept: Share of the gain that the file keeps; None where training gained nothing.
+        chosen_before: Of preferences: loss of the preferred answers themselves with the base, in nats a token.
+        chosen_encoded: The same with the base plus the file.
         steps: Optimiser steps.
         best_step: The step whose weights were taken, if held-out rows chose it.
         encoding: Which codec, and why.
@@ -97,6 +99,8 @@ class CreatedVariant:
     loss_trained: float
     loss_encoded: float
     kept: float | None
+    chosen_before: float | None
+    chosen_encoded: float | None
     steps: int
     best_step: int | None
     encoding: str
@@ -104,8 +108,10 @@ class CreatedVariant:
 
     @property
     def helps(self) -> bool:
-        """Whether it fits the rows better than the base alone."""
-        return self.loss_encoded < self.loss_before
+        """Whether it fits the rows better than the base alone, and makes preferred answers no less likely."""
+        before, after = self.chosen_before, self.chosen_encoded
+        unlikelier = before is not None and after is not None and after > before
+        return self.loss_encoded < self.loss_before and not unlikelier
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

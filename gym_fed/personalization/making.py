@@ -57,6 +57,8 @@ class Made:
     loss_encoded: float
     steps: int
     best_step: int | None
+    chosen_before: float | None
+    chosen_encoded: float | None
 
     @property
     def kept(self) -> float | None:
@@ -73,16 +75,25 @@ def make(order: Order, base: Base, rows: PersonalRows, judge: Judge, listener: L
     """
     _claim(order, base, rows)
     begin(listener, "measuring the base")
-    before = judge.loss(base.model)
+    before, chosen_before = judge.loss(base.model), judge.chosen_loss(base.model)
     model, summary = _trained(order, rows, listener)
     begin(listener, "measuring what was learnt")
     trained = judge.loss(model)
     begin(listener, "encoding")
     report = encode(model, order, base, rows, listener)
     with base.opened(order.delta_path) as delta, base.plus(delta) as whole:
-        encoded = judge.loss(whole)
+        encoded, chosen_encoded = judge.loss(whole), judge.chosen_loss(whole)
     best = summary.get("best_step")
-    return Made(report, before, trained, encoded, int(summary["steps"]), None if best is None else int(best))
+    return Made(
+        report,
+        before,
+        trained,
+        encoded,
+        int(summary["steps"]),
+        None if best is None else int(best),
+        chosen_before,
+        chosen_encoded,
+    )
 
 
 def encode(model: Any, order: Order, base: Base, rows: PersonalRows, listener: Listener) -> EncodeReport:

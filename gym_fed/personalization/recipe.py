@@ -36,8 +36,8 @@ _EVALUATIONS = 12
 _LEARNING_RATES = {
     ("lora", "supervised"): 3e-3,
     ("full", "supervised"): 1e-3,
-    ("lora", "preference"): 1e-3,
-    ("full", "preference"): 1e-4,
+    ("lora", "preference"): 3e-3,
+    ("full", "preference"): 1e-3,
 }
 _DISTILL_STEPS = 100
 _HEADER_BYTES = 2048
@@ -106,6 +106,9 @@ def training_config(
         "max_length": min(512, context or 512),
         "save_steps": 50,
     }
+    if algorithm == "dpo":
+        # Alone, DPO on a few dozen pairs makes both answers unlikely: of 30 pairs gym-nano learnt to say neither.
+        given["dpo"] = {"loss_type": ["sigmoid", "sft"], **(given.get("dpo") or {})}
     if not {"max_steps", "num_train_epochs"} & given.keys():
         values["max_steps"] = steps
     if rows.held_out and "early_stopping" not in given:

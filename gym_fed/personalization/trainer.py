@@ -166,6 +166,8 @@ class PersonalizedTrainer:
             loss_trained=made.loss_trained,
             loss_encoded=made.loss_encoded,
             kept=made.kept,
+            chosen_before=made.chosen_before,
+            chosen_encoded=made.chosen_encoded,
             steps=made.steps,
             best_step=made.best_step,
             encoding=encoding.why,

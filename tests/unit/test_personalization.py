@@ -117,6 +117,9 @@ def test_preferences_start_at_log_two_end_below_it_and_make_the_next_revision(
     assert (tmp_path / "work/run/result.json").exists(), "work in a folder of one's own is kept"
     assert made.loss_before == pytest.approx(0.6931, abs=1e-4)
     assert made.loss_encoded < made.loss_before
+    assert made.chosen_before is not None
+    assert made.chosen_encoded is not None
+    assert made.chosen_encoded < made.chosen_before, "what is preferred becomes likelier, too"
     with VariantStore.open(tmp_path) as opened:
         record = opened.verify("cleo")
     signed = record.signed()
