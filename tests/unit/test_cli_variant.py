@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,24 @@ def test_what_cannot_be_is_refused_and_no_store_is_left_half_made(
     refusal(code, *words.split())
     if (home / "variants").exists():
         assert told("list") == []
+
+
+def test_damaged_rows_are_told_by_verify_and_can_be_removed(home: Path) -> None:
+    for name in ("a", "b", "c"):
+        gym("add", "x.gymdelta", "--name", name)
+    with sqlite3.connect(home / "variants" / "variants.db") as database:
+        database.execute("UPDATE variants SET created_at = 'hello' WHERE name = 'a'")
+        database.execute("UPDATE variants SET manifest = '{' WHERE name = 'b'")
+    database.close()
+    first = told("list")[0]
+    assert (first["name"], first["signed_by"]) == ("b", "unreadable")
+    done = CliRunner().invoke(app, ["variant", "verify", "--all", "--json"])
+    assert [(row["name"], row["ok"]) for row in json.loads(done.stdout)] == [
+        ("a", False),
+        ("b", False),
+        ("c", True),
+    ]
+    assert "created_at is 'hello'" in refusal(ErrorCode.STATE_CORRUPT, "show", "a")
+    assert told("remove", "a") == {"name": "a", "damaged": True}
+    assert "b" in gym("remove", "b")
+    refusal(ErrorCode.NOT_FOUND, "show", "a")

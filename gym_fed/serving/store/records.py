@@ -82,11 +82,18 @@ class VariantRecord:
         return None if self.manifest is None else SignedVariant.parse(self.manifest)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``: every column, and the id of the signing key in place of the manifest's text."""
+        """For ``--json``: every column, and in place of the manifest's text the id of the key that signed it.
+
+        ``unreadable`` is said of a manifest that is none, which ``VariantStore.verify`` refuses.
+        """
         found = asdict(self)
         found.pop("manifest")
-        signed = self.signed()
-        found["signed_by"] = None if signed is None else contributor_id(signed.public_key)
+        try:
+            signed = self.signed()
+        except GymError:
+            found["signed_by"] = "unreadable"
+        else:
+            found["signed_by"] = None if signed is None else contributor_id(signed.public_key)
         return found
 
 
