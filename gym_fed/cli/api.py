@@ -75,6 +75,7 @@ def serve(
         err.print(f"listening at {address}; loading {settings.base} ...", markup=False)
 
     def on_ready(address: str, serving: Serving) -> None:
+        err.print("ready")
         if as_json:
             sys.stdout.write(json.dumps(_told(address, serving)) + "\n")
             sys.stdout.flush()

@@ -125,13 +125,16 @@ def _chunk(place: str, data: str) -> dict[str, Any]:
     return chunk
 
 
+# Our own codes as gym api writes them; model_not_found is OpenAI's, and says less than ours of that name.
+_OWN = {one.value.replace("-", "_"): one for one in ErrorCode if one is not ErrorCode.MODEL_NOT_FOUND}
+
+
 def _refusal(place: str, answer: httpx.Response) -> GymError:
     try:
         message, code = _said(answer.json())
     except ValueError:
         message, code = answer.text[:200], ""
-    own = code.replace("_", "-")
-    known = ErrorCode(own) if own in {one.value for one in ErrorCode} else None
+    known = _OWN.get(code)
     if code == "context_length_exceeded":
         known = ErrorCode.TOO_LARGE
     fallback = ErrorCode.UNAVAILABLE if answer.status_code >= 500 else ErrorCode.USAGE

@@ -238,6 +238,7 @@ def test_a_servers_context_makes_the_oldest_turns_go(stub: Stub) -> None:
             "try again in 7 seconds",
         ),
         (404, {}, b'{"error": {"message": "gone", "code": "model_not_found"}}', ErrorCode.NOT_FOUND, "gone"),
+        (409, {}, b'{"error": {"message": "no", "code": "base_mismatch"}}', ErrorCode.BASE_MISMATCH, "no"),
         (400, {}, b'{"error": {"message": "no top_k here"}}', ErrorCode.USAGE, "no top_k here"),
         (500, {}, b"<html>", ErrorCode.UNAVAILABLE, "<html>"),
         (200, {}, events("h", end=""), ErrorCode.UNAVAILABLE, "broke off"),
