@@ -67,7 +67,7 @@ class SignOperand(Operand):
 
 @dataclass(frozen=True, eq=False)
 class LoraOperand(Operand):
-    """``scaling * b @ a``: ``a`` ``[r, in]``, ``b`` ``[out, r]`` as they are stored: codec ``lora``."""
+    """``scaling * b @ a``: ``a`` ``[r, in]``, ``b`` ``[out, r]`` in the number format of the file: codec ``lora``."""
 
     a: Tensor
     b: Tensor
@@ -76,6 +76,12 @@ class LoraOperand(Operand):
     @property
     def resident_bytes(self) -> int:
         return self.a.nbytes + self.b.nbytes
+
+    def scaled_b(self, dtype: torch.dtype) -> Tensor:
+        """``scaling * b`` in the number format of the step."""
+        if self.scaling == 1.0:
+            return self.b.to(dtype)
+        return (self.b.to(torch.float32) * self.scaling).to(dtype)
 
     def rows(self, rows: Tensor) -> Tensor:
         return (self.b[rows].to(torch.float32) * self.scaling) @ self.a.to(torch.float32)
@@ -173,8 +179,11 @@ def _operand(delta: DeltaFile, record: TensorRecord, slot: Slot, layout: ModelLa
         scaling = float(record.params.get("scaling", 1.0))
         dtype = getattr(torch, layout.dtype)
         _require_finite("factor A", a.to(dtype))
-        _require_finite(f"factor B times its scaling {scaling}", (b.to(torch.float32) * scaling).to(dtype))
-        return LoraOperand(a, b, scaling)
+        operand = LoraOperand(a, b, scaling)
+        scaled = operand.scaled_b(dtype)
+        _require_finite(f"factor B times its scaling {scaling}", scaled)
+        # Scaled once where that takes no more memory, so that a new roster has only to put factors side by side.
+        return LoraOperand(a, scaled, 1.0) if scaled.dtype == b.dtype else operand
     dense = delta.decode(record.name).reshape(as_matrix(record.shape))
     dtype = getattr(torch, layout.dtype)
     dense = (dense.T if transposed else dense).to(device, dtype).contiguous()

@@ -56,6 +56,7 @@ class Roster:
 
     def __init__(self, variants: Sequence[LoadedVariant], layout: ModelLayout) -> None:
         self.variants = tuple(variants)
+        self._operands = [variant.operands for variant in self.variants]
         self._layout = layout
         self._plans: dict[str, SitePlan | None] = {}
 
@@ -76,6 +77,7 @@ class Roster:
             return SitePlan(None, None, {}, self._stacked(weights), self._stacked(biases), {})
         if site.kind == "embedding":
             return SitePlan(None, None, {}, None, None, weights)
+        biased = self._stacked(biases) if biases else None
         signs: dict[int, SignOperand] = {}
         loras: dict[int, LoraOperand] = {}
         dense: dict[int, DenseOperand] = {}
@@ -86,13 +88,16 @@ class Roster:
                 loras[variant] = operand
             elif isinstance(operand, DenseOperand):
                 dense[variant] = operand
-        return SitePlan(self._signs(signs), self._loras(loras), dense, None, self._stacked(biases), {})
+        return SitePlan(self._signs(signs), self._loras(loras), dense, None, biased, {})
 
     def _of(self, parameter: str | None) -> dict[int, Operand]:
         if parameter is None:
             return {}
-        found = {v: variant.operands.get(parameter) for v, variant in enumerate(self.variants)}
-        return {v: operand for v, operand in found.items() if operand is not None}
+        return {
+            v: operand
+            for v, operands in enumerate(self._operands)
+            if (operand := operands.get(parameter)) is not None
+        }
 
     def _signs(self, found: dict[int, SignOperand]) -> Signs | None:
         if not found:
@@ -114,7 +119,7 @@ class Roster:
             return None
         dtype = getattr(torch, self._layout.dtype)
         a = torch.cat([o.a.to(dtype) for o in found.values()])
-        b = torch.cat([(o.b.to(torch.float32) * o.scaling).to(dtype) for o in found.values()], dim=1)
+        b = torch.cat([o.scaled_b(dtype) for o in found.values()], dim=1)
         owners = tuple(v for v, o in found.items() for _ in range(o.a.shape[0]))
         return Loras(a, b, owners)
 
@@ -122,8 +127,9 @@ class Roster:
         if not found:
             return None
         held = {v: o.values for v, o in found.items() if isinstance(o, VectorOperand)}
-        first = next(iter(held.values()))
-        none = torch.zeros_like(first)
+        if len(held) == len(self.variants):
+            return torch.stack(list(held.values()))
+        none = torch.zeros_like(next(iter(held.values())))
         return torch.stack([held.get(v, none) for v in range(len(self.variants))])
 
 

@@ -187,7 +187,7 @@ def test_a_delta_beyond_the_base_s_number_format_is_refused_when_loaded(tmp_path
             {"rank": 1, "factors": "float32"},
             lambda: {"a": large["b"].T, "b": large["a"].T},
         ),
-        "dense": DeltaEntry.of(name, torch.full((48, 48), 3.4e38)),
+        "dense": DeltaEntry.of(name, torch.full((48, 48), 3.4e38), "dense", dtype="float32"),
     }
     layout = ModelLayout.of(model)
     for known, entry in entries.items():
