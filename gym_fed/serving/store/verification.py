@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
 
-_AGAIN = "pull it again, make it anew with `gym variant create --replace`, or `gym variant add --replace` a copy"
+_AGAIN = (
+    "pull it again, make it anew with `gym variant create --replace`, or `gym variant add --replace` a copy"
+)
 _REMEDIES = {
     ErrorCode.FILE_NOT_FOUND: f"{_AGAIN}, or remove it",
     ErrorCode.HASH_MISMATCH: f"the disk or somebody changed it: {_AGAIN}",
