@@ -12,8 +12,8 @@ import torch
 from gym_quant.packing import packed_width
 from torch import Tensor
 
-from gym_fed.delta import BaseSpec, DeltaEntry, lora_delta, lora_factors, write_delta
-from gym_fed.models import load_model, load_tokenizer, nano_path
+from gym_fed.delta import BaseSpec, DeltaEntry, lora_delta, lora_factors, model_tensors, write_delta
+from gym_fed.models import load_model
 
 RANK = 16
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -50,7 +50,7 @@ class Base:
 
 
 def synthetic(sizes: Sizes, folder: Path) -> Base:
-    """Random weights, no two runs different; gym-nano's tokenizer, which the numbers do not depend on."""
+    """Random weights, the same in every run."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -72,17 +72,35 @@ def synthetic(sizes: Sizes, folder: Path) -> Base:
     )
     model.config.eos_token_id = sizes.vocabulary - 1
     model.save_pretrained(folder)
-    tokenizer = load_tokenizer(str(nano_path()))
+    tokenizer = words(sizes.vocabulary)
     tokenizer.save_pretrained(folder)
     return Base(
-        f"{sizes.layers} layers of 7B size", model, tokenizer, folder, BaseSpec.of(model, folder.name)
+        f"{sizes.layers} layers, {sizes.hidden} wide", model, tokenizer, folder, described(model, folder)
     )
+
+
+def words(vocabulary: int) -> Any:
+    """A tokenizer whose tokens are the words w0, w1, ...: each shows as soon as it is there."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(WordLevel({f"w{number}": number for number in range(vocabulary)}, unk_token="w0"))
+    made.pre_tokenizer = WhitespaceSplit()
+    last = f"w{vocabulary - 1}"
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=last, pad_token="w0", unk_token="w0")
 
 
 def saved(name: str, folder: Path) -> Base:
     """A model folder, such as SmolLM2's, in bfloat16."""
     loaded = load_model(str(folder), dtype="bfloat16")
-    return Base(name, loaded.model, loaded.tokenizer, folder, BaseSpec.of(loaded.model, folder.name))
+    return Base(name, loaded.model, loaded.tokenizer, folder, described(loaded.model, folder))
+
+
+def described(model: Any, folder: Path) -> BaseSpec:
+    """What `gym api` finds in the folder: a base is named by its weights in float32, whatever it is served in."""
+    return BaseSpec.of({name: tensor.float() for name, tensor in model_tensors(model).items()}, folder.name)
 
 
 def one_bit(base: Base, folder: Path, number: int) -> Path:
