@@ -24,7 +24,8 @@ class SamplingParams:
         frequency_penalty: Taken off for every time that the answer has it.
         repetition_penalty: Divides the logits of what prompt and answer have (Keskar et al. 2019); 1 is none.
         logit_bias: Added to the logits of these tokens.
-        seed: Makes sampling repeatable whatever else is in the batch; None: drawn anew.
+        seed: Makes sampling repeatable whatever else is in the batch (of a float32 model; in bfloat16 the rounding
+            of another batch size may change close calls); None: drawn anew.
         stop: The answer ends before the first of these texts.
         stop_token_ids: The answer ends at any of these, besides the model's own end tokens.
         ignore_eos: Do not end at the model's end tokens (for measurements).
