@@ -114,6 +114,9 @@ def create(
         print_json(made.to_dict())
         return
     out.print(told(made), markup=False)
+    if as_chat is not False and made.signed:
+        where = "" if store is None else f" --variants {store}"
+        out.print(f"try it with: gym chat {base}{where} --variant {made.name}", markup=False)
 
 
 def rebase(

@@ -73,6 +73,22 @@ def test_what_cannot_be_made_is_refused_with_nothing_written(tmp_path: Path, dat
     assert not list((tmp_path / "home").rglob("order.json"))
 
 
+def test_it_says_what_was_learnt_and_how_to_try_it(tiny_base: Path, tmp_path: Path, data: Path) -> None:
+    rows = [{"prompt": f"say {n}", "chosen": "aye", "rejected": "nay"} for n in range(10)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    create = ("create", "--data", data, "--base", tiny_base, *FAST, "--store", tmp_path / "own")
+    told = run(*create, "--user", "bo")
+    assert "learnt from turns of a chat" in told
+    assert "preference loss on 2 held-out rows" in told
+    assert "loss of the preferred answers themselves" in told
+    assert f"try it with: gym chat {tiny_base} --variants {tmp_path / 'own'} --variant bo" in told.replace(
+        "\n", ""
+    )
+    plain = run(*create, "--user", "cy", "--plain")
+    assert "learnt from prompts that go on as bare text (as asked)" in plain
+    assert "gym chat" not in plain
+
+
 def test_settings_are_those_of_gym_train() -> None:
     found = training_overrides(["lora.r=4", "lora.lora_alpha=8", "seed=3"], 7)
     assert found == {"lora": {"r": 4, "lora_alpha": 8}, "seed": 3, "max_steps": 7}
