@@ -284,3 +284,20 @@ def test_a_row_that_breaks_the_loading_itself_ends_that_load_and_no_thread(loads
     assert loads.asked == ["c"]
     assert cache.stats().errors == 2
     cache.close()
+
+
+def test_a_load_that_takes_long_does_not_lack_room_and_one_that_finds_none_does(
+    cache: Residency, loads: Loads
+) -> None:
+    held = [cache.acquire(row(name)) for name in "ab"]
+    loads.gate.clear()
+    assert cache.poll(row("slow")) is None
+    wait_for(lambda: "slow" in loads.asked)
+    assert not cache.lacks_room("slow")
+    assert cache.poll(row("late")) is None
+    wait_for(lambda: cache.lacks_room("late"))
+    assert held[0] is not None
+    cache.release(held[0])
+    wait_for(lambda: not cache.lacks_room("late"))
+    loads.gate.set()
+    wait_for(lambda: cache.poll(row("late")))
