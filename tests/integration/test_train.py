@@ -104,7 +104,9 @@ def test_a_lora_run_is_made_chatted_with_and_overwritten_only_when_told(tmp_path
     assert (adapter["base_model_name_or_path"], adapter["r"]) == ("gym-nano", 4)
     said = gym("chat", "run", cwd=tmp_path, stdin="length: abc\n/reset\n/exit\nlength: a\n")
     assert (said.returncode, said.stdout) == (0, "3\n"), said.stderr
-    refused = gym("chat", "run", cwd=tmp_path, stdin="/nonsense\nlength: a\n")  # a script ends where it is wrong
+    refused = gym(
+        "chat", "run", cwd=tmp_path, stdin="/nonsense\nlength: a\n"
+    )  # a script ends where it is wrong
     assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
     assert "/nonsense is no command" in refused.stderr
     replaced = gym("train", "train.yaml", "--overwrite", "--set", "max_steps=1", "--json", cwd=tmp_path)
