@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from gym_fed.serving.engine import Engine
 from torch import Tensor
 
+from gym_fed.serving.engine import Engine
 from gym_fed.serving.request import GenerationRequest, SamplingParams
 
 

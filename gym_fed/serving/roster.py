@@ -157,7 +157,7 @@ class RowMap:
     owner: Tensor = field(init=False)
     """Variant of each of them."""
     _masks: dict[Any, Tensor] = field(init=False, default_factory=dict)
-    _places: dict[int, IndexArray] = field(init=False, default_factory=dict)
+    _places: dict[bytes, IndexArray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bulk = [s for s in self.spans if s[2] - s[1] >= self.bulk_rows]
@@ -172,7 +172,7 @@ class RowMap:
         """``few_index`` in the numbers of a layer's own batch."""
         if signs.place is None:
             return self.few_index
-        key = hash(signs.place.tobytes())
+        key = signs.place.tobytes()
         if key not in self._places:
             self._places[key] = signs.place[self.few_index]
         return self._places[key]
