@@ -283,7 +283,7 @@ def test_every_flipped_character_of_a_manifest_is_found(store: VariantStore, tmp
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("owner", OTHER.contributor),
+        pytest.param("owner", OTHER.contributor, id="owner-another-account"),
         ("owner", "ann"),
         ("sha256", "0" * 64),
         ("size_bytes", 7),
