@@ -152,17 +152,6 @@ class MixedModel:
             piece.cache.advance(len(piece.token_ids))
         return logits
 
-    @torch.inference_mode()
-    def embed(self, token_ids: list[int], variant: LoadedVariant | None = None) -> Tensor:
-        """A text as a vector: the mean of its tokens' last hidden states, scaled to length 1; read in one step.
-
-        Returns:
-            ``[hidden]`` float32.
-        """
-        hidden = HiddenMean()
-        self.step([Piece(token_ids, self.new_cache(len(token_ids)), variant, False, hidden)])
-        return hidden.unit()
-
     def rest(self) -> None:
         """Let go of the last step's variants; the next step takes up its own."""
         self._roster = None
