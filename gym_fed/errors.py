@@ -35,6 +35,9 @@ class ErrorCode(Enum):
     UNAVAILABLE = "unavailable"
     DEADLINE_EXCEEDED = "deadline-exceeded"
     BUSY = "busy"
+    ADDRESS_IN_USE = "address-in-use"
+    PROTOCOL_MISMATCH = "protocol-mismatch"
+    QUOTA_EXCEEDED = "quota-exceeded"
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission-denied"
     SERVER_KEY_CHANGED = "server-key-changed"
@@ -56,6 +59,9 @@ class ErrorCode(Enum):
     STATE_CORRUPT = "state-corrupt"
     STATE_LOCKED = "state-locked"
     LEDGER_FORKED = "ledger-forked"
+    DISK_FULL = "disk-full"
+    NOT_WRITABLE = "not-writable"
+    HUB_RESTORED = "hub-restored"
     INTERRUPTED = "interrupted"
 
     @property
@@ -92,6 +98,13 @@ _MEANINGS: dict[ErrorCode, _Meaning] = {
     ErrorCode.UNAVAILABLE: _Meaning(50, "UNAVAILABLE", 503, "The server cannot be reached."),
     ErrorCode.DEADLINE_EXCEEDED: _Meaning(51, "DEADLINE_EXCEEDED", 504, "A call took too long."),
     ErrorCode.BUSY: _Meaning(52, "RESOURCE_EXHAUSTED", 429, "As many requests wait as may; try later."),
+    ErrorCode.ADDRESS_IN_USE: _Meaning(53, "UNAVAILABLE", 503, "Another process listens on the address."),
+    ErrorCode.PROTOCOL_MISMATCH: _Meaning(
+        54, "FAILED_PRECONDITION", 426, "The two ends speak different versions of the protocol."
+    ),
+    ErrorCode.QUOTA_EXCEEDED: _Meaning(
+        55, "RESOURCE_EXHAUSTED", 429, "An account or address uses more than its share."
+    ),
     ErrorCode.UNAUTHENTICATED: _Meaning(60, "UNAUTHENTICATED", 401, "The caller's key is unknown here."),
     ErrorCode.PERMISSION_DENIED: _Meaning(61, "PERMISSION_DENIED", 403, "The caller may not do this."),
     ErrorCode.SERVER_KEY_CHANGED: _Meaning(
@@ -130,6 +143,16 @@ _MEANINGS: dict[ErrorCode, _Meaning] = {
     ErrorCode.STATE_LOCKED: _Meaning(91, "FAILED_PRECONDITION", 409, "Another process uses the same folder."),
     ErrorCode.LEDGER_FORKED: _Meaning(
         92, "DATA_LOSS", 409, "A hub's signed ledger contradicts what it signed before."
+    ),
+    ErrorCode.DISK_FULL: _Meaning(93, "RESOURCE_EXHAUSTED", 507, "No space is left on a disk."),
+    ErrorCode.NOT_WRITABLE: _Meaning(
+        94, "FAILED_PRECONDITION", 500, "A file or folder cannot be written or read."
+    ),
+    ErrorCode.HUB_RESTORED: _Meaning(
+        95,
+        "FAILED_PRECONDITION",
+        409,
+        "A hub was restored from a backup, which its contributors accept once.",
     ),
     ErrorCode.INTERRUPTED: _Meaning(130, "CANCELLED", 499, "Stopped by the user; can be resumed."),
 }

@@ -18,14 +18,14 @@ from gym_client.hub_keys import key_for
 from gym_client.pins import ServerPin
 from gym_client.trust import check_fingerprint, fetch_certificate
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
 from gym_fed.identity.tls import TLS_NAME, fingerprint
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, SESSION_KEY
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
 
-_CONTRIBUTOR = re.compile(r"c[0-9a-f]{16}")
+_CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _MIN_SECONDS_LEFT = 60
 _SLOWEST_BYTES_PER_SECOND = 32 << 10
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)

@@ -94,6 +94,34 @@ class VariantsConfig(StrictModel):
     """Puts and removals of one contributor that the ledger tells of; beyond it puts are refused for a while."""
 
 
+class LimitsConfig(StrictModel):
+    """What one account, one address, or everybody together may use of the hub. Whoever asks for more is refused with
+    ``busy`` or ``quota-exceeded``; nobody else is slowed down."""
+
+    nodes_per_account: int = Field(8, ge=1)
+    """Installations (``instance``) of one account; beyond it the one that was idle for longest is forgotten."""
+    streams_per_account: int = Field(4, ge=1)
+    """Work streams at once. One round's task goes to one node of an account."""
+    calls_per_account: int = Field(16, ge=1)
+    """Calls under way at once."""
+    calls_per_second: float = Field(50, gt=0)
+    """Of one account, and of one address before it has logged in; bursts of four seconds are let through."""
+    calls_per_address: int = Field(64, ge=1)
+    """Calls under way at once that need no login, and logins, from one address."""
+    connections: int = Field(2000, ge=16)
+    """TCP connections in all."""
+    handshake_seconds: float = Field(5, gt=0)
+    """A connection that has not finished its TLS handshake by then is closed."""
+    idle_upload_seconds: float = Field(30, gt=0)
+    """An upload from which no byte comes for this long is ended; it can be resumed."""
+    enrolments_per_minute: float = Field(6, gt=0)
+    """Of new accounts, from one address; guesses of invites count too."""
+    enrolment_work_bits: int = Field(20, ge=0, le=30)
+    """Proof of work for enrolment under the policy ``open``: 2**bits hashes, about a second of one core at 20."""
+    unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
+    """Bytes of uploads that no update and no variant names, unfinished ones included."""
+
+
 class StorageConfig(StrictModel):
     """Where state lives; relative paths are inside the hub's folder."""
 
@@ -125,6 +153,7 @@ class ServerConfig(StrictModel):
     secure_aggregation: SecureAggregationConfig | None = None
     """Hide every single update from the hub; absent: it sees them, as its robust rules must."""
     variants: VariantsConfig = VariantsConfig()
+    limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,9 +28,25 @@ Passphrase = Callable[[str], bytes]
 """Gives the passphrase of what is named."""
 
 
+CONTRIBUTOR_PATTERN = r"c[0-9a-f]{16}(?:[0-9a-f]{16})?"
+"""The id of an account: 32 hex digits, or the 16 of an account that was made by gym-fed 0.1."""
+
+_CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
+
+
 def contributor_id(public_key: bytes) -> str:
-    """The id of an account: ``c`` and the first 16 hex digits of the key's sha256."""
-    return "c" + hashlib.sha256(public_key).hexdigest()[:16]
+    """The id of an account: ``c`` and the first 32 hex digits (128 bits) of its first key's sha256."""
+    return "c" + hashlib.sha256(public_key).hexdigest()[:32]
+
+
+def is_contributor_id(text: str) -> bool:
+    """Whether ``text`` has the form of an account's id."""
+    return _CONTRIBUTOR.fullmatch(text) is not None
+
+
+def is_id_of(contributor: str, public_key: bytes) -> bool:
+    """Whether ``contributor`` is the id that ``public_key`` gives to an account, in today's form or that of 0.1."""
+    return is_contributor_id(contributor) and contributor_id(public_key).startswith(contributor)
 
 
 def server_id(ledger_public_key: bytes) -> str:

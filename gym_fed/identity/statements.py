@@ -16,12 +16,12 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest, canonical_json
-from gym_fed.identity.keys import SigningKey, verify_signature
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature
 
 MAX_STATEMENT_BYTES = 4096
 CLOCK_SKEW_SECONDS = 300
 
-ContributorId = Annotated[str, Field(pattern=r"^c[0-9a-f]{16}$")]
+ContributorId = Annotated[str, Field(pattern=f"^{CONTRIBUTOR_PATTERN}$")]
 PublicKeyHex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -13,7 +13,7 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
-from gym_fed.identity.keys import SigningKey, verify_signature
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature
 
 MAX_MANIFEST_BYTES = 4096
 
@@ -30,7 +30,7 @@ class VariantManifest(StrictModel):
     model_config = ConfigDict(strict=True)
 
     variant: VariantName
-    owner: Annotated[str, Field(pattern=r"^c[0-9a-f]{16}$")]
+    owner: Annotated[str, Field(pattern=f"^{CONTRIBUTOR_PATTERN}$")]
     """Account of the owner."""
 
     base_model: str = Field(max_length=256)

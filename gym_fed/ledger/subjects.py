@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_CONTRIBUTOR = re.compile(r'"(c[0-9a-f]{16})"', re.ASCII)
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
+
+_CONTRIBUTOR = re.compile(f'"({CONTRIBUTOR_PATTERN})"', re.ASCII)
 
 
 def subjects(body_json: str) -> set[str]:

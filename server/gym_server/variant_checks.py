@@ -12,6 +12,7 @@ from sqlalchemy import Connection, func, or_, select
 from gym_fed.config.server import ServerConfig
 from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_server.keys import REVOKED, ROTATED, RevokedKey, key_row
 from gym_server.store.objects import ObjectStore
@@ -30,7 +31,7 @@ MAX_READERS = 1000
 VARIANT_KINDS = ("variant", "variant-removed")
 """Of the ledger's entries."""
 _MAX_CLOCK_AHEAD_SECONDS = 300
-_CONTRIBUTOR = re.compile(r"c[0-9a-f]{16}", re.ASCII)
+_CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 
 
 class VariantChecks:

@@ -11,7 +11,7 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
-from gym_fed.identity.keys import SigningKey, contributor_id, verify_signature
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contributor_id, verify_signature
 
 ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK = "advertise", "share", "train", "confirm", "unmask"
 STAGES = (ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK)
@@ -23,7 +23,7 @@ ACTIONS = {ADVERTISE: "advertise_keys", SHARE: "share_keys", CONFIRM: "confirm",
 MAX_CONTRIBUTORS = 400
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Id = Annotated[str, Field(pattern=r"^c[0-9a-f]{16}$")]
+Id = Annotated[str, Field(pattern=f"^{CONTRIBUTOR_PATTERN}$")]
 ShareCommitments = tuple[Key, Key]
 """Of the share of a seed and of that of a mask key, for one who holds them."""
 T = TypeVar("T", bound=StrictModel)

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import contributor_id
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, contributor_id
 from gym_fed.identity.variant import SignedVariant, VariantName
 
 _NAME: TypeAdapter[str] = TypeAdapter(VariantName)
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}", re.ASCII)
-_ACCOUNT = re.compile(r"c[0-9a-f]{16}", re.ASCII)
+_ACCOUNT = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TEXTS = ("name", "owner", "sha256", "base_model", "base_digest", "note")
 _NUMBERS = {"size_bytes": 1, "revision": 1, "created_at": 0, "updated_at": 0}

@@ -21,7 +21,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes", "privacy_json", "ledger_head_json")
+    __slots__ = ("name", "software_version", "ledger_public_key", "enrolment", "base_model", "base_digest", "version_height", "version_digest", "server_round", "round_state", "num_rounds", "num_connected", "finished", "recipe_json", "max_update_bytes", "privacy_json", "ledger_head_json", "protocol", "restored_json", "join_download_bytes", "round_download_bytes", "enrolment_work_bits")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,11 @@ class StatusReply(_message.Message):
     MAX_UPDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_JSON_FIELD_NUMBER: _ClassVar[int]
     LEDGER_HEAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_JSON_FIELD_NUMBER: _ClassVar[int]
+    JOIN_DOWNLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUND_DOWNLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENROLMENT_WORK_BITS_FIELD_NUMBER: _ClassVar[int]
     name: str
     software_version: str
     ledger_public_key: bytes
@@ -56,19 +61,28 @@ class StatusReply(_message.Message):
     max_update_bytes: int
     privacy_json: str
     ledger_head_json: str
-    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ..., privacy_json: _Optional[str] = ..., ledger_head_json: _Optional[str] = ...) -> None: ...
+    protocol: int
+    restored_json: _containers.RepeatedScalarFieldContainer[str]
+    join_download_bytes: int
+    round_download_bytes: int
+    enrolment_work_bits: int
+    def __init__(self, name: _Optional[str] = ..., software_version: _Optional[str] = ..., ledger_public_key: _Optional[bytes] = ..., enrolment: _Optional[str] = ..., base_model: _Optional[str] = ..., base_digest: _Optional[str] = ..., version_height: _Optional[int] = ..., version_digest: _Optional[str] = ..., server_round: _Optional[int] = ..., round_state: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_connected: _Optional[int] = ..., finished: _Optional[bool] = ..., recipe_json: _Optional[str] = ..., max_update_bytes: _Optional[int] = ..., privacy_json: _Optional[str] = ..., ledger_head_json: _Optional[str] = ..., protocol: _Optional[int] = ..., restored_json: _Optional[_Iterable[str]] = ..., join_download_bytes: _Optional[int] = ..., round_download_bytes: _Optional[int] = ..., enrolment_work_bits: _Optional[int] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("public_key", "name", "invite", "signature")
+    __slots__ = ("public_key", "name", "invite", "signature", "protocol", "work")
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     public_key: bytes
     name: str
     invite: str
     signature: bytes
-    def __init__(self, public_key: _Optional[bytes] = ..., name: _Optional[str] = ..., invite: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    protocol: int
+    work: bytes
+    def __init__(self, public_key: _Optional[bytes] = ..., name: _Optional[str] = ..., invite: _Optional[str] = ..., signature: _Optional[bytes] = ..., protocol: _Optional[int] = ..., work: _Optional[bytes] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
     __slots__ = ("contributor",)
@@ -77,18 +91,20 @@ class EnrolReply(_message.Message):
     def __init__(self, contributor: _Optional[str] = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
-    __slots__ = ("contributor", "instance", "issued_at_seconds", "nonce", "signature")
+    __slots__ = ("contributor", "instance", "issued_at_seconds", "nonce", "signature", "protocol")
     CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ISSUED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     contributor: str
     instance: str
     issued_at_seconds: int
     nonce: str
     signature: bytes
-    def __init__(self, contributor: _Optional[str] = ..., instance: _Optional[str] = ..., issued_at_seconds: _Optional[int] = ..., nonce: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    protocol: int
+    def __init__(self, contributor: _Optional[str] = ..., instance: _Optional[str] = ..., issued_at_seconds: _Optional[int] = ..., nonce: _Optional[str] = ..., signature: _Optional[bytes] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class AuthenticateReply(_message.Message):
     __slots__ = ("session", "expires_at_seconds", "node_id")
