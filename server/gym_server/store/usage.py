@@ -1,0 +1,111 @@
+"""Which objects the hub still needs, and which nobody names any more.
+
+Needed is: what a version, the ledger, a variant or an unfinished upload names; the delta of every update that was
+merged, waits for its round, or is compared with by later rounds; and what a message of a living round refers to. What
+is left over (refused and rejected updates, replaced variants, uploads that were never named) can go.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from gym_fed.wire.records import references
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.store.tables import ledger, messages, objects, readers, updates, uploads, variants, versions
+
+STALE_ROUNDS = 10
+"""Updates of so many rounds are kept whatever their verdict, since later ones may be compared with them."""
+_LIVING = ("queued", "leased", "replied")
+
+
+@dataclass(frozen=True)
+class Unreferenced:
+    """An object that nothing names.
+
+    Attributes:
+        sha256: Its name.
+        size_bytes: Its size.
+        created_at: When its upload ended, in Unix seconds.
+        owners: Who uploaded it, ids of contributors in order.
+    """
+
+    sha256: str
+    size_bytes: int
+    created_at: float
+    owners: tuple[str, ...]
+
+
+def unreferenced(tx: Connection, stale_rounds: int = STALE_ROUNDS) -> list[Unreferenced]:
+    """The objects of the table ``objects`` that nothing names, oldest first.
+
+    Args:
+        tx: A transaction, or what only reads.
+        stale_rounds: See ``STALE_ROUNDS``.
+    """
+    kept = set(needed(tx, stale_rounds))
+    owners: dict[str, list[str]] = {}
+    for row in tx.execute(select(readers).order_by(readers.c.contributor)):
+        owners.setdefault(row.sha256, []).append(row.contributor)
+    rows = tx.execute(select(objects).order_by(objects.c.created_at, objects.c.sha256)).all()
+    return [
+        Unreferenced(row.sha256, row.size_bytes, row.created_at, tuple(owners.get(row.sha256, ())))
+        for row in rows
+        if row.sha256 not in kept
+    ]
+
+
+def needed(tx: Connection, stale_rounds: int = STALE_ROUNDS) -> dict[str, str]:
+    """The sha256 of every object that is named, and by what, in words.
+
+    Args:
+        tx: A transaction, or what only reads.
+        stale_rounds: See ``STALE_ROUNDS``.
+    """
+    found = dict[str, str]()
+    for sha256, what in (*_essential(tx), *_in_use(tx, stale_rounds)):
+        found.setdefault(sha256, what)
+    return found
+
+
+def essential(tx: Connection) -> dict[str, str]:
+    """Of the needed objects those without which a version, a replay or a variant is lost."""
+    return dict(_essential(tx))
+
+
+def _essential(tx: Connection) -> Iterator[tuple[str, str]]:
+    for row in tx.execute(select(versions.c.height, versions.c.soup_sha256)):
+        yield row.soup_sha256, f"the soup of version {row.height}"
+    merged = select(updates.c.update_id, updates.c.delta_sha256).where(updates.c.verdict == "merged")
+    for row in tx.execute(merged):
+        yield row.delta_sha256, f"merged update {row.update_id[:12]}"
+    for text in tx.scalars(select(ledger.c.body).where(ledger.c.kind == "version")):
+        body = json.loads(text)
+        if body.get("root"):
+            yield body["root"], f"the root update of version {body['height']}"
+    held = select(variants.c.owner, variants.c.name, variants.c.delta_sha256)
+    for row in tx.execute(held.where(variants.c.document.is_not(None))):
+        yield row.delta_sha256, f"variant {row.name} of {row.owner}"
+
+
+def _in_use(tx: Connection, stale_rounds: int) -> Iterator[tuple[str, str]]:
+    newest = int(tx.scalar(select(func.max(updates.c.server_round))) or 0)
+    open_or_young = (updates.c.verdict == "admitted") | (
+        (updates.c.server_round > newest - stale_rounds) & (updates.c.verdict != "refused")
+    )
+    for row in tx.execute(select(updates.c.update_id, updates.c.delta_sha256).where(open_or_young)):
+        yield row.delta_sha256, f"update {row.update_id[:12]}"
+    for row in tx.execute(select(uploads.c.sha256, uploads.c.contributor)):
+        yield row.sha256, f"an upload of {row.contributor}"
+    living = messages.c.state.in_(_LIVING) & (messages.c.created_at + messages.c.ttl_seconds > time.time())
+    for row in tx.execute(select(messages.c.message_id, messages.c.content, messages.c.reply).where(living)):
+        records = [pb.Records.FromString(row.content)]
+        if row.reply is not None:
+            records.append(pb.SubmitRequest.FromString(row.reply).content)
+        for record in records:
+            for ref in references(record):
+                yield ref.sha256, f"message {row.message_id[:12]}"
