@@ -45,6 +45,7 @@ class ErrorCode(Enum):
     INVITE_INVALID = "invite-invalid"
     KEY_REVOKED = "key-revoked"
     KEY_LOCKED = "key-locked"
+    TASKS_DIFFER = "tasks-differ"
     NOT_FOUND = "not-found"
     TOO_LARGE = "too-large"
     HASH_MISMATCH = "hash-mismatch"
@@ -119,6 +120,9 @@ _MEANINGS: dict[ErrorCode, _Meaning] = {
     ),
     ErrorCode.KEY_LOCKED: _Meaning(
         66, "PERMISSION_DENIED", 403, "A private key's passphrase is missing or wrong."
+    ),
+    ErrorCode.TASKS_DIFFER: _Meaning(
+        67, "FAILED_PRECONDITION", 409, "A hub gave participants of one secure round different tasks."
     ),
     ErrorCode.NOT_FOUND: _Meaning(70, "NOT_FOUND", 404, "The named thing does not exist on the server."),
     ErrorCode.TOO_LARGE: _Meaning(71, "RESOURCE_EXHAUSTED", 413, "More bytes than declared or allowed."),

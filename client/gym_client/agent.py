@@ -66,6 +66,7 @@ _TASKS_OWN = (
     ErrorCode.HASH_MISMATCH,
     ErrorCode.DELTA_INVALID,
     ErrorCode.UPDATE_REFUSED,
+    ErrorCode.TASKS_DIFFER,
     ErrorCode.INTERNAL,
 )
 """Failures of one task, after which another may succeed; any other needs the contributor first."""

@@ -56,7 +56,9 @@ from gym_fed.privacy.secure_aggregation.messages import (
     Unmasking,
     check_confirmed,
     check_roster,
+    check_tasks,
     parse,
+    task_digest,
 )
 
 if TYPE_CHECKING:
@@ -103,13 +105,21 @@ class SecureRound:
             )
         self._spec = spec
         self._threshold = spec.secure_aggregation.threshold
+        self._task = task_digest(spec)
         self._key = key
         self._rounds = rounds_folder(home)
         self._folder = self._rounds / f"{spec.server}-{spec.server_round}"
         self._begun = Begun(home, spec.server)
         # Its name within the round, whatever the account; a key that is rotated meanwhile does not change it.
-        begun = self._load().advert.advert if self._path.exists() else None
-        self._me = begun.contributor if begun is not None else contributor_id(key.public_key)
+        begun = self._load().advert if self._path.exists() else None
+        self._me = begun.advert.contributor if begun is not None else contributor_id(key.public_key)
+        if begun is not None and begun.advert.task != self._task:
+            raise GymError(
+                ErrorCode.TASKS_DIFFER,
+                f"round {spec.server_round}: the hub now gives another task than the one that this machine signed when "
+                "the round began; nothing is revealed under it",
+                "the hub cheats, or is defective; ask its coordinator before you go on",
+            )
 
     # ---- the stages ----
 
@@ -137,6 +147,7 @@ class SecureRound:
             mask_key=public_of(mask_private).hex(),
             cipher_key=public_of(cipher_private).hex(),
             seed_commitment=commitment(seed),
+            task=self._task,
         )
         signed = SignedAdvert.sign(advert, self._key)
         state = _State(
@@ -155,7 +166,8 @@ class SecureRound:
 
         Raises:
             GymError: ``SIGNATURE_INVALID`` for keys that their owners did not sign, ``UPDATE_REFUSED`` for a list that
-                is another one than before, lacks this contributor, or is too long for the threshold.
+                is another one than before, lacks this contributor, or is too long for the threshold, ``TASKS_DIFFER``
+                for one with participants who signed another task.
         """
         from gym_fed.privacy.secure_aggregation.shares import split_secret
 
@@ -164,7 +176,8 @@ class SecureRound:
             if state.roster != roster:
                 raise self._refused("the hub gives another list of who began than before")
             return state.shares
-        check_roster(roster.adverts, self._spec.server, self._spec.server_round, self._threshold)
+        spec = self._spec
+        check_roster(roster.adverts, spec.server, spec.server_round, self._threshold, self._task)
         if state.advert not in roster.adverts:
             raise self._refused("the hub's list of who began lacks this contributor's own keys")
         count = len(roster.adverts)
@@ -326,6 +339,7 @@ class SecureRound:
     def _roster(self, state: _State) -> Roster:
         if state.roster is None:
             raise self._refused("the hub passes on shares before it has said who began")
+        check_tasks(state.roster.adverts, self._task)  # before every stage that gives anything away
         return state.roster
 
     def _adverts(self, state: _State) -> dict[str, Advert]:

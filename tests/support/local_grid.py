@@ -114,7 +114,7 @@ class LocalGrid(Grid):
         except Killed:
             return []  # it starts again, finds its lease, and works on the message anew
         except GymError as error:
-            return [self._message(message_id, asked, error=Error(1, str(error)))]
+            return [self._message(message_id, asked, error=Error(error.exit_code, str(error)))]
         self.after(name, reply)
         return [reply]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TaskSpec
 from gym_fed.delta import BaseSpec, encode_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import SigningKey
 from gym_fed.privacy.secure_aggregation.keys import new_secret, public_of
 from gym_fed.privacy.secure_aggregation.messages import (
@@ -28,6 +31,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
     Shares,
     Survivors,
     Unmasking,
+    task_digest,
 )
 from gym_fed.wire.v1 import hub_pb2 as pb
 
@@ -36,7 +40,7 @@ SPEC = BaseSpec.of(BASE, "base")
 NAMES = ["ann", "bob", "cyd"]
 
 
-def task(server_round: int = 1, threshold: int = 2) -> TaskSpec:
+def task(server_round: int = 1, threshold: int = 2, **other: Any) -> TaskSpec:
     return TaskSpec(
         server="s" + "0" * 16,
         server_round=server_round,
@@ -46,6 +50,7 @@ def task(server_round: int = 1, threshold: int = 2) -> TaskSpec:
         max_update_bytes=1 << 20,
         deadline_seconds=time.time() + 60,
         secure_aggregation={"threshold": threshold},
+        **other,
     )
 
 
@@ -299,6 +304,95 @@ def test_a_key_that_is_rotated_meanwhile_does_not_change_who_this_is_in_the_roun
     began.mask("ann", 0, rotated)
     rotated.confirm(began.survivors("ann", "bob"))
     assert began.ids["ann"] in rotated.unmask(began.unmasking(["ann", "bob"], ["ann", "bob"])).seeds
+
+
+OTHER_TASKS: dict[str, dict[str, Any]] = {
+    "learning rate": {"recipe": {"learning_rate": 0.5}},
+    "data seed": {"recipe": {"seed": 7}},
+    "version": {
+        "soups": [{"sha256": "1" * 64, "size_bytes": 9, "version_digest": "sha256:" + "2" * 64}],
+        "version_digest": "sha256:" + "2" * 64,
+    },
+    "codec": {"codec": {"codec": "dense"}},
+    "size": {"max_update_bytes": 1 << 19},
+}
+
+
+def other_task(which: str, **named: Any) -> TaskSpec:
+    return TaskSpec.model_validate({**task(**named).model_dump(), **OTHER_TASKS[which]})
+
+
+@pytest.mark.parametrize("which", OTHER_TASKS)
+def test_with_participants_of_another_task_nothing_is_sealed_and_they_are_named(
+    tmp_path: Path, which: str
+) -> None:
+    homes = [Home.open(str(tmp_path / name)) for name in NAMES]
+    given = [task(), task(), other_task(which)]
+    rounds = [SecureRound(home, spec, home.key) for home, spec in zip(homes, given, strict=True)]
+    adverts = sorted((r.advertise() for r in rounds), key=lambda s: s.advert.contributor)
+    text = Roster(adverts=adverts).model_dump_json()
+    errors = [refusal(lambda r=r: r.share(text)) for r in rounds]  # type: ignore[misc]
+    assert {error.code for error in errors} == {ErrorCode.TASKS_DIFFER}
+    ann, bob, cyd = (home.key.contributor for home in homes)
+    assert cyd in errors[0].message
+    assert bob not in errors[0].message
+    assert ann in errors[2].message
+    assert bob in errors[2].message
+    assert "no participant is at fault" in errors[0].hint
+
+
+@pytest.mark.parametrize("which", OTHER_TASKS)
+def test_a_task_that_changes_within_the_round_is_refused_at_every_later_stage(
+    began: Round, which: str
+) -> None:
+    ann = began.homes["ann"]
+    shares = began.share()
+    error = refusal(lambda: SecureRound(ann, other_task(which), ann.key))
+    assert error.code is ErrorCode.TASKS_DIFFER
+    began.of["ann"].receive(began.masking(shares, "ann"))
+    began.mask("ann")
+    began.of["ann"].confirm(began.survivors("ann", "bob"))
+    assert refusal(lambda: SecureRound(ann, other_task(which), ann.key)).code is ErrorCode.TASKS_DIFFER
+
+
+def test_the_deadline_alone_may_move_within_a_round(began: Round) -> None:
+    shares, ann = began.share(), began.homes["ann"]
+    later = TaskSpec.model_validate({**task().model_dump(), "deadline_seconds": time.time() + 900})
+    SecureRound(ann, later, ann.key).receive(began.masking(shares, "ann"))
+
+
+def test_every_field_of_a_task_but_the_deadline_is_bound() -> None:
+    """A field that is added to the task is bound too, since the digest names what it leaves out."""
+    whole = task().model_dump(mode="json")
+    recipe = {"gym-secagg-2 task": {key: value for key, value in whole.items() if key != "deadline_seconds"}}
+    assert task_digest(task()) == canonical_digest(recipe)
+
+
+@pytest.mark.parametrize("stage", ["receive", "confirm", "unmask"])
+def test_the_others_tasks_are_compared_again_before_each_stage_that_gives_something_away(
+    began: Round, stage: str
+) -> None:
+    """What lies on disk is held against the task once more, whoever changed it since."""
+    shares, ann = began.share(), began.homes["ann"]
+    if stage != "receive":
+        began.of["ann"].receive(began.masking(shares, "ann"))
+        began.mask("ann")
+    if stage == "unmask":
+        began.of["ann"].confirm(began.survivors("ann", "bob"))
+    path = next(ann.folder.glob("secure/*/state.json"))
+    state = json.loads(path.read_text())
+    for signed in state["roster"]["adverts"]:
+        if signed["advert"]["public_key"] == began.homes["bob"].key.public_key.hex():
+            signed["advert"]["task"] = task_digest(other_task("version"))
+    path.write_text(json.dumps(state))
+    told = {
+        "receive": lambda: began.of["ann"].receive(began.masking(shares, "ann")),
+        "confirm": lambda: began.of["ann"].confirm(began.survivors("ann", "bob")),
+        "unmask": lambda: began.of["ann"].unmask(began.unmasking(["ann", "bob"], ["ann", "bob"])),
+    }
+    error = refusal(told[stage])
+    assert error.code is ErrorCode.TASKS_DIFFER
+    assert began.ids["bob"] in error.message
 
 
 def test_the_stage_of_a_secure_round_is_named_where_its_tasks_are_shown() -> None:

@@ -298,6 +298,88 @@ def test_on_stock_flower_it_is_refused(hub: Path) -> None:
     assert refused.value.code is ErrorCode.CONFIG_INVALID
 
 
+def altered(name: str, spec: dict[str, Any], at: str, only: list[str]) -> dict[str, Any]:
+    """What a malicious hub gives one contributor in the place of the round's task."""
+    if name not in only:
+        return spec
+    if at == "version":
+        digest = "sha256:" + str(NAMES.index(name)) * 64
+        soup = {"sha256": "5" * 64, "size_bytes": 9, "version_digest": digest}
+        return {**spec, "soups": [soup], "version_digest": digest}
+    return {**spec, "recipe": {**spec["recipe"], "learning_rate": 0.1 * (1 + NAMES.index(name))}}
+
+
+@pytest.mark.usefixtures("untrained")
+@pytest.mark.parametrize("differs", ["learning rate", "version"])
+@pytest.mark.parametrize("since", ["query.advertise_keys", "query.share_keys", "train", "query.confirm"])
+def test_a_hub_that_gives_contributors_different_tasks_learns_no_votes(
+    hub: Path, grid: LocalGrid, monkeypatch: pytest.MonkeyPatch, since: str, differs: str
+) -> None:
+    """From the stage on that is named every contributor gets a task of its own; nobody reveals anything any more."""
+    kinds = ["query.advertise_keys", "query.share_keys", "train", "query.confirm", "query.unmask"]
+    answered: list[str] = []
+
+    def cheat(name: str, message: Any) -> None:
+        kind = message.metadata.message_type
+        if kinds.index(kind) >= kinds.index(since):
+            spec = json.loads(message.content["task"]["spec"])
+            told = json.dumps(altered(name, spec, differs, NAMES))
+            message.content["task"] = ConfigRecord({"spec": told})
+
+    grid.before = cheat
+    grid.after = lambda name, reply: answered.append(reply.metadata.message_type)
+    # The hub is in on it: it takes adverts of whatever task it gave.
+    monkeypatch.setattr(gym_server.secure.round, "check_tasks", lambda roster, task: None)
+    config = yaml.safe_load((hub / CONFIG_NAME).read_text())
+    config["rounds"]["deadline_seconds"] = 20
+    (hub / CONFIG_NAME).write_text(yaml.safe_dump(config))
+    with Federation.open(hub) as fed:
+        DeltaSoup(fed, should_stop=lambda: _state(fed) == "aborted").start(grid.serve(fed))
+        ended = fed.journal.history()[0]
+        assert fed.journal.num_committed() == 0
+    assert ended["state"] == "aborted"
+    assert "4 participants report that they were given different tasks" in ended["reason"]
+    late = kinds[max(1, kinds.index(since)) :]
+    assert not {*answered} & {*late}, "an answer that holds a share, votes or a confirmation"
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_hub_that_gives_one_contributor_another_task_and_hides_its_keys_gains_nothing(
+    hub: Path, grid: LocalGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dan alone trains another version: the three others name dan, and no masked votes are sent by anybody."""
+    messages: list[str] = []
+
+    def cheat(name: str, message: Any) -> None:
+        spec = json.loads(message.content["task"]["spec"])
+        message.content["task"] = ConfigRecord({"spec": json.dumps(altered(name, spec, "version", ["dan"]))})
+
+    grid.before = cheat
+    monkeypatch.setattr(gym_server.secure.round, "check_tasks", lambda roster, task: None)
+    monkeypatch.setattr(gym_server.secure.round.log, "info", lambda text, *told: messages.append(text % told))
+    with Federation.open(hub) as fed:
+        DeltaSoup(fed, should_stop=lambda: _state(fed) == "aborted").start(grid.serve(fed))
+        dan = grid.homes["dan"].key.contributor
+    assert not {"train", "query.confirm", "query.unmask"} & {kind for _, kind in grid.heard}
+    assert sum(f"the hub gave {dan} another task" in message for message in messages) == 3
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_contributor_of_another_task_is_left_out_by_an_honest_hub(hub: Path, grid: LocalGrid) -> None:
+    """A release that reads the task differently costs itself the round, and nobody else."""
+
+    def misread(name: str, reply: Any) -> None:
+        told = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
+        if name == "dan" and "advert" in told:
+            advert = Advert.model_validate({**told["advert"], "task": "0" * 64})
+            signed = SignedAdvert.sign(advert, grid.homes["dan"].key)
+            reply.content[RECORD] = ConfigRecord({"json": signed.model_dump_json()})
+
+    grid.after = misread
+    assert run(hub, grid)["verdicts"] == {"merged": 3}
+    assert ("dan", "query.share_keys") not in grid.heard
+
+
 @pytest.mark.usefixtures("untrained")
 def test_false_shares_and_keys_of_another_are_passed_over(hub: Path, grid: LocalGrid, tmp_path: Path) -> None:
     """Ann reveals shares that nobody gave her; dan advertises with a key that is not its account's."""

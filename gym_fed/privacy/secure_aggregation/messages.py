@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.problems import first_problem
+from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contributor_id, verify_signature
@@ -33,7 +34,7 @@ Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=1024)]
 class Advert(StrictModel):
     """One contributor's public keys for one round."""
 
-    format: Literal["gym-secagg-1"] = "gym-secagg-1"
+    format: Literal["gym-secagg-1", "gym-secagg-2"] = "gym-secagg-2"
     server: str = Field(max_length=64)
     server_round: int = Field(ge=1)
     threshold: int = Field(ge=2)
@@ -42,6 +43,8 @@ class Advert(StrictModel):
     mask_key: Key
     cipher_key: Key
     seed_commitment: Key
+    task: Key | None = None
+    """``task_digest`` of what its owner was given; None in ``gym-secagg-1``, of which rounds are only replayed."""
 
     @property
     def contributor(self) -> str:
@@ -231,11 +234,44 @@ def check_majority(threshold: int, began: int) -> None:
         )
 
 
-def check_roster(roster: Sequence[SignedAdvert], server: str, server_round: int, threshold: int) -> None:
-    """Everybody once, in order of id, each with keys under its own signature.
+def task_digest(spec: TaskSpec) -> str:
+    """Names what the participants of a secure round train: all of the task but its deadline.
+
+    Bound are the hub, the round, base model, version and soups, the recipe with its seed, the codec, the size limit and
+    the threshold. ``deadline_seconds`` is left out: no vote depends on it, and a hub may move it.
+
+    Returns:
+        Hex sha256 of the canonical JSON.
+    """
+    return canonical_digest({"gym-secagg-2 task": spec.model_dump(mode="json", exclude={"deadline_seconds"})})
+
+
+def check_tasks(roster: Sequence[SignedAdvert], task: str) -> None:
+    """Whether every participant signed the same task; the signatures themselves are checked before.
+
+    A hub that gives one participant another model, learning rate or data seed than the others learns from the sum what
+    that one alone contributed.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``.
+        GymError: ``TASKS_DIFFER`` naming the participants with another task.
+    """
+    others = sorted(signed.advert.contributor for signed in roster if signed.advert.task != task)
+    if others:
+        raise GymError(
+            ErrorCode.TASKS_DIFFER,
+            f"the hub gave {', '.join(others[:8])}{' and others' if len(others) > 8 else ''} another task than "
+            f"{task[:16]}, the one that it gave here, in the same secure round; nothing was revealed",
+            "no participant is at fault: the hub cheats, or is defective; ask its coordinator before you go on",
+        )
+
+
+def check_roster(
+    roster: Sequence[SignedAdvert], server: str, server_round: int, threshold: int, task: str
+) -> None:
+    """Everybody once, in order of id, each with keys under its own signature, and all for one task.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``, ``TASKS_DIFFER``.
     """
     ids = [signed.advert.contributor for signed in roster]
     if ids != sorted(set(ids)):
@@ -243,3 +279,4 @@ def check_roster(roster: Sequence[SignedAdvert], server: str, server_round: int,
     check_majority(threshold, len(ids))
     for signed in roster:
         signed.verify(server, server_round, threshold)
+    check_tasks(roster, task)

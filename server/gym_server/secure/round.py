@@ -36,7 +36,9 @@ from gym_fed.privacy.secure_aggregation.messages import (
     SignedAdvert,
     Survivors,
     Unmasking,
+    check_tasks,
     parse,
+    task_digest,
 )
 from gym_server.federation import Federation
 from gym_server.grid import LOST
@@ -79,6 +81,7 @@ class SecureRound:
         self._config = fed.config.secure_aggregation
         self._threshold = (current.spec.secure_aggregation or self._config).threshold
         self._stages = Stages(fed.database)
+        self._objectors: set[int] = set()
 
     def run(self) -> bool:
         """Go on from whatever stage the round is in; False when told to stop before its end."""
@@ -147,6 +150,8 @@ class SecureRound:
             if outcome != "":
                 continue
             for reply in self._grid.pull_messages([message_id]):
+                if reply.has_error() and reply.error.code == ErrorCode.TASKS_DIFFER.exit_code:
+                    self._objectors.add(node)
                 if stage.name == TRAIN:
                     self._take(self._number, reply)
                 else:
@@ -174,6 +179,7 @@ class SecureRound:
         if stage.name == ADVERTISE:
             signed = parse(SignedAdvert, text)
             signed.verify(self._spec.server, self._number, self._threshold)
+            check_tasks([signed], task_digest(self._spec))
             self._check_owner(node, signed)
             return signed
         advert = self._stages.adverts(self._number)[node].advert
@@ -262,8 +268,8 @@ class SecureRound:
         else:
             wanted = stayers(self._fed.config)
         outstanding = any(outcome == "" for _, outcome in tasks.values())
-        late = time.time() >= self._deadline(stage)
-        if not late and (outstanding or len(replied) < wanted):
+        over = time.time() >= self._deadline(stage) if stage.name == ADVERTISE else self._is_over(stage)
+        if not over and (outstanding or len(replied) < wanted):
             return False
         if len(replied) < stayers(self._fed.config):
             return self._abort(f"{len(replied)} contributors shared their keys")
@@ -274,11 +280,12 @@ class SecureRound:
 
     def _trained(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
         admitted = len(self._fed.journal.admitted(self._number))
-        enough, late = admitted >= stayers(self._fed.config), time.time() >= self._deadline(stage)
-        if not late and (not enough or any(outcome == "" for _, outcome in tasks.values())):
+        enough, over = admitted >= stayers(self._fed.config), self._is_over(stage)
+        if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
         if not enough:
-            return self._abort(f"{admitted} masked updates at the deadline")
+            late = time.time() >= self._deadline(stage)
+            return self._abort(f"{admitted} masked updates{' at the deadline' if late else ''}")
         self._fed.journal.start_merging(self._number)
         failpoint("state-merging")
         return self._freeze()
@@ -338,6 +345,8 @@ class SecureRound:
 
     def _abort(self, why: str) -> bool:
         needed = stayers(self._fed.config)
+        if self._objectors:
+            why = f"{len(self._objectors)} participants report that they were given different tasks; {why}"
         self._fed.journal.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
         return True
 
