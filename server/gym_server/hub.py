@@ -85,7 +85,9 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
         self._variants = federation.variants
         config = federation.config
         private = config.privacy is not None or config.variants.enabled
-        self._transfers = Transfers(federation.database, federation.store, config.admission, private)
+        self._transfers = Transfers(
+            federation.database, federation.store, config.admission, private, config.limits
+        )
         self.finished = asyncio.Event()
 
     # ---- status, enrolment, sessions ----

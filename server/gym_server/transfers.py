@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.config.server import AdmissionConfig
+from gym_fed.config.server import AdmissionConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.wire.records import references
@@ -23,6 +23,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.grants import may_read
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
+from gym_server.store.quota import usage_of
 from gym_server.store.tables import objects, readers, uploads
 
 SYNC_BYTES = 16 << 20
@@ -34,10 +35,16 @@ class Transfers:
     """Moves objects between contributors and the store."""
 
     def __init__(
-        self, database: Database, store: ObjectStore, caps: AdmissionConfig, private: bool = False
+        self,
+        database: Database,
+        store: ObjectStore,
+        caps: AdmissionConfig,
+        private: bool = False,
+        limits: LimitsConfig | None = None,
     ) -> None:
         """``private``: whether the hub holds an object is told only to those who sent it or may read it; to others it
         would confirm a guess at what somebody sent."""
+        self._limits = limits or LimitsConfig()
         self._private = private
         self._database = database
         self._store = store
@@ -66,6 +73,7 @@ class Transfers:
             of = (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
             declared = tx.scalar(select(uploads.c.size_bytes).where(of))
             if declared is None:
+                self._check_quota(tx, contributor, size_bytes)
                 mine = select(func.count()).select_from(uploads).where(uploads.c.contributor == contributor)
                 if int(tx.scalar(mine) or 0) >= MAX_OPEN_UPLOADS:
                     self._drop_oldest(tx, contributor)
@@ -90,6 +98,18 @@ class Transfers:
                 self._busy.discard(key)
             return pb.UploadState(offset=offset, complete=True)
         return pb.UploadState(offset=offset, complete=False)
+
+    def _check_quota(self, tx: Connection, contributor: str, size_bytes: int) -> None:
+        """What nothing names is bounded, so that nobody fills the disk with what is of no use."""
+        most, held = self._limits.unreferenced_bytes_per_account, usage_of(tx, contributor)
+        if held.total + size_bytes > most:
+            raise GymError(
+                ErrorCode.QUOTA_EXCEEDED,
+                f"{contributor} has {held.finished} bytes here that no update or variant names, and {held.declared} "
+                f"declared and not finished; with these {size_bytes} it would be more than {most}",
+                "use what was uploaded, or ask the coordinator (`gym-server gc`, "
+                "limits.unreferenced_bytes_per_account)",
+            )
 
     async def receive(
         self, contributor: str, chunks: AsyncIterator[pb.UploadChunk], check: Callable[[], None]

@@ -26,9 +26,9 @@ from gym_server.keys import REVOKED
 from gym_server.ledger import Ledger
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
+from gym_server.store.quota import give_up
 from gym_server.store.tables import (
     account_keys,
-    readers,
     updates,
     variant_readers,
     variant_takedowns,
@@ -264,8 +264,7 @@ class Variants:
             updates.c.contributor == owner, updates.c.delta_sha256 == sha256
         )
         if tx.execute(held.limit(1)).first() is None and tx.execute(sent.limit(1)).first() is None:
-            of = (readers.c.sha256 == sha256) & (readers.c.contributor == owner)
-            tx.execute(delete(readers).where(of))
+            give_up(tx, owner, sha256)
 
     def _held(self, tx: Connection, row: Any) -> HeldVariant:
         of = (variant_readers.c.owner == row.owner) & (variant_readers.c.name == row.name)

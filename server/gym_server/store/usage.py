@@ -16,6 +16,7 @@ from sqlalchemy import Connection, func, select
 
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.store.quota import FORMERLY
 from gym_server.store.tables import ledger, messages, objects, readers, updates, uploads, variants, versions
 
 STALE_ROUNDS = 10
@@ -50,7 +51,7 @@ def unreferenced(tx: Connection, stale_rounds: int = STALE_ROUNDS) -> list[Unref
     kept = set(needed(tx, stale_rounds))
     owners: dict[str, list[str]] = {}
     for row in tx.execute(select(readers).order_by(readers.c.contributor)):
-        owners.setdefault(row.sha256, []).append(row.contributor)
+        owners.setdefault(row.sha256, []).append(row.contributor.removeprefix(FORMERLY))
     rows = tx.execute(select(objects).order_by(objects.c.created_at, objects.c.sha256)).all()
     return [
         Unreferenced(row.sha256, row.size_bytes, row.created_at, tuple(owners.get(row.sha256, ())))

@@ -1,0 +1,116 @@
+"""Shares: how often, and how many at once, for everyone who is told apart by a key (an account, an address).
+
+Memory is bounded whatever comes in: who was not heard of for longest is forgotten first, and a forgotten one begins
+with a full share again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+MAX_KEYS = 10_000
+"""How many keys are remembered; one takes about 200 bytes."""
+
+
+class TokenBuckets:
+    """One token bucket a key: ``rate`` tokens come back every second, up to ``burst``. Safe from any thread.
+
+    Args:
+        rate: Tokens a second.
+        burst: What a bucket holds at most, and at first.
+        max_keys: How many buckets are remembered.
+        clock: Seconds that never go back; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        burst: float,
+        max_keys: int = MAX_KEYS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if rate <= 0 or burst < 1 or max_keys < 1:
+            raise ValueError(f"rate {rate}, burst {burst} and max_keys {max_keys} must be above 0")
+        self._rate, self._burst, self._max_keys, self._clock = rate, burst, max_keys, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # key: tokens, as of when
+        self._lock = threading.Lock()
+
+    def take(self, key: str, tokens: float = 1.0) -> float:
+        """Take tokens out of a key's bucket, if it has them.
+
+        Returns:
+            0 when they were taken; else after how many seconds the bucket will have them.
+        """
+        with self._lock:
+            now = self._clock()
+            held, since = self._buckets.pop(key, (self._burst, now))
+            held = min(self._burst, held + (now - since) * self._rate)
+            missing = tokens - held
+            self._buckets[key] = (held if missing > 0 else held - tokens, now)
+            if len(self._buckets) > self._max_keys:
+                self._buckets.popitem(last=False)
+        return max(0.0, missing / self._rate)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+
+class Slots:
+    """How many things of a key go on at once: at most ``most``. For one thread, the event loop's."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def taken(self, key: str) -> Iterator[bool]:
+        """Hold a slot while the block runs; gives False, and holds none, when all are taken."""
+        if self._taken[key] >= self._most:
+            yield False
+            return
+        self._taken[key] += 1
+        try:
+            yield True
+        finally:
+            self._taken[key] -= 1
+            if not self._taken[key]:
+                del self._taken[key]
+
+    def __len__(self) -> int:
+        return sum(self._taken.values())
+
+
+def address_of(peer: str) -> str:
+    """Whom a connection is counted to: its IPv4 address, or the /64 of its IPv6 address, which one household has.
+
+    Args:
+        peer: As gRPC tells it: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711`` (or with brackets).
+    """
+    kind, _, rest = unquote(peer).partition(":")
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    if kind not in ("ipv4", "ipv6"):
+        return peer[:100]
+    try:
+        return network_of(host)
+    except ValueError:
+        return peer[:100]
+
+
+def network_of(host: str) -> str:
+    """The IPv4 address itself, also of one that is written as IPv6, or the /64 of an IPv6 address.
+
+    Raises:
+        ValueError: For what is no address.
+    """
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

@@ -1,0 +1,75 @@
+"""What one account has on the hub's disk that no update, variant, version, task or reply names.
+
+The right to read that an upload gives (``readers``) is the record of who brought an object. ``FORMERLY`` marks who gave
+the right up again, as for the file of a variant that was replaced, and is charged for it until the file is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, select
+
+from gym_fed.wire.records import references
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.store.tables import messages, nodes, objects, readers, updates, uploads, variants, versions
+
+FORMERLY = "~"
+"""Put before a contributor's id in ``readers``: brought the object, and may not read it any more."""
+
+_EVERYONE = "*"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes of finished objects that nothing names, and of uploads that are declared and not finished."""
+
+    finished: int
+    declared: int
+
+    @property
+    def total(self) -> int:
+        """Both, in bytes."""
+        return self.finished + self.declared
+
+
+def usage_of(tx: Connection, contributor: str) -> Usage:
+    """What an account has brought or declared, and nothing names."""
+    mine = select(readers.c.sha256).where(readers.c.contributor.in_((contributor, FORMERLY + contributor)))
+    rows = tx.execute(
+        select(objects.c.sha256, objects.c.size_bytes).where(
+            objects.c.sha256.in_(mine), objects.c.sha256.not_in(_NAMED)
+        )
+    ).all()
+    replied = _in_plain_replies(tx, contributor) if rows else set()
+    declared = tx.scalar(select(func.sum(uploads.c.size_bytes)).where(uploads.c.contributor == contributor))
+    return Usage(sum(row.size_bytes for row in rows if row.sha256 not in replied), int(declared or 0))
+
+
+def give_up(tx: Connection, contributor: str, sha256: str) -> None:
+    """Take a contributor's right to read an object that it brought; the object still counts as brought by it."""
+    of = readers.c.sha256 == sha256
+    if tx.execute(delete(readers).where(of, readers.c.contributor == contributor)).rowcount:
+        tx.execute(delete(readers).where(of, readers.c.contributor == FORMERLY + contributor))
+        tx.execute(readers.insert().values(sha256=sha256, contributor=FORMERLY + contributor))
+
+
+_NAMED = select(updates.c.delta_sha256).union(
+    select(versions.c.soup_sha256),
+    select(variants.c.delta_sha256).where(variants.c.document.is_not(None)),
+    select(readers.c.sha256).where(readers.c.contributor == _EVERYONE),  # named by a task
+)
+
+
+def _in_plain_replies(tx: Connection, contributor: str) -> set[str]:
+    """What an account's replies to the tasks of other strategies than ours name, which no update does."""
+    replies = select(messages.c.reply).where(
+        messages.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.contributor == contributor)),
+        messages.c.reply.is_not(None),
+        messages.c.message_id.not_in(select(updates.c.message_id)),
+    )
+    return {
+        ref.sha256
+        for reply in tx.scalars(replies)
+        for ref in references(pb.SubmitRequest.FromString(reply).content)
+    }

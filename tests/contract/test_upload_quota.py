@@ -1,0 +1,89 @@
+"""What one account may leave on the hub's disk that nothing names: bounded, told, and given back by use."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gym_client.transport import HubClient
+from gym_client.uploads import upload
+from gym_server.store.quota import FORMERLY, give_up, usage_of
+from gym_server.store.tables import readers
+from gym_server.store.usage import unreferenced
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.v1 import hub_pb2 as pb
+from tests.support.loopback_hub import LoopbackHub
+
+QUOTA = 1 << 20
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
+    found = LoopbackHub(tmp_path / "hub", limits={"unreferenced_bytes_per_account": QUOTA})
+    yield found
+    found.close()
+
+
+def bring(client: HubClient, folder: Path, size: int, fill: int) -> str:
+    path = folder / f"{fill}.bin"
+    path.write_bytes(bytes([fill]) * size)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    upload(client, sha256, path)
+    return sha256
+
+
+def test_uploads_that_nothing_names_end_at_the_quota_and_the_refusal_tells_the_figures(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    with hub.client(tmp_path / "ann") as ann, hub.client(tmp_path / "bob") as bob:
+        for fill in range(2):
+            bring(ann, tmp_path, QUOTA // 2, fill)
+        with pytest.raises(GymError, match=rf"{QUOTA} bytes here .* with these 1 it would be more") as told:
+            bring(ann, tmp_path, 1, 2)
+        assert told.value.code is ErrorCode.QUOTA_EXCEEDED
+        assert not list(hub.fed.store.staging.glob("*.part")), "nothing was taken of what was refused"
+        bring(bob, tmp_path, QUOTA, 3)  # another account has its own share
+
+
+def test_what_is_declared_and_not_sent_counts_as_if_it_were_there(hub: LoopbackHub, tmp_path: Path) -> None:
+    with hub.client(tmp_path / "ann") as ann:
+        request = pb.BeginUploadRequest(sha256="1" * 64, size_bytes=QUOTA)
+        assert not ann.call("BeginUpload", request).complete
+        assert not ann.call("BeginUpload", request).complete, "the same again is no second one"
+        with pytest.raises(GymError, match=f"{QUOTA} declared and not finished"):
+            bring(ann, tmp_path, 1, 0)
+
+
+def test_an_object_that_a_version_task_or_variant_names_is_not_charged(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    with hub.client(tmp_path / "ann") as ann:
+        sha256 = bring(ann, tmp_path, QUOTA, 0)
+        with hub.fed.database.transaction() as tx:
+            assert usage_of(tx, ann.pin.contributor).finished == QUOTA
+            tx.execute(readers.insert().values(sha256=sha256, contributor="*"))  # as a task does
+            assert usage_of(tx, ann.pin.contributor).total == 0
+        bring(ann, tmp_path, QUOTA, 1)
+
+
+def test_giving_up_the_right_to_read_does_not_give_back_the_share(hub: LoopbackHub, tmp_path: Path) -> None:
+    """Or replaced variants would fill the disk one after the other."""
+    with hub.client(tmp_path / "ann") as ann:
+        sha256 = bring(ann, tmp_path, QUOTA, 0)
+        with hub.fed.database.transaction() as tx:
+            give_up(tx, ann.pin.contributor, sha256)
+            give_up(tx, ann.pin.contributor, sha256)
+            rows = tx.execute(readers.select().where(readers.c.sha256 == sha256)).all()
+            assert [row.contributor for row in rows] == [FORMERLY + ann.pin.contributor]
+            assert usage_of(tx, ann.pin.contributor).finished == QUOTA
+            assert [found.owners for found in unreferenced(tx)] == [(ann.pin.contributor,)]
+        with pytest.raises(GymError, match="no object"):
+            _read(ann, sha256)
+
+
+def _read(client: HubClient, sha256: str) -> None:
+    with client.errors():
+        list(client.stream("Download", pb.DownloadRequest(sha256=sha256), 10))
