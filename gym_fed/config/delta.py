@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,9 +18,11 @@ _PLAIN_FACTORS = ("bfloat16", "float32")
 class CodecPolicy(StrictModel):
     """Codec policy of a contributor's update, or of a soup."""
 
-    codec: Literal[LevelName, "auto", "bitdelta", "dense", "lora"] = "bitdelta"
+    codec: Literal[LevelName, "auto", "bitdelta", "dense", "lora", "as-merged"] = "bitdelta"
     """Codec of matrices: sign bits, the values themselves, the factors of a truncated SVD, or 8 to 1 bits a weight on
-    a grid. ``auto`` is sign bits, or, with ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
+    a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge gives factors that are smaller than
+    the values, exactly but for ``factors``; the values themselves everywhere else. ``auto`` is sign bits, or, with
+    ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
 
     embeddings: PartCodec = "same"
     """Codec of embedding tables (told by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them);
@@ -90,8 +92,20 @@ class CodecPolicy(StrictModel):
         wanted = {self.codec, self.small_tensors, self.embeddings, self.head} - {"same"}
         return {name.removesuffix("-row") for name in wanted}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_to_feed_back(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("codec") == "as-merged":
+            return {"error_feedback": False, **given}
+        return given
+
     @model_validator(mode="after")
     def _consistent(self) -> CodecPolicy:
+        if self.codec == "as-merged" and self.error_feedback:
+            raise ValueError(
+                "codec 'as-merged' loses nothing but rounding, and a residual is no product of factors; "
+                "set error_feedback: false"
+            )
         if self.max_bits_per_weight is not None and not self.error_feedback:
             raise ValueError(
                 "max_bits_per_weight leaves tensors out of the file, which loses them for good without "

@@ -168,6 +168,14 @@ class ServerConfig(StrictModel):
         return self.recipe.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="after")
+    def _soups_of_factors_by_default(self) -> ServerConfig:
+        """LoRA rounds send the soup back as it is merged, as factors, unless ``soup.codec`` says how."""
+        if self.recipe.finetuning == "lora" and "codec" not in self.soup.model_fields_set:
+            soup = self.soup.model_copy(update={"codec": CodecPolicy(codec="as-merged")})
+            object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
+        return self
+
+    @model_validator(mode="after")
     def _parts_fit(self) -> ServerConfig:
         self.rewards.check_gate(self.gate.heldout is not None, self.gate.screen_updates)
         if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
@@ -186,6 +194,9 @@ class ServerConfig(StrictModel):
         check_private(self)
         check_distillation(self.recipe, self.codec)
         check_frozen_a(self.recipe, self.codec)
+        if self.codec.codec == "as-merged":
+            text = "is 'as-merged', which is for soups alone; name the codec of an update"
+            raise Problems("", [Problem("codec.codec", text)])
         if self.soup.codec.distill_steps:
             text = ": a hub has no contributor's text to distil on; set it to 0"
             raise Problems("", [Problem("soup.codec.distill_steps", text)])

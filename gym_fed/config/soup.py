@@ -97,7 +97,8 @@ class SoupRecipe(StrictModel):
     """reputation: nobody counts for less than this, so that newcomers are heard; required there."""
 
     codec: CodecPolicy = CodecPolicy()
-    """How the soup is written down; with ``error_feedback`` the server keeps the residual."""
+    """How the soup is written down; with ``error_feedback`` the server keeps the residual. On a hub whose recipe trains
+    LoRA, absent means ``as-merged``: the soup travels as factors."""
 
     @field_validator("aggregator")
     @classmethod

@@ -172,6 +172,7 @@ def lora_delta(
     extra: Mapping[str, str] | None = None,
     policy: CodecPolicy | None = None,
     residual: ErrorFeedback | None = None,
+    values: Mapping[str, Tensor] | None = None,
 ) -> EncodeReport:
     """Write trained LoRA factors: name to (A ``[r, in]``, B ``[out, r]``, scaling).
 
@@ -179,7 +180,8 @@ def lora_delta(
     format. Otherwise they are quantised as the policy's ``factors``, ``factor_bits`` and ``factor_group_size`` say (its
     other codecs are for full deltas). Error feedback works on the product: factors of two rounds span different
     spaces, so that only products add up. What is written is then the best of rank r for this round's product plus the
-    residual, and the residual is what the decoded product lacks of that.
+    residual, and the residual is what the decoded product lacks of that. ``values`` are tensors beside them, whose
+    change is not low-rank; they are written dense.
 
     Raises:
         GymError: ``DELTA_INVALID`` naming the tensor whose factors do not fit the base or are not finite;
@@ -213,6 +215,12 @@ def lora_delta(
         )
         energy = Lora().norm(found.payload, record.shape, record.params) ** 2
         reports.append(TensorReport(name, record.codec, found.choice.why, size, energy))
+    for name, delta in sorted((values or {}).items()):
+        dtype = "bfloat16" if policy is None else policy.dense_dtype
+        entries.append(DeltaEntry.of(name, delta, "dense", dtype=dtype))
+        size = get_codec("dense").payload_bytes(tuple(delta.shape), entries[-1].params)
+        why = "factors would be no smaller than the values"
+        reports.append(TensorReport(name, "dense", why, size, _energy(name, delta)))
     if policy is not None and policy.max_bits_per_weight is not None:
         require_budget(
             [found.choice for found in written.values()], spec, extra or {}, policy.max_bits_per_weight

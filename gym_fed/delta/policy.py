@@ -61,6 +61,8 @@ def choose(name: str, delta: Tensor, policy: CodecPolicy) -> Choice:
         return choice_of(name, delta, "bitdelta", policy, "auto: sign bits, 16 times smaller than bfloat16")
     if policy.codec == "lora" and policy.lora_rank is not None:
         return _low_rank(name, delta, policy, policy.lora_rank)
+    if policy.codec == "as-merged":
+        return choice_of(name, delta, "dense", policy, "as merged: no factors, the values themselves")
     return choice_of(name, delta, policy.codec, policy, "policy")
 
 

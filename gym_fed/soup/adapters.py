@@ -20,7 +20,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta import BaseSpec, EncodeReport, lora_delta
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
 from gym_fed.soup.geometry import Mixture
-from gym_fed.soup.low_rank import LowRank, powers_of_two
+from gym_fed.soup.low_rank import LowRank, powers_of_two, rows_of
 from gym_fed.soup.refactor import refactor
 from gym_fed.soup.stacks import FactorStack, Stack
 
@@ -43,7 +43,8 @@ def write_adapters(
     residual_path: Path | None,
     on_tensor: Callable[[str], None],
 ) -> tuple[EncodeReport, dict[str, float]] | None:
-    """Write ``learning_rate`` times the merged updates as factors of at most ``policy.lora_rank``.
+    """Write ``learning_rate`` times the merged updates as factors: of at most ``policy.lora_rank``, or, for codec
+    ``as-merged``, all of them, with the values themselves for a tensor of which factors would be no smaller.
 
     Args:
         stacks: The round's tensors.
@@ -57,36 +58,47 @@ def write_adapters(
         be written by way of full matrices: another codec, error feedback, tensors that are no factors, or a rule on
         coordinates of updates whose A differ.
     """
-    if policy.codec != "lora" or policy.lora_rank is None or policy.error_feedback:
+    if policy.codec not in ("lora", "as-merged") or policy.error_feedback:
         return None
     if not all(isinstance(stack, FactorStack) for stack in stacks):
         return None
     certain = len(plan.matrix) == 1 and not isinstance(rule, CoordinateRule)
     kept: dict[str, tuple[Tensor, Tensor, float]] = {}
     rest: dict[str, tuple[Tensor, Tensor, float]] = {}
+    values: dict[str, Tensor] = {}
     lost: dict[str, float] = {}
     for stack in stacks:
         whole = stack.merged(plan, rule) if isinstance(stack, FactorStack) else None
         if whole is None:
             return None
         lost[stack.name] = 0.0
-        if whole.rank > min(policy.lora_rank, *whole.shape) or cancels(whole.a, whole.b, _MOST_CANCELLED):
-            cut = refactor(whole, min(policy.lora_rank, *whole.shape))
-            whole, lost[stack.name] = cut.kept, cut.relative_residual
-            if cut.residual.rank:
-                rest[stack.name] = _factors(cut.residual, learning_rate)
-        if whole.rank:
-            kept[stack.name] = _factors(whole, learning_rate)
+        if policy.lora_rank is None and whole.rank > largest_rank(whole.shape):
+            values[stack.name] = rows_of(whole, 0, whole.shape[0]) * learning_rate
+        else:
+            rank = min(policy.lora_rank or whole.rank, *whole.shape)
+            if whole.rank > rank or cancels(whole.a, whole.b, _MOST_CANCELLED):
+                cut = refactor(whole, rank)
+                whole, lost[stack.name] = cut.kept, cut.relative_residual
+                if cut.residual.rank:
+                    rest[stack.name] = _factors(cut.residual, learning_rate)
+            if whole.rank:
+                kept[stack.name] = _factors(whole, learning_rate)
         stack.release()
         if certain:
             on_tensor(stack.name)
     if not certain:
         for stack in stacks:
             on_tensor(stack.name)
-    report = lora_delta(kept, out_path, spec, extra, policy)
+    report = lora_delta(kept, out_path, spec, extra, policy, values=values)
     if residual_path is not None:
         lora_delta(rest, residual_path, spec, {"residual_of": report.sha256}, _EXACT)
     return report, lost
+
+
+def largest_rank(shape: tuple[int, int]) -> int:
+    """The largest rank at which a matrix's two factors hold fewer numbers than the matrix itself."""
+    rows, cols = shape
+    return (rows * cols - 1) // (rows + cols)
 
 
 def _factors(found: LowRank, scale: float) -> tuple[Tensor, Tensor, float]:

@@ -23,6 +23,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
 from gym_server.admission import Candidate, Receipt
+from gym_server.downloads import Downloads
 from gym_server.federation import RUN_ID, Federation
 from gym_server.guard import current_session
 from gym_server.ledger.calls import LedgerCalls
@@ -83,6 +84,7 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
         self._fed = federation
         self._wakeups = wakeups
         self._variants = federation.variants
+        self._downloads = Downloads(federation)
         config = federation.config
         private = config.privacy is not None or config.variants.enabled
         self._transfers = Transfers(
@@ -98,10 +100,13 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
     def _status(self) -> pb.StatusReply:
         fed, current, head = self._fed, self._fed.journal.current(), self._fed.journal.head()
         ledger_head = fed.ledger.newest_head()
+        connected = len(fed.queue.node_ids())
+        join_bytes, round_bytes = self._downloads.announced(head.height, connected)
         recipe = {
             "recipe": fed.config.recipe_at(head.height).model_dump(mode="json"),
             "codec": fed.config.codec.model_dump(mode="json"),
             "num_parameters": fed.base.num_parameters,
+            "soup": self._downloads.form.to_dict(),
         }
         return pb.StatusReply(
             name=fed.config.name,
@@ -115,10 +120,12 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
             server_round=current.server_round if current else 0,
             round_state=current.state if current else "",
             num_rounds=fed.config.rounds.num_rounds,
-            num_connected=len(fed.queue.node_ids()),
+            num_connected=connected,
             finished=self.finished.is_set(),
             recipe_json=json.dumps(recipe),
             max_update_bytes=fed.config.admission.max_update_bytes,
+            join_download_bytes=join_bytes,
+            round_download_bytes=round_bytes,
             privacy_json=privacy.status_json(fed),
             ledger_head_json=ledger_head.to_json() if ledger_head else "",
         )

@@ -22,6 +22,7 @@ from gym_server import privacy, private_merge
 from gym_server.federation import Federation
 from gym_server.frozen_a import foreign_a
 from gym_server.global_model import GlobalModel
+from gym_server.low_rank_updates import not_low_rank
 from gym_server.rewards.appraisal import appraise, reputation_weights
 from gym_server.rewards.free_riders import Finding, Likeness, free_riders
 from gym_server.root import root_update
@@ -63,7 +64,7 @@ def merge_round(
     if privacy.is_spent(fed):
         fed.journal.abort(current.server_round, privacy.SPENT)
         return
-    loaded = _screen_revoked(fed, _load(fed, current))
+    loaded = _screen_low_rank(current, _screen_revoked(fed, _load(fed, current)))
     judged = _screen_untrained(fed, current, _screen_frozen_a(current, model, loaded))
     judged, findings, likeness = _screen_free_riders(fed, current, judged)
     judged = _screen_norms(fed, judged)
@@ -151,6 +152,18 @@ def _screen_revoked(fed: Federation, judged: list[_Update]) -> list[_Update]:
     revoked = fed.keys.signed_by_revoked([update.row for update in judged])
     reason = "the key was revoked before the merge"
     return [u.rejected(reason) if u.row.update_id in revoked else u for u in judged]
+
+
+def _screen_low_rank(current: Round, judged: list[_Update]) -> list[_Update]:
+    spec = current.spec
+    if spec is None or spec.recipe.finetuning != "lora":
+        return judged
+    screened = []
+    for update in judged:
+        with DeltaFile.open(update.path) as delta:
+            reason = not_low_rank(delta, spec)
+        screened.append(update if reason is None else update.rejected(reason))
+    return screened
 
 
 def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) -> list[_Update]:

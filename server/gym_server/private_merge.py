@@ -15,7 +15,7 @@ import torch
 from sqlalchemy import select
 
 from gym_fed.config.privacy import AdaptiveClipping, ReleasePrivacy
-from gym_fed.config.task import TaskSpec
+from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.delta import BaseSpec
 from gym_fed.delta.policy import part_of
 from gym_fed.errors import ErrorCode, GymError
@@ -91,9 +91,14 @@ def task_tensors(spec: TaskSpec, base: BaseSpec) -> list[str]:
 
     For LoRA on ``all-linear`` every matrix but embeddings and head, by their names.
     """
-    if spec.recipe.finetuning == "full":
+    return trained_tensors(spec.recipe, base)
+
+
+def trained_tensors(recipe: TrainingRecipe, base: BaseSpec) -> list[str]:
+    """The tensors that a recipe trains, sorted; see ``task_tensors``."""
+    if recipe.finetuning == "full":
         return sorted(base.shapes)
-    targets = spec.recipe.lora.target_modules
+    targets = recipe.lora.target_modules
     found = []
     for name, shape in sorted(base.shapes.items()):
         module = name.removesuffix(".weight")

@@ -17,6 +17,7 @@ from gym_fed.identity.tls import private_pem
 from gym_fed.wire.limits import CHANNEL_OPTIONS
 from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
+from gym_server.downloads import Downloads
 from gym_server.federation import Federation, FolderLock
 from gym_server.grid import HubGrid
 from gym_server.guard import Guard
@@ -118,6 +119,8 @@ class _Server:
             loop.add_signal_handler(number, stopping.set)
         await server.start()
         on_listening(self._fed, port)
+        downloads = Downloads(self._fed)
+        log.log(logging.WARNING if downloads.form.form == "values" else logging.INFO, "%s", downloads.line())
         done = asyncio.Event()
         thread = threading.Thread(target=self._run_strategy, args=(loop, done), name="strategy", daemon=True)
         thread.start()

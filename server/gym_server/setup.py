@@ -54,7 +54,7 @@ soup:
   # server_optimizer: momentum  # none | momentum | adam | yogi
   server_learning_rate: 1.0
   codec:
-    codec: dense                # how the soup travels back
+    codec: as-merged            # how the soup travels back: LoRA factors with finetuning: lora, else the values
 
 # The hub sees the sum of the updates' signs alone (docs/secure-aggregation.md). It wants what `privacy` below wants,
 # but soup.aggregator mean or majority_vote, and soup.num_malicious_nodes: 0.

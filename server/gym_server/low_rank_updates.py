@@ -1,0 +1,22 @@
+"""LoRA rounds: what is sent must be factors of the round's rank.
+
+The soup stacks what the contributors send and travels to all of them. One update of another codec, or of a far larger
+rank, would make everybody's download larger, and is not what the task asks for.
+"""
+
+from __future__ import annotations
+
+from gym_fed.config.task import TaskSpec
+from gym_fed.delta import DeltaFile
+
+
+def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
+    """Why a delta is no LoRA update of the round's rank; None where it is one."""
+    most = spec.recipe.lora.r
+    for name in delta.names:
+        record = delta.record(name)
+        if record.codec != "lora":
+            return f"tensor {name!r} is of codec {record.codec}, and the round asks for LoRA factors"
+        if int(record.params["rank"]) > most:
+            return f"tensor {name!r} has rank {record.params['rank']}, and the round's is {most}"
+    return None
