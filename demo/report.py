@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.text import Text
 
 from demo.community import CONTRIBUTORS, KNOWN
 from demo.processes import ask
@@ -13,6 +13,7 @@ from gym_fed.console import out
 from gym_fed.data.tasks import generate
 from gym_fed.evaluation import answer, exact_match, heldout_loss
 from gym_fed.models import load_model
+from gym_fed.tables import TextTable
 
 TEST_EXAMPLES = 100
 
@@ -68,13 +69,13 @@ def show(result: dict[str, Any]) -> None:
     out.print(f"credits: {earned};  ledger: {result['ledger']['entries']} entries, valid")
     for task in CONTRIBUTORS.values():
         found = result["tasks"][task]
-        out.print(f"\n[bold]{found['prompt']}[/bold]", highlight=False)
+        out.print(f"\n{found['prompt']}", style="bold")
         out.print(f"  base    {found['base']['answer']}", markup=False)
         out.print(f"  merged  {found['merged']['answer']}", markup=False)
 
 
-def _tasks_table(tasks: dict[str, Any]) -> Table:
-    table = Table(title="accuracy on unseen examples, and loss in nats a token", title_justify="left")
+def _tasks_table(tasks: dict[str, Any]) -> TextTable:
+    table = TextTable(title="accuracy on unseen examples, and loss in nats a token")
     for column in ("task", "taught by", "base", "merged", "base loss", "merged loss"):
         table.add_column(column, justify="left" if column in ("task", "taught by") else "right")
     for name, found in tasks.items():
@@ -90,14 +91,12 @@ def _tasks_table(tasks: dict[str, Any]) -> Table:
     return table
 
 
-def _verdicts_table(rounds: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "round", "contributor", "verdict", "credit", "reason", title="verdicts", title_justify="left"
-    )
+def _verdicts_table(rounds: list[dict[str, Any]]) -> TextTable:
+    table = TextTable("round", "contributor", "verdict", "credit", "reason", title="verdicts")
     for found in rounds:
         for update in sorted(found["updates"], key=lambda u: u["name"]):
             colour = "green" if update["verdict"] == "merged" else "red"
-            verdict = f"[{colour}]{update['verdict']}[/{colour}]"
+            verdict = Text(update["verdict"], style=colour)
             row = (
                 str(found["server_round"]),
                 update["name"],

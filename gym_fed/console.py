@@ -1,6 +1,7 @@
 """What all three commands share at the terminal: error reports, JSON output, and one console.
 
-Results go to standard output, everything else to standard error, so that output can be piped.
+Results go to standard output, everything else to standard error, so that output can be piped. Strings are text, never
+markup, and no control character that is in them reaches the terminal (``gym_fed.text``).
 """
 
 from __future__ import annotations
@@ -10,28 +11,51 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from gym_fed import __version__
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.system_errors import system_error
+from gym_fed.text import harmless
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+MAX_ERROR = 8000
+"""Characters of an error's message that are shown."""
+
 PIPE_COLUMNS = 1000
 """Width of a table that is not printed to a terminal; it takes no more than it needs."""
 
-out = Console(highlight=False, soft_wrap=True, emoji=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+class TextConsole(Console):
+    """A console to which strings are text: markup only where ``markup=True`` asks for it, control characters nowhere.
+
+    What rich itself makes (styles, the movements of a progress bar) passes; what is in the text does not.
+    """
+
+    def __init__(self, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control is not None else Segment(harmless(text), style)
 
 
-def print_table(table: Table) -> None:
-    """A table whose cells are whole where nobody looks at the width: in a pipe or a file."""
-    out.print(table, width=None if out.is_terminal else PIPE_COLUMNS)
+out = TextConsole()
+err = TextConsole(stderr=True)
+
+
+def print_table(table: Table, width: int | None = None) -> None:
+    """A table as wide as the terminal, or as ``width``; whole where nobody looks at that: in a pipe or a file."""
+    out.print(table, width=width if out.is_terminal else PIPE_COLUMNS)
 
 
 def print_json(value: Any) -> None:
@@ -71,6 +95,12 @@ def run_app(app: typer.Typer) -> NoReturn:
         # The reader left, as `| head` does; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ErrorCode.INTERNAL.exit_code)
+    except Exception as error:
+        refused = system_error(error)
+        if refused is None:
+            raise
+        logging.getLogger("gym_fed").debug("failed", exc_info=error)
+        fail(refused)
     if status == ErrorCode.INTERRUPTED.exit_code:  # typer's own answer to Ctrl-C
         fail(GymError(ErrorCode.INTERRUPTED, "interrupted"))
     sys.exit(status if isinstance(status, int) else 0)
@@ -80,14 +110,14 @@ def fail(error: GymError) -> NoReturn:
     """Report and leave with the error's exit code."""
     if "--json" in sys.argv:
         print_json({"error": error.to_dict()})
-    err.print(f"[red]error[/red] ({error.code.value}): ", end="")
-    err.print(printable(error.message), markup=False)
+    err.print("error", style="red", end="")
+    err.print(f" ({error.code.value}): {error.message[:MAX_ERROR]}")
     if error.hint:
-        err.print(f"  {printable(error.hint)}", markup=False, style="dim")
+        err.print(f"  {error.hint[:MAX_ERROR]}", style="dim")
     logging.getLogger("gym_fed").debug("failed", exc_info=error)
     sys.exit(error.exit_code)
 
 
 def printable(text: str) -> str:
     """``text`` with control characters written out: a message from elsewhere may not drive the terminal."""
-    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    return harmless(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.system_errors import is_disk_full
 
 
 @contextmanager
@@ -20,11 +20,11 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     ``mode`` holds from the first byte on, so that a secret is never readable by others, even while it is written.
 
     Raises:
-        GymError: ``TOO_LARGE`` when the disk is full; ``path`` is as it was.
+        GymError: ``DISK_FULL`` when nothing more fits; ``path`` is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    with told_when_full(path):
+    with full_disk_named(path):
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(descriptor, "w+b") as file:
@@ -54,16 +54,16 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def told_when_full(path: Path) -> Iterator[None]:
-    """Tell of a full disk, or a used-up quota, as what it is.
+def full_disk_named(path: Path) -> Iterator[None]:
+    """Name the file that a full disk, or a used-up quota, has no room for.
 
     Raises:
-        GymError: ``TOO_LARGE`` in place of the OSError.
+        GymError: ``DISK_FULL`` in place of the system's error.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             raise disk_full(path) from error
         raise
 
@@ -71,9 +71,9 @@ def told_when_full(path: Path) -> Iterator[None]:
 def disk_full(path: Path) -> GymError:
     """That what belongs to a file could not be written; nothing that was there is lost."""
     return GymError(
-        ErrorCode.TOO_LARGE,
+        ErrorCode.DISK_FULL,
         f"no space is left for {path}; nothing was changed",
-        "free some space on that disk, and do it again",
+        "free some space on that disk, and run the same again",
     )
 
 

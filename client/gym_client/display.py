@@ -10,6 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from gym_fed.text import plain
+
+MAX_NEWS = 1000
+"""Characters of one line of news; much of it is what the hub says."""
+
 _LINES_PER_PHASE = 10
 _LABELS = {
     "fetch": "fetching",
@@ -42,7 +47,7 @@ class PlainDisplay(Display):
         self._told = ("", -1)
 
     def tell(self, event: str, text: str, **fields: Any) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(plain(text, MAX_NEWS), markup=False)
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         step = (phase, _LINES_PER_PHASE * done // total if total else 0)
@@ -90,7 +95,7 @@ class TerminalDisplay(Display):
         self._shown = ("", 0)
 
     def tell(self, event: str, text: str, **fields: Any) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(plain(text, MAX_NEWS), markup=False)
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         if done >= total and self._shown == (phase, total):

@@ -24,6 +24,7 @@ from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _BF16_BYTES = 2
@@ -65,8 +66,8 @@ class Offer:
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for label, text in self.lines():
-            table.add_row(label, Text(text))
-        return Panel(table, title=f"join {self.server} at {self.address}", expand=False)
+            table.add_row(label, Text(plain(text, 1000)))
+        return Panel(table, title=Text(plain(f"join {self.server} at {self.address}", 120)), expand=False)
 
     def lines(self) -> list[tuple[str, str]]:
         """Label and text of every line."""

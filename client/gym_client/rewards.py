@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from gym_client.heads import Heads
 from gym_client.home import Home
 from gym_client.ledger_copy import LedgerCopy, Progress
@@ -18,6 +16,7 @@ from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import server_id
 from gym_fed.ledger import Entry, EntryProof, Frontier, SignedHead, Tree, verify_file
+from gym_fed.tables import TextTable
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _TRIES = 3
@@ -193,7 +192,7 @@ def proved_rounds(home: Home, server: str) -> dict[int, list[str]]:
     return found
 
 
-def rewards_table(found: dict[str, Any]) -> Table:
+def rewards_table(found: dict[str, Any]) -> TextTable:
     """Balance, reputation and rounds, newest first."""
     title = f"{found['contributor']} at {found['server']}: {found['balance']} credits"
     if found.get("held"):
@@ -201,7 +200,7 @@ def rewards_table(found: dict[str, Any]) -> Table:
     if found.get("reputation") is not None:
         title += f", reputation {found['reputation']:.3f}"
     columns = ("round", "update", "verdict", "score", "credit", "reputation", "receipts")
-    table = Table(*columns, title=title, title_justify="left")
+    table = TextTable(*columns, title=title)
     for told in found["rounds"]:
         score, reputation = told.get("score"), told.get("reputation")
         table.add_row(

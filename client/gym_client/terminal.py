@@ -7,16 +7,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from gym_client.address import Address
 from gym_client.display import readable_bytes
 from gym_client.join import Consent
 from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.tables import TextTable
+from gym_fed.text import plain
 
 if TYPE_CHECKING:
     from gym_client.offer import Offer
+
+
+MAX_TERM = 1000
+"""Characters of one line of the terms."""
 
 
 class TerminalConsent(Consent):
@@ -52,7 +57,7 @@ class TerminalConsent(Consent):
             err.print(offer.panel())
         else:
             for label, text in offer.lines():
-                err.print(f"{label}: {text}" if label else f"  {text}", markup=False)
+                err.print(plain(f"{label}: {text}" if label else f"  {text}", MAX_TERM))
         return self._ask("Join on these terms?", "joining needs your consent", "--yes")
 
     def _ask(self, question: str, problem: str, remedy: str) -> bool:
@@ -74,13 +79,11 @@ def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
     return typer.confirm(question, err=True)
 
 
-def account_table(found: dict[str, Any]) -> Table:
+def account_table(found: dict[str, Any]) -> TextTable:
     """An account with its verdicts, newest first."""
     who = f"{found['name']} ({found['contributor']})"
     title = f"{who} at {found['server']}: {found['balance']} credits, {found['status']}"
-    table = Table(
-        "round", "update", "bytes", "verdict", "credit", "reason", title=title, title_justify="left"
-    )
+    table = TextTable("round", "update", "bytes", "verdict", "credit", "reason", title=title)
     for verdict in found["verdicts"]:
         table.add_row(
             str(verdict["server_round"]),
@@ -93,9 +96,9 @@ def account_table(found: dict[str, Any]) -> Table:
     return table
 
 
-def privacy_table(rows: list[dict[str, Any]]) -> Table:
+def privacy_table(rows: list[dict[str, Any]]) -> TextTable:
     """A data set with its hubs, and its total."""
-    table = Table("data", "hub", "updates", "steps", "epsilon", "delta")
+    table = TextTable("data", "hub", "updates", "steps", "epsilon", "delta")
     for row in rows:
         for server, there in row["hubs"].items():
             cost = f"{there['epsilon']:.3f}"

@@ -124,7 +124,7 @@ def list_hub(
     as_json: JsonOption = False,
 ) -> None:
     """List your variants at a hub, and those that you may read."""
-    from rich.table import Table
+    from gym_fed.tables import TextTable
 
     with _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants import list_variants
@@ -133,12 +133,12 @@ def list_hub(
     if as_json:
         console.print_json([variant.to_dict() for variant in found])
         return
-    table = Table("owner", "variant", "revision", "of", "bytes", "read by", "key", "note", box=None)
+    table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", "note", box=None)
     for variant in found:
         said = variant.signed.manifest
         row = (said.owner, said.variant, str(said.revision), variant.base, f"{said.size_bytes:,}")
         who = _who_reads(variant, client.pin.contributor)
-        table.add_row(*(console.printable(cell) for cell in (*row, who, variant.key_status, said.note)))
+        table.add_row(*row, who, variant.key_status, said.note)
     console.print_table(table)
 
 

@@ -17,10 +17,14 @@ from gym_fed.config.server import EnrolmentConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import new_token, token_hash
 from gym_fed.identity.keys import contributor_id, verify_signature
+from gym_fed.text import is_name, plain, whole_number
 from gym_server.keys import Keys, RevokedKey, check_signer, key_row
 from gym_server.ledger import Ledger
 from gym_server.store.database import Database
 from gym_server.store.tables import accounts, invites, nodes
+
+MAX_NAME = 80
+"""Characters of a contributor's name."""
 
 SESSION_SECONDS = 3600
 _CLOCK_SKEW_SECONDS = 300
@@ -72,8 +76,12 @@ class Accounts:
             GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy.
         """
         name = name.strip()
-        if not 1 <= len(name) <= 80 or not name.isprintable():
-            raise GymError(ErrorCode.USAGE, f"name {name[:80]!r} is empty, too long or not printable")
+        if not is_name(name, MAX_NAME):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"name {plain(name, 80)!r} is empty, has more than {MAX_NAME} characters, or some that nobody sees",
+                "choose another with --name",
+            )
         verify_signature(public_key, {"enrol": name, "invite": invite, "server": self._server}, signature)
         return self._register(public_key, name, invite)
 
@@ -160,8 +168,9 @@ class Accounts:
         """
         parts = token.split(".")
         row = self._row(parts[0])
-        if row is not None and len(parts) == 4 and parts[1].isdecimal() and parts[2].isdecimal():
-            contributor, node_id, expires = parts[0], int(parts[1]), int(parts[2])
+        node_id, expires = map(whole_number, parts[1:3]) if len(parts) == 4 else (None, None)
+        if row is not None and node_id is not None and expires is not None:
+            contributor = parts[0]
             if hmac.compare_digest(token, self._token(contributor, node_id, expires, row.public_key)):
                 if expires < time.time():
                     raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")

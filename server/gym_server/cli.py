@@ -64,7 +64,7 @@ def init(
     if as_json:
         print_json({"dir": str(folder), "server": server, "fingerprint": fingerprint})
         return
-    out.print(f"A hub in [bold]{folder}[/bold]: id {server}, TLS key {fingerprint}")
+    out.print(f"A hub in {folder}: id {server}, TLS key {fingerprint}")
     out.print(f"Edit {folder}/gym-server.yaml, then: gym-server run --dir {folder}")
 
 
@@ -91,7 +91,7 @@ def run(
         if as_json:
             print_event({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
         else:
-            out.print(f"[bold]{fed.config.name}[/bold] listens on {host}:{port}, TLS key {fed.fingerprint}")
+            out.print(f"{fed.config.name} listens on {host}:{port}, TLS key {fed.fingerprint}")
 
     def ended(current: Round) -> None:
         line = describe_round(opened[0], current.server_round)

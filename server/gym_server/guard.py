@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.system_errors import system_error
 from gym_fed.wire.errors import to_status
 from gym_fed.wire.limits import SESSION_KEY
 from gym_server.accounts import Accounts, Session
@@ -103,6 +104,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 async def _abort(context: Any, method: str, error: Exception) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    failed = system_error(error, with_place=False)
+    if failed is not None and not isinstance(error, GymError):
+        log.error("%s failed: %s", method, system_error(error))
+        error = GymError(failed.code, f"the hub cannot do this now: {failed.message}", "tell the coordinator")
     if not isinstance(error, GymError):
         log.exception("%s failed", method, exc_info=error)
         error = GymError(

@@ -18,6 +18,7 @@ import gym_fed
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.text import plain, whole_number
 from gym_fed.wire.limits import CHUNK_BYTES, KEEPALIVE_SECONDS
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
@@ -207,7 +208,7 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         session = current_session()
-        progress = f"{request.phase[:16]} {request.done}/{request.total}"
+        progress = f"{plain(request.phase, 16)} {request.done}/{request.total}"
         await asyncio.to_thread(self._fed.queue.renew, request.message_id, session.node_id, progress)
         return pb.HeartbeatReply(lease_seconds=self._fed.queue.lease_seconds)
 
@@ -280,7 +281,7 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
         except KeyError as error:
             raise GymError(ErrorCode.UPDATE_REFUSED, f"the update has no {error}") from error
         key = self._fed.accounts.public_key(contributor)
-        group = int(message.group_id) if message.group_id.isdecimal() else 0
+        group = whole_number(message.group_id) or 0
         return Candidate(contributor, key, message.message_id, group, manifest, signature)
 
     def _accept_plain(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> str:

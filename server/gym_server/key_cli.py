@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import out, print_json, print_table
+from gym_fed.console import PIPE_COLUMNS, out, print_json, print_table
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+if TYPE_CHECKING:
+    from gym_fed.tables import TextTable
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Contributor = Annotated[str, typer.Argument(help="Id of the account.", show_default=False)]
+Contributor = Annotated[str, typer.Argument(help="Id of the account, or how it begins.", show_default=False)]
 _HUB = Path("hub")
 
 
@@ -23,8 +27,12 @@ def add_key_commands(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def accounts(folder: Folder = _HUB, as_json: AsJson = False) -> None:
-    """Every account, its balance, and the keys that it has had."""
+def accounts(
+    folder: Folder = _HUB,
+    wide: Annotated[bool, typer.Option("--wide", help="Whole ids, keys and times.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Every account, its balance, and the keys that it has had. Ids are shown by how they begin."""
     from gym_server.federation import Federation
 
     with Federation.open(folder) as fed:
@@ -32,18 +40,7 @@ def accounts(folder: Folder = _HUB, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.table import Column, Table
-
-    ids = [Column(name, no_wrap=True, min_width=width) for name, width in (("contributor", 17), ("key", 16))]
-    table = Table(ids[0], "name", "status", "credits", ids[1], "from", "until", "key is")
-    for account in found:
-        name = account["name"] if account["name"] != account["contributor"] else ""
-        first = (account["contributor"], name, account["status"], str(account["balance"]))
-        for key in account["keys"]:
-            times = [_day(key["from"]), _day(key["until"])]
-            table.add_row(*first, key["public_key"][:16], *times, key["status"])
-            first = ("", "", "", "")
-    print_table(table)
+    print_table(accounts_table(found, wide), width=PIPE_COLUMNS if wide else None)
 
 
 def revoke(
@@ -56,6 +53,7 @@ def revoke(
     from gym_server.federation import Federation
 
     with Federation.open(folder) as fed:
+        contributor = whole_id(fed, contributor)
         found = fed.keys.revoke_as_coordinator(contributor, reason)
     if as_json:
         print_json(found)
@@ -83,11 +81,55 @@ def rebind(
     except ValueError as error:
         raise GymError(ErrorCode.USAGE, f"--public-key {public_key[:80]!r} is not hex") from error
     with Federation.open(folder) as fed:
+        contributor = whole_id(fed, contributor)
         found = fed.keys.rebind(contributor, key)
     if as_json:
         print_json(found)
         return
     out.print(f"{contributor} has the key {public_key} now", markup=False)
+
+
+def accounts_table(found: list[dict[str, Any]], wide: bool = False) -> TextTable:
+    """What ``accounts_of`` found, for people; 80 columns unless ``wide``."""
+    from rich.table import Column
+
+    from gym_fed.tables import TextTable, short_ids
+
+    shown = {one["contributor"]: one["contributor"] for one in found} if wide else {}
+    shown = shown or short_ids(one["contributor"] for one in found)
+    digits = 64 if wide else 8
+    name = Column("name", no_wrap=True, overflow="ellipsis", max_width=None if wide else 16)
+    ids = [Column(title, no_wrap=True) for title in ("contributor", "key", "key is")]
+    more = ("from", "until") if wide else ()
+    table = TextTable(ids[0], name, "status", Column("credits", justify="right"), *ids[1:], *more, box=None)
+    for account in found:
+        who, named = account["contributor"], account["name"]
+        first = (shown[who], "" if named == who else named, account["status"], str(account["balance"]))
+        for key in account["keys"]:
+            times = (_day(key["from"]), _day(key["until"]))
+            key_is = (key["status"], *times) if wide else (f"{key['status']} {times[1] or times[0]}",)
+            table.add_row(*first, key["public_key"][:digits], *key_is)
+            first = ("", "", "", "")
+    return table
+
+
+def whole_id(fed: Any, beginning: str) -> str:
+    """The account whose id is ``beginning``, or begins so.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for none, ``USAGE`` for several.
+    """
+    from sqlalchemy import select
+
+    from gym_server.store.tables import accounts as table
+
+    with fed.database.reading() as tx:
+        found = [one for one in tx.scalars(select(table.c.contributor)) if one.startswith(beginning)]
+    if beginning in found or len(found) == 1:
+        return beginning if beginning in found else str(found[0])
+    code = ErrorCode.USAGE if found else ErrorCode.NOT_FOUND
+    what = f"{len(found)} accounts begin with" if found else "there is no account"
+    raise GymError(code, f"{what} {plain(beginning, 80)!r}", "gym-server accounts lists them")
 
 
 def accounts_of(fed: Any) -> list[dict[str, Any]]:

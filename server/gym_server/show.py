@@ -7,13 +7,38 @@ import time
 from typing import Any
 
 from rich.logging import RichHandler
-from rich.table import Table
 from sqlalchemy import func, select
 
 from gym_fed.console import err
+from gym_fed.tables import TextTable, short_ids
+from gym_fed.text import plain
 from gym_server.federation import Federation
 from gym_server.privacy import SPENT, promise
 from gym_server.store.tables import accounts, contributions, credits, nodes, updates
+
+MAX_LOG_LINE = 2000
+MAX_LOG_TRACE = 20_000
+"""Characters of a log line, and of the trace below it."""
+
+
+class LogLine(logging.Formatter):
+    """One line a record, in which nothing from outside moves the cursor or passes for another record.
+
+    Line ends inside a message are written out; a trace follows in indented lines, so none begins like a record.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return plain(super().formatMessage(record), MAX_LOG_LINE)
+
+    def formatException(self, ei: Any) -> str:
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(trace: str) -> str:
+    return "\n".join("    " + plain(line, MAX_LOG_LINE) for line in trace[-MAX_LOG_TRACE:].splitlines())
 
 
 def log_to_stderr() -> None:
@@ -25,11 +50,18 @@ def log_to_stderr() -> None:
         )
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("gym_server")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    handler.setFormatter(
+        LogLine("%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s")
+    )
+    for name, level in (
+        ("gym_server", logging.INFO),
+        ("grpc", logging.WARNING),
+        ("asyncio", logging.WARNING),
+    ):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
 
 
 def status_of(fed: Federation) -> dict[str, Any]:
@@ -71,7 +103,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
     }
 
 
-def status_table(found: dict[str, Any]) -> Table:
+def status_table(found: dict[str, Any]) -> TextTable:
     title = (
         f"{found['name']}: version {found['version']} of {found['base_model']}, "
         f"round {found['server_round']} {found['round_state']} ({found['num_rounds']} wanted)"
@@ -80,10 +112,11 @@ def status_table(found: dict[str, Any]) -> Table:
         spent, budget = found["privacy"]["epsilon_spent"], found["privacy"]["epsilon"]
         over = f", {SPENT}" if found["privacy"]["epsilon_after_next_round"] > budget else ""
         title += f", epsilon {spent:.3g} of {budget:g}{over}"
-    table = Table("contributor", "name", "status", "connected", "credits", title=title, title_justify="left")
+    table = TextTable("contributor", "name", "status", "connected", "credits", title=title)
+    shown = short_ids(row["contributor"] for row in found["contributors"])
     for row in found["contributors"]:
         state = "yes" if row["connected"] else "no"
-        table.add_row(row["contributor"], row["name"], row["status"], state, str(row["balance"]))
+        table.add_row(shown[row["contributor"]], row["name"], row["status"], state, str(row["balance"]))
     return table
 
 
@@ -114,7 +147,7 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
     return [{**line, "updates": told.get(line["server_round"], [])} for line in fed.journal.history()]
 
 
-def rounds_tables(found: list[dict[str, Any]]) -> list[Table]:
+def rounds_tables(found: list[dict[str, Any]]) -> list[TextTable]:
     return [_round_table(line) for line in found]
 
 
@@ -136,15 +169,16 @@ def _round_title(line: dict[str, Any]) -> str:
     if line["heldout_before"] is not None:
         text += f", held-out loss {line['heldout_before']:.3f} > {line['heldout_after']:.3f}"
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(line["verdicts"].items()))
-    return text + (f", {verdicts}" if verdicts else "") + (f": {line['reason']}" if line["reason"] else "")
-
-
-def _round_table(line: dict[str, Any]) -> Table:
-    table = Table(
-        *("name", "verdict", "bytes", "norm", "score", "credit", "reason"),
-        title=_round_title(line),
-        title_justify="left",
+    return (
+        text
+        + (f", {verdicts}" if verdicts else "")
+        + (f": {plain(line['reason'])}" if line["reason"] else "")
     )
+
+
+def _round_table(line: dict[str, Any]) -> TextTable:
+    columns = ("name", "verdict", "bytes", "norm", "score", "credit", "reason")
+    table = TextTable(*columns, title=_round_title(line))
     for row in line["updates"]:
         norm = "" if row["norm"] is None else f"{row['norm']:.3g}"
         score = "" if row["score"] is None else f"{row['score']:+.4f}"
@@ -157,5 +191,4 @@ def _round_table(line: dict[str, Any]) -> Table:
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return f"[{len(value)}]"
-    text = str(value)
-    return text if len(text) <= 28 else text[:25] + "..."
+    return plain(value, 28)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rich.table import Table
+from gym_fed.tables import TextTable
 
 
-def privacy_lines(found: dict[str, Any]) -> Iterator[str | Table]:
+def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
     """The report of ``gym_server.privacy`` for people."""
     central = found["central"]
     if not central:
@@ -31,7 +31,7 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | Table]:
     yield f"sampling: {central['sampling']}"
     if found["rounds_without_noise"]:
         yield f"{found['rounds_without_noise']} committed rounds are not covered: they were merged without noise"
-    table = Table("contributor", "epsilon", "rounds")
+    table = TextTable("contributor", "epsilon", "rounds")
     for row in found["contributors"]:
         table.add_row(row["contributor"], f"{row['epsilon']:.4g}", str(row["rounds"]))
     yield table

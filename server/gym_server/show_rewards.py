@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Column, Table
+from rich.table import Column
 from sqlalchemy import select
 
+from gym_fed.tables import TextTable, short_ids
 from gym_server.federation import Federation
 from gym_server.rewards.standing import rewards_of
 from gym_server.store.tables import accounts, updates
@@ -33,21 +34,22 @@ def rewards_shown(fed: Federation) -> dict[str, Any]:
     }
 
 
-def rewards_table(found: dict[str, Any]) -> Table:
+def rewards_table(found: dict[str, Any]) -> TextTable:
     title = (
         f"{found['pool']} credits a round: {found['quality_weight']:.0%} by {found['score']}, "
         f"{found['participation_weight']:.0%} for taking part"
         if found["quality_weight"]
         else f"{found['pool']} credits a round, for taking part"
     )
-    who = Column("contributor", no_wrap=True, min_width=17)
+    who = Column("contributor", no_wrap=True)
+    shown = short_ids(one["contributor"] for one in found["contributors"])
     columns = ("name", "credits", "reputation", "last scores", "last verdict")
-    table = Table(who, *columns, title=title, title_justify="left")
+    table = TextTable(who, *columns, title=title)
     for one in found["contributors"]:
         scores = [f"{r['score']:+.4f}" for r in one["rounds"] if r["score"] is not None][:3]
         last = one["rounds"][0] if one["rounds"] else None
         table.add_row(
-            one["contributor"],
+            shown[one["contributor"]],
             one["name"] if one["name"] != one["contributor"] else "",
             str(one["balance"]),
             f"{one['reputation']:.3f}",

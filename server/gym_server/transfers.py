@@ -55,7 +55,7 @@ class Transfers:
         """Declare an object; answers how much of it the hub already holds.
 
         Raises:
-            GymError: ``TOO_LARGE`` above the cap, for too many open uploads or a full disk; ``USAGE`` for a bad name
+            GymError: ``TOO_LARGE`` above the cap, for too many open uploads; ``DISK_FULL``; ``USAGE`` for a bad name
                 or another size than declared before; ``HASH_MISMATCH`` for an upload that was cut short at its end.
         """
         if self._may_know(contributor, sha256):  # nothing is granted: knowing a hash is not a right to read
@@ -68,7 +68,7 @@ class Transfers:
                 "use a smaller codec or fewer trained weights",
             )
         if shutil.disk_usage(self._store.staging).free < size_bytes + _MIN_FREE_BYTES:
-            raise GymError(ErrorCode.TOO_LARGE, "the hub's disk is full", "tell the coordinator")
+            raise GymError(ErrorCode.DISK_FULL, "the hub's disk is full", "tell the coordinator")
         with self._database.transaction() as tx:
             of = (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
             declared = tx.scalar(select(uploads.c.size_bytes).where(of))

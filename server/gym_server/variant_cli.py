@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import out, print_json, print_table, printable
+from gym_fed.console import out, print_json, print_table
+from gym_fed.text import plain
+
+if TYPE_CHECKING:
+    from gym_fed.tables import TextTable
 
 app = typer.Typer(help="The variants that contributors keep on the hub.", no_args_is_help=True)
 
@@ -26,16 +30,21 @@ def list_variants(folder: Folder = _HUB, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.table import Table
+    print_table(variants_table(found))
 
-    table = Table("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
+
+def variants_table(found: list[dict[str, Any]]) -> TextTable:
+    """What ``variants_of`` found, for people."""
+    from gym_fed.tables import TextTable
+
+    table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
     for told in found:
         public, others = "*" in told["readers"], len(told["readers"])
         who = "everyone" if public else f"{others} others" if others else "its owner"
         row = (told["owner"], told["variant"], str(told["revision"]), told["base"])
         size = f"{told['size_bytes']:,}"
-        table.add_row(*(printable(cell) for cell in (*row, size, who, told["key_status"])))
-    print_table(table)
+        table.add_row(*row, size, who, told["key_status"])
+    return table
 
 
 @app.command()
@@ -54,7 +63,7 @@ def remove(
     if as_json:
         print_json(receipt)
         return
-    out.print(printable(f"variant {name} of {owner} is removed, and the ledger says why"), markup=False)
+    out.print(plain(f"variant {name} of {owner} is removed, and the ledger says why"))
 
 
 @app.command()
@@ -72,7 +81,7 @@ def allow(
     if as_json:
         print_json({"owner": owner, "variant": name, "allowed": True})
         return
-    out.print(printable(f"{owner} may put variant {name} again"), markup=False)
+    out.print(plain(f"{owner} may put variant {name} again"))
 
 
 def variants_of(fed: Any) -> list[dict[str, Any]]:

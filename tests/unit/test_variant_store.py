@@ -455,8 +455,8 @@ def test_a_full_disk_is_told_as_one_and_loses_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
         patched.setattr(os, "fsync", full)
-        assert "no space" in refusal(ErrorCode.TOO_LARGE, store.add, delta, signed, name="bob", owner=OWNER)
-        refusal(ErrorCode.TOO_LARGE, write_atomically, tmp_path / "keys.json", b"")
+        assert "no space" in refusal(ErrorCode.DISK_FULL, store.add, delta, signed, name="bob", owner=OWNER)
+        refusal(ErrorCode.DISK_FULL, write_atomically, tmp_path / "keys.json", b"")
     assert served(store) == before
     assert not list((store.folder / "staging").iterdir())
     with sqlite3.connect(store.folder / "variants.db") as database:
@@ -471,7 +471,7 @@ def test_a_full_disk_is_told_as_one_and_loses_nothing(
             for number in range(100):
                 transaction.put(replace(record, name=f"v{number}", note="n" * 500))
 
-    refusal(ErrorCode.TOO_LARGE, fill)
+    refusal(ErrorCode.DISK_FULL, fill)
     assert served(store) == before
 
 

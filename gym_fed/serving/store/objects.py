@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.files import fsync_folder, told_when_full
+from gym_fed.files import fsync_folder, full_disk_named
 
 SUFFIX = ".gymdelta"
 STAGING_GRACE_SECONDS = 3600.0
@@ -56,12 +56,12 @@ class DeltaObjects:
         """A copy of a file, the store's own, hashed while it is copied; gone after the block unless it was adopted.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE`` when the disk is full.
+            GymError: ``FILE_NOT_FOUND``; ``DISK_FULL``.
         """
         target = self.staging / f"{secrets.token_hex(16)}.partial"
         digest, size = hashlib.sha256(), 0
         try:
-            with told_when_full(target), _readable(source) as reading, _private(target) as writing:
+            with full_disk_named(target), _readable(source) as reading, _private(target) as writing:
                 while block := os.read(reading, _BLOCK_BYTES):
                     digest.update(block)
                     size += len(block)
@@ -82,7 +82,7 @@ class DeltaObjects:
         target = self.path(staged.sha256)
         if self._is_whole(staged.sha256):
             return
-        with told_when_full(target):
+        with full_disk_named(target):
             if not target.parent.exists():
                 target.parent.mkdir(mode=0o700, exist_ok=True)
                 fsync_folder(self.folder)

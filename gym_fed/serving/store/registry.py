@@ -17,6 +17,7 @@ from pathlib import Path
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import disk_full, fsync_folder
 from gym_fed.serving.store.records import VariantRecord, is_encodable
+from gym_fed.system_errors import system_error
 
 _SCHEMA_VERSION = 1
 _BUSY_SECONDS = 30.0
@@ -162,6 +163,9 @@ class Registry:
                     f"{self.path} was locked by another process for {_BUSY_SECONDS:.0f} s",
                     "try again when it is done",
                 ) from error
+            refused = system_error(error)
+            if refused is not None:
+                raise GymError(refused.code, f"{self.path}: {refused.message}", refused.hint) from error
             raise self._corrupt(error) from error
         except sqlite3.DatabaseError as error:
             raise self._corrupt(error) from error

@@ -141,7 +141,7 @@ class VariantStore:
         Raises:
             GymError: ``USAGE`` for a name or owner; ``FILE_EXISTS`` without ``replace``; ``PERMISSION_DENIED`` for
                 another's name; ``REPLAYED`` or ``STALE`` for a revision that is not higher; ``SIGNATURE_INVALID``,
-                ``KEY_REVOKED``, ``HASH_MISMATCH``; ``TOO_LARGE`` when the disk is full; as ``DeltaFile.open``.
+                ``KEY_REVOKED``, ``HASH_MISMATCH``; ``DISK_FULL``; as ``DeltaFile.open``.
         """
         validate_name(name)
         validate_owner(owner)

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, select
 from sqlalchemy.exc import DatabaseError
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.system_errors import system_error
 from gym_server.store.migrations import SCHEMA_VERSION, migrate
 from gym_server.store.tables import metadata, settings
 
@@ -48,6 +49,9 @@ class Database:
             with database.transaction() as tx:
                 found = migrate(tx, found)
         except DatabaseError as error:
+            refused = system_error(error)
+            if refused is not None:
+                raise GymError(refused.code, f"{url}: {refused.message}", refused.hint) from error
             raise GymError(
                 ErrorCode.STATE_CORRUPT, f"cannot open the database {url}: {error.orig}"
             ) from error

@@ -1,0 +1,75 @@
+"""Text that came from somewhere else: made harmless here, before a terminal, a log or a table shows it.
+
+A terminal obeys control characters, and a reader believes what bidirectional overrides and zero-width characters make
+of a line. Both are written out as escapes, so that one sees what was sent.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+MAX_TEXT = 300
+"""Characters of a foreign text that is shown on one line."""
+
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
+    chr(code) for start, end in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(start, end + 1)
+}
+"""What Unicode calls letters or marks and nobody sees: fillers, variation selectors."""
+
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the direction of what follows."""
+
+
+def plain(text: object, limit: int = MAX_TEXT) -> str:
+    """One line of at most ``limit`` characters in which everything is visible.
+
+    Whatever is not printable (control characters, line ends, bidirectional and zero-width ones, surrogates) is written
+    as ``\\x1b`` or ``\\u202e``; what is cut off is marked by ``...``.
+    """
+    shown: list[str] = []
+    room = limit
+    for character in str(text)[: limit + 1]:
+        seen = character if is_visible(character) else _escaped(character)
+        if len(seen) > room:
+            kept = "".join(shown)
+            return kept[: max(0, limit - 3)] + "..."
+        shown.append(seen)
+        room -= len(seen)
+    return "".join(shown)
+
+
+def harmless(text: str) -> str:
+    """``text`` with its lines, without what drives a terminal: control characters and changes of direction."""
+    if text.isprintable() and text.isascii():
+        return text
+    return "".join(c if c in "\n\t" or not _drives(c) else _escaped(c) for c in text)
+
+
+def is_visible(character: str) -> bool:
+    """Whether a reader sees this character as what it is."""
+    return character.isprintable() and character not in _INVISIBLE
+
+
+def is_name(text: str, limit: int) -> bool:
+    """Whether ``text`` may name somebody: 1 to ``limit`` visible characters, no space at its ends, no mark before any
+    letter."""
+    return (
+        1 <= len(text) <= limit
+        and text == text.strip()
+        and all(map(is_visible, text))
+        and not unicodedata.combining(text[0])
+    )
+
+
+def whole_number(text: str, max_digits: int = 19) -> int | None:
+    """The number that ASCII digits stand for; None for any other text, and for one that is too long to be meant."""
+    return int(text) if len(text) <= max_digits and text.isascii() and text.isdecimal() else None
+
+
+def _drives(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _TURNING
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
