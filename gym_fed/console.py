@@ -26,6 +26,7 @@ from gym_fed.text import harmless
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 MAX_ERROR = 8000
 """Characters of an error's message that are shown."""
@@ -42,6 +43,10 @@ class TextConsole(Console):
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        # Before rich drops some control characters without a trace.
+        return super().render_str(harmless(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -159,7 +159,7 @@ def describe_round(fed: Federation, server_round: int) -> dict[str, Any]:
 
 def ledger_line(entry: dict[str, Any]) -> str:
     body = " ".join(f"{k}={_short(v)}" for k, v in sorted(entry["body"].items()) if k != "recipe")
-    return f"{entry['sequence']:>5} {entry['hash'][:12]} {entry['kind']:<9} {body}"
+    return plain(f"{entry['sequence']:>5} {entry['hash'][:12]} {entry['kind']:<9} {body}", MAX_LOG_LINE)
 
 
 def _round_title(line: dict[str, Any]) -> str:

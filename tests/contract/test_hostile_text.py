@@ -356,7 +356,7 @@ def _messages(kind: Descriptor) -> st.SearchStrategy[Any]:
     @st.composite
     def build(draw: st.DrawFn) -> Any:
         message = GetMessageClass(kind)()
-        chosen = {oneof.name: draw(st.sampled_from(oneof.fields)).name for oneof in kind.oneofs}
+        chosen = {oneof.name: draw(st.sampled_from(list(oneof.fields))).name for oneof in kind.oneofs}
         for field in kind.fields:
             oneof = field.containing_oneof
             if oneof is not None and chosen[oneof.name] != field.name:
