@@ -16,7 +16,8 @@ from gym_client.home import Home
 from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import verify_signature
-from gym_fed.ledger import EntryProof
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.ledger import SEALED, EntryProof, seal
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 
@@ -120,17 +121,29 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof | None:
         raise GymError(ErrorCode.SIGNATURE_INVALID, f"a receipt: {error.message}") from error
     _signed(proof, key)
     body = proof.entry.body
-    if "update" in receipt and (
-        proof.entry.kind != "verdict"
-        or body.get("update") != receipt["update"]
-        or body.get("verdict") != receipt.get("verdict")
-    ):
+    if "update" in receipt and not _is_of(proof, receipt):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"the receipt of update {str(receipt['update'])[:12]} says {receipt.get('verdict')!r}, "
             f"its ledger entry {json.dumps(body, sort_keys=True)[:200]}",
         )
     return proof
+
+
+def _is_of(proof: EntryProof, receipt: dict[str, Any]) -> bool:
+    """Whether the entry says what the receipt does; that of a private round says it sealed."""
+    body, kind = proof.entry.body, proof.entry.kind
+    if kind != SEALED:
+        told = (kind, body.get("update"), body.get("verdict"))
+        return told == ("verdict", receipt["update"], receipt.get("verdict"))
+    manifest, verdict, code, reason = (
+        str(receipt.get(key, "")) for key in ("manifest", "verdict", "code", "reason")
+    )
+    try:
+        same = UpdateManifest.parse(manifest).digest == receipt["update"]
+    except GymError:
+        return False
+    return same and seal(manifest, verdict, code, reason) == body.get("seal")
 
 
 def _signed(proof: EntryProof, key: bytes) -> None:

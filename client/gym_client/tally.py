@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.ledger import Entry
+from gym_fed.ledger import SEALED, Entry, seal
 
 
 class Tally:
@@ -17,6 +17,7 @@ class Tally:
         credits: Earned, by round.
         royalties: Earned by the use of versions, by usage id.
         verdicts: The last word on every update.
+        seals: Of verdicts at the door of private rounds, everybody's.
         pending: Transfers that reserve credits, with their amounts.
         moved: Credits received less credits given away, of transfers that are settled.
     """
@@ -26,6 +27,7 @@ class Tally:
         self.credits: dict[int, int] = {}
         self.royalties: dict[str, int] = {}
         self.verdicts: dict[str, str] = {}
+        self.seals: set[str] = set()
         self.pending: dict[str, int] = {}
         self.moved = 0
         self.entries = 0
@@ -38,6 +40,8 @@ class Tally:
 
     def __call__(self, entry: Entry, body: dict[str, Any]) -> None:
         """The next entry."""
+        if entry.kind == SEALED:
+            self.seals.add(body["seal"])
         if self.contributor not in entry.body_json:
             return
         self.entries += 1
@@ -63,7 +67,7 @@ class Tally:
             found.append(f"the hub tells a balance of {balance}, its ledger adds up to {self.balance}")
         for told in verdicts:
             update, server_round = str(told["update"]), int(told["server_round"])
-            says = self.verdicts.get(update)
+            says = self.verdicts.get(update) or self._opened(told)
             if says != told["verdict"]:
                 found.append(f"update {update[:12]}: the hub tells {told['verdict']}, its ledger says {says}")
             elif told["verdict"] == "merged" and told["credit"] != self.credits.get(server_round, 0):
@@ -72,6 +76,11 @@ class Tally:
                     f"{self.credits.get(server_round, 0)}"
                 )
         return found
+
+    def _opened(self, told: dict[str, Any]) -> str | None:
+        """The verdict at the door that the hub tells, if the ledger has its seal."""
+        text = [str(told.get(key, "")) for key in ("manifest", "verdict", "code", "reason")]
+        return text[1] if text[0] and seal(*text) in self.seals else None
 
     def _transfer(self, kind: str, body: dict[str, Any]) -> None:
         sends, gets = (body.get(key) == self.contributor for key in ("from", "to"))

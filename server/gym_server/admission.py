@@ -18,6 +18,7 @@ from gym_fed.config.server import AdmissionConfig
 from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.ledger import SEALED, seal
 from gym_server.ledger import Entry, Ledger
 from gym_server.rounds import COLLECTING
 from gym_server.secure.stages import check_upload
@@ -52,9 +53,14 @@ class Receipt:
     ledger_hash: str
     proof: dict[str, Any]
     """The ledger's entry under a signed head, which anyone can check: ``gym_fed.ledger.EntryProof``."""
+    manifest: str = ""
+    """In a private round, where the entry is sealed: with the fields above it opens the seal."""
 
     def to_json(self) -> str:
-        return json.dumps(self.__dict__, sort_keys=True)
+        told = dict(self.__dict__)
+        if not self.manifest:
+            del told["manifest"]
+        return json.dumps(told, sort_keys=True)
 
 
 class Admission:
@@ -110,6 +116,12 @@ class Admission:
             raise unauthentic
         return receipt
 
+    def opening(self, row: Any) -> dict[str, str]:
+        """What opens the seal of a row of ``updates``, for its contributor; empty where nothing is sealed."""
+        if not self._ledger.private or row.verdict not in ("admitted", "refused"):
+            return {}
+        return {"manifest": row.manifest, "code": row.code}
+
     def _examine(self, candidate: Candidate) -> tuple[float | None, GymError | None]:
         """The norm of an authentic candidate's file, or what is wrong with it."""
         try:
@@ -131,10 +143,16 @@ class Admission:
 
     def _receipt(self, tx: Connection, row: Any) -> Receipt:
         proof = self._ledger.receipt(tx, row.ledger_sequence)
-        verdict = "refused" if row.verdict == "refused" else "admitted"
         entry = proof.entry
+        verdict, reason, manifest = "admitted", row.reason, ""
+        if row.verdict == "refused":
+            verdict = "refused"
+        elif entry.kind == SEALED:
+            reason = ""  # what was sealed; a later verdict has an entry of its own
+        if entry.kind == SEALED:
+            manifest = row.manifest
         return Receipt(
-            row.update_id, verdict, row.code, row.reason, entry.sequence, entry.hash, proof.to_dict()
+            row.update_id, verdict, row.code, reason, entry.sequence, entry.hash, proof.to_dict(), manifest
         )
 
     def _check_signed(self, tx: Connection, candidate: Candidate) -> UpdateManifest:
@@ -276,16 +294,20 @@ class Admission:
     def _tell(
         self, tx: Connection, candidate: Candidate, manifest: UpdateManifest | None, refusal: GymError | None
     ) -> Entry:
+        verdict = "admitted" if refusal is None else "refused"
+        code, reason = ("", "") if refusal is None else (refusal.code.value, refusal.message)
+        if self._ledger.private and manifest is not None:
+            sealed = seal(candidate.manifest_json, verdict, code, reason)
+            return self._ledger.append(tx, SEALED, {"server_round": candidate.server_round, "seal": sealed})
         body: dict[str, Any] = {
             "contributor": candidate.contributor,
             "server_round": candidate.server_round,
-            "verdict": "admitted" if refusal is None else "refused",
-            "reason": "" if refusal is None else f"{refusal.code.value}: {refusal.message}",
+            "verdict": verdict,
+            "reason": "" if refusal is None else f"{code}: {reason}",
         }
-        if self._private and refusal is not None:
-            body["reason"] = refusal.code.value
+        if self._ledger.private and refusal is not None:
+            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # one code for whatever is wrong
         if manifest is not None:
             body["update"] = manifest.digest
-            if not self._private:
-                body["delta"] = manifest.delta_sha256
+            body["delta"] = manifest.delta_sha256
         return self._ledger.append(tx, "verdict", body)

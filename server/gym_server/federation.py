@@ -55,7 +55,8 @@ class Federation:
         self.server = server_id(self.key.public_key)
         self.fingerprint = fingerprint((folder / "keys" / "tls.crt").read_bytes())
         self.store = ObjectStore(_objects_url(folder, config), folder / "staging")
-        self.ledger = Ledger(database, self.key, folder / "keys" / "newest-head.json")
+        private = config.privacy is not None or config.secure_aggregation is not None
+        self.ledger = Ledger(database, self.key, folder / "keys" / "newest-head.json", private=private)
         self.queue = MessageQueue(database, config.rounds.lease_seconds)
         self.journal = Journal(database, self.ledger, base.digest)
         hold = config.rewards.hold_seconds

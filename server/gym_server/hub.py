@@ -335,7 +335,13 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
             balance=purse["balance"],
             rewards_json=json.dumps({**purse, **worth, **privacy.of_caller(self._fed, contributor)}),
             verdicts_json=[
-                json.dumps({**_verdict(row, earned), "entries": told.get(row.server_round, [])})
+                json.dumps(
+                    {
+                        **_verdict(row, earned),
+                        **self._fed.admission.opening(row),
+                        "entries": told.get(row.server_round, []),
+                    }
+                )
                 for row in rows
             ],
         )

@@ -293,7 +293,7 @@ class Journal:
             for judgement in judgements:
                 self._judge(tx, server_round, judgement)
             where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
-            for row in tx.execute(select(updates).where(where)).all():
+            for row in tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all():
                 judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
                 self._judge(tx, server_round, judgement)
             self._ledger.append(tx, "aborted", {"server_round": server_round, "reason": reason})
@@ -317,6 +317,8 @@ class Journal:
             "verdict": judgement.verdict,
             "reason": judgement.reason,
         }
+        if self._ledger.private and judgement.verdict == "rejected":
+            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may say what is in the update
         self._ledger.append(tx, "verdict", body)
 
     def _credit(self, tx: Connection, server_round: int, judgement: Judgement) -> None:

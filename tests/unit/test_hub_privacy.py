@@ -14,6 +14,7 @@ import torch
 import yaml
 from flwr.serverapp import Grid
 from gym_server import privacy, private_merge
+from gym_server.admission import Candidate
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
 from gym_server.hub import Hub, Wakeups
@@ -21,7 +22,7 @@ from gym_server.replay import replay
 from gym_server.rounds import Journal
 from gym_server.run import run_hub
 from gym_server.show_privacy import privacy_lines
-from gym_server.store.tables import privacy_seeds, privacy_spending
+from gym_server.store.tables import privacy_seeds, privacy_spending, updates
 from gym_server.strategy import DeltaSoup
 from gym_server.transfers import Transfers
 from sqlalchemy import select, update
@@ -234,11 +235,35 @@ def test_nothing_that_others_see_names_an_updates_digest_norm_or_size(hub: Priva
         assert not [text for text in seen if secret in text], secret
 
 
-def test_a_refusal_is_in_the_record_by_its_code_alone(hub: PrivateRounds) -> None:
+def test_a_refusal_is_in_the_record_sealed_and_its_reason_for_the_contributor_alone(
+    hub: PrivateRounds,
+) -> None:
     number = hub.collect()
     receipt = hub.send("ann", number, hub.delta("ann", 77))
     assert "already has update" in receipt.reason
-    assert hub.entries("verdict")[-1]["reason"] == "update-refused"
+    assert hub.entries("verdict") == []
+    assert hub.entries("sealed")[-1].keys() == {"server_round", "seal", "at", "at_bucket_seconds"}
+
+
+def test_a_forged_update_is_in_the_record_by_one_code_whatever_is_wrong_with_it(hub: PrivateRounds) -> None:
+    number, judge = hub.collect(), hub.fed.admission.judge
+    candidates: list[Candidate] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub.fed.admission, "judge", lambda candidate, also: candidates.append(candidate))
+        hub.send("ann", number, hub.delta("ann", 77))
+    (good,) = candidates
+    forged = [
+        replace(good, signature=bytes(64)),
+        replace(good, manifest_json="{}"),
+        replace(good, contributor=hub.keys["bob"].contributor),
+    ]
+    codes = set()
+    for candidate in forged:
+        with pytest.raises(GymError) as refused:
+            judge(candidate, lambda tx, receipt: None)
+        codes.add(refused.value.code)
+    assert codes == {ErrorCode.SIGNATURE_INVALID, ErrorCode.UPDATE_REFUSED}
+    assert {entry["reason"] for entry in hub.entries("verdict")} == {"update-refused"}
 
 
 def test_a_guess_at_somebodys_file_is_not_confirmed(hub: PrivateRounds) -> None:
@@ -476,7 +501,10 @@ def test_a_round_of_frozen_a_is_noised_on_b_and_who_sends_what_the_task_does_not
         assert private.finish(number).state == "committed"
         (rejected,) = [v for v in private.entries("verdict") if v["verdict"] == "rejected"]
         assert rejected["contributor"] == private.keys["cat"].contributor
-        assert "is not one that the task trains" in rejected["reason"]
+        assert rejected["reason"] == "update-refused"
+        with fed.database.reading() as tx:
+            (why,) = tx.scalars(select(updates.c.reason).where(updates.c.verdict == "rejected"))
+        assert "is not one that the task trains" in why
         told = private.entries("version")[0]["privacy"]
         assert told["coordinates"] == sum(2 * fed.base.shapes[name][0] for name in trained)
         assert len(private.entries("privacy")[0]["contributors"]) == 2

@@ -22,6 +22,7 @@ from gym_fed.ledger.heads import FORMAT, EntryProof, Head, SignedHead
 from gym_fed.ledger.merkle import Frontier, Tree
 from gym_fed.ledger.subjects import subjects
 from gym_server.ledger.anchor import Anchor
+from gym_server.ledger.coarse import stamp
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger, ledger_heads, ledger_signatures, ledger_subjects, rounds
 
@@ -36,6 +37,7 @@ class Ledger:
         key: Signs.
         anchor: A file outside the database that keeps the newest head; None keeps none.
         clock: Unix seconds; tests bring their own.
+        private: Whether entries about updates say only in which hour they were written.
 
     Raises:
         GymError: ``STATE_CORRUPT`` for a database of schema 1 with an entry that the key did not sign.
@@ -47,7 +49,9 @@ class Ledger:
         key: SigningKey,
         anchor: Path | None = None,
         clock: Callable[[], float] = time.time,
+        private: bool = False,
     ) -> None:
+        self.private = private
         self._database = database
         self._key = key
         self._server = server_id(key.public_key)
@@ -55,7 +59,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._anchor = Anchor(anchor, key.public_key)
         self._clock = clock
-        self._appended: WeakKeyDictionary[Connection, dict[int, str]] = WeakKeyDictionary()
+        self._appended: WeakKeyDictionary[Connection, dict[int, Entry]] = WeakKeyDictionary()
         database.before_commit.append(self._seal)
         database.after_commit.append(self._keep_newest)
         self._adopt_schema_1()
@@ -73,8 +77,9 @@ class Ledger:
             select(ledger.c.sequence, ledger.c.hash).order_by(ledger.c.sequence.desc()).limit(1)
         ).first()
         previous = (last.sequence, last.hash) if last else None
-        entry = Entry.following(previous, kind, {**body, "at": int(self._clock())})
-        self._appended.setdefault(tx, {})[entry.sequence] = entry.hash
+        when = stamp(tx, kind, body, self._clock(), self.private)
+        entry = Entry.following(previous, kind, {**body, **when})
+        self._appended.setdefault(tx, {})[entry.sequence] = entry
         tx.execute(
             ledger.insert().values(
                 sequence=entry.sequence,
@@ -103,7 +108,7 @@ class Ledger:
             return before
         own = self._appended.get(tx, {})
         for row in rows:
-            if own.get(row.sequence) != row.hash:
+            if row.sequence not in own or own[row.sequence].hash != row.hash:
                 raise corrupt(
                     f"entry {row.sequence} is under no signed head: the hub did not write it, or its heads are gone"
                 )
@@ -113,7 +118,10 @@ class Ledger:
         self._anchor.check(tx, size)
         for row in rows:
             frontier.append(row.hash)
-        return self._sign(tx, frontier, rows[-1].hash, before)
+        at = max(
+            int(own[row.sequence].body["at"]) for row in rows
+        )  # says no more of a private round than they do
+        return self._sign(tx, frontier, rows[-1].hash, before, at)
 
     def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
         """The head that the next one goes on from, since the next one's signature stands for it as well."""
@@ -123,7 +131,7 @@ class Ledger:
             raise corrupt(f"head {signed.size} is not that of the entries which are there")
 
     def _sign(
-        self, tx: Connection, frontier: Frontier, entry_hash: str, before: SignedHead | None
+        self, tx: Connection, frontier: Frontier, entry_hash: str, before: SignedHead | None, at: int
     ) -> SignedHead:
         head = Head(
             FORMAT,
@@ -132,7 +140,7 @@ class Ledger:
             entry_hash,
             frontier.root(),
             int(tx.scalar(select(func.max(rounds.c.server_round))) or 0),
-            max(before.head.at if before else 0, int(self._clock())),
+            max(before.head.at if before else 0, at),
         )
         signed = SignedHead.sign(self._key, head)
         tx.execute(
@@ -169,7 +177,7 @@ class Ledger:
                     ) from error
                 frontier.append(row.hash)
             if frontier.size:
-                self._sign(tx, frontier, chain.hash, None)
+                self._sign(tx, frontier, chain.hash, None, int(self._clock()))
             tx.execute(ledger_signatures.delete())
 
     def receipt(self, tx: Connection, sequence: int) -> EntryProof:

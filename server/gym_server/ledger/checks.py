@@ -11,12 +11,14 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, or_, select
 
+from gym_fed.ledger.seals import SEALED, seal
 from gym_server.store.tables import (
     accounts,
     contributions,
     credits,
+    ledger,
     privacy_spending,
     reputations,
     royalties,
@@ -52,6 +54,7 @@ class TableCheck:
 _STATUS = {"enrolled": "active", "rebound": "active", "left": "left", "revoked": "revoked"}
 _MOVES = {"transfer": "pending", "transfer-settled": "settled", "transfer-cancelled": "cancelled"}
 
+_AT_THE_DOOR = ("admitted", "refused")
 _LOSSES = ("heldout_before", "heldout_after")
 
 CHECKS: list[TableCheck] = [
@@ -97,8 +100,19 @@ CHECKS: list[TableCheck] = [
         lambda kind, body: (
             [(body["update"], (body["verdict"], body["contributor"]))] if body.get("update") else []
         ),
-        select(updates.c.update_id, updates.c.verdict, updates.c.contributor),
+        select(updates.c.update_id, updates.c.verdict, updates.c.contributor)
+        .join(ledger, ledger.c.sequence == updates.c.ledger_sequence)
+        .where(or_(ledger.c.kind != SEALED, updates.c.verdict.not_in(_AT_THE_DOOR))),
         lambda row: (row.update_id, (row.verdict, row.contributor)),
+    ),
+    TableCheck(
+        "sealed verdicts",
+        (SEALED,),
+        lambda kind, body: [(body["seal"], body["server_round"])],
+        select(updates)
+        .join(ledger, ledger.c.sequence == updates.c.ledger_sequence)
+        .where(ledger.c.kind == SEALED),
+        lambda row: (_seal(row), row.server_round),
     ),
     TableCheck(
         "credits",
@@ -163,6 +177,12 @@ CHECKS: list[TableCheck] = [
         lambda row: ((row.owner, row.slot), (row.revision, *_document(row))),
     ),
 ]
+
+
+def _seal(row: Any) -> str:
+    """Of the verdict at the door; what came later has an entry of its own."""
+    refused = row.verdict == "refused"
+    return seal(row.manifest, "refused" if refused else "admitted", row.code, row.reason if refused else "")
 
 
 def _document(row: Any) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """What the hold period rests on, against the ledger: keys with their times, and when transfers were asked for.
 
-A row has the clock's time and its entry whole seconds, both taken in one transaction, so that they differ by little.
+A row has the clock's time and its entry whole seconds, both taken in one transaction, so that they differ by little;
+the end of a private round is in the ledger by its hour.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from sqlalchemy import Connection, select
 
 from gym_fed.identity.history import History
 from gym_fed.ledger.entries import corrupt
+from gym_server.ledger.coarse import BUCKET
 from gym_server.store.tables import account_keys, accounts, rounds, royalties, transfers
 
 SLACK_SECONDS = 60.0
@@ -20,13 +22,13 @@ class Times:
     """When rounds ended and royalties were recorded; shown every entry."""
 
     def __init__(self) -> None:
-        self._rounds: dict[int, int] = {}
+        self._rounds: dict[int, tuple[int, int]] = {}
         self._royalties: dict[str, int] = {}
 
     def add(self, kind: str, body: dict[str, Any]) -> None:
         """The next entry."""
         if kind in ("version", "aborted"):
-            self._rounds[body["server_round"]] = body["at"]
+            self._rounds[body["server_round"]] = (body["at"], body.get(BUCKET, 0))
         elif kind == "royalty":
             self._royalties[body["usage"]] = body["at"]
 
@@ -41,7 +43,7 @@ class Times:
                     f"transfers: the nonce, hold or times of {row.transfer[:24]} are not the ledger's"
                 )
         for row in tx.execute(select(rounds.c.server_round, rounds.c.closed_at)):
-            if row.server_round in self._rounds and not _near(row.closed_at, self._rounds[row.server_round]):
+            if row.server_round in self._rounds and not _near(row.closed_at, *self._rounds[row.server_round]):
                 raise corrupt(f"rounds: round {row.server_round} ended at another time than the ledger says")
         for row in tx.execute(select(royalties.c.usage, royalties.c.recorded_at)):
             if not _near(row.recorded_at, self._royalties[row.usage]):
@@ -66,7 +68,7 @@ def _compare_keys(tx: Connection, history: History) -> None:
             raise corrupt(f"accounts: {row.contributor} enrolled under another name than {row.name[:40]!r}")
 
 
-def _near(stored: float | None, told: int | None) -> bool:
+def _near(stored: float | None, told: int | None, bucket_seconds: int = 0) -> bool:
     if stored is None or told is None:
         return stored is None and told is None
-    return told - SLACK_SECONDS <= stored <= told + 1 + SLACK_SECONDS
+    return told - SLACK_SECONDS <= stored <= told + max(1, bucket_seconds) + SLACK_SECONDS
