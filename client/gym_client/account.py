@@ -11,6 +11,7 @@ from gym_client.receipts import Receipts
 from gym_client.residuals import Residuals
 from gym_client.secure import forget
 from gym_client.tasks import TaskFolder
+from gym_client.traffic import Traffic
 from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -24,10 +25,13 @@ class Account:
         balance: Credits, as last heard; None before that.
     """
 
-    def __init__(self, home: Home, client: HubClient, display: Display) -> None:
+    def __init__(
+        self, home: Home, client: HubClient, display: Display, traffic: Traffic | None = None
+    ) -> None:
         self._home = home
         self._client = client
         self._display = display
+        self._traffic = traffic or Traffic(home, client.pin.server)
         self._receipts = Receipts(home, client)
         self.receipts: list[dict[str, Any]] = []
         self.balance: int | None = None
@@ -41,7 +45,8 @@ class Account:
         """
         receipt = self._checked(text)
         server = self._client.pin.server
-        self._home.append_receipt({**receipt, "server": server, "task": message_id, "group": group})
+        kept = {**receipt, "server": server, "task": message_id, "group": group}
+        self._home.append_receipt({**kept, **self._traffic.task.to_dict()})
         folder = TaskFolder(self._home.task_folder(message_id))
         verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
         if folder.residual_path.exists() and verdict == "admitted" and update:

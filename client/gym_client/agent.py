@@ -18,8 +18,8 @@ from flwr.clientapp import ClientApp
 
 from gym_client.account import Account
 from gym_client.app import update_records
-from gym_client.backoff import is_passing, patiently
-from gym_client.display import Display
+from gym_client.backoff import Outage, is_passing, patiently
+from gym_client.display import Display, readable_bytes
 from gym_client.downloads import ObjectCache, download
 from gym_client.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
 from gym_client.heartbeats import Lease, heartbeats
@@ -31,6 +31,7 @@ from gym_client.private_round import Spending, kept_here
 from gym_client.secure import stage_of, titled
 from gym_client.stream import WorkStream
 from gym_client.tasks import TaskFolder, drop_old
+from gym_client.traffic import Traffic
 from gym_client.transport import HubClient
 from gym_client.uploads import upload
 from gym_client.work import parse_task
@@ -133,7 +134,9 @@ class Agent:
         self._cache = ObjectCache(home.objects)
         self._stop = stop or threading.Event()
         self._contexts: dict[int, Context] = {}
-        self._account = Account(home, client, self.display)
+        self._outage = Outage(self.display)
+        self._traffic = Traffic(home, client.pin.server)
+        self._account = Account(home, client, self.display, self._traffic)
         self._failures = self._masked = 0  # the latter: updates that still are to be unmasked
 
     def stop(self) -> None:
@@ -151,6 +154,7 @@ class Agent:
                 failures in a row.
         """
         drop_old(self.home.tasks)
+        self.display.busy("asking the server what became of earlier updates")
         self._recover(self._settle())
         finished = False
         with WorkStream(self.client) as stream:
@@ -180,11 +184,15 @@ class Agent:
             if isinstance(event, GymError):
                 if not is_passing(event):
                     raise event
-                self.display.tell("away", f"{event.message}; trying again", error=event.to_dict())
-            elif event is not None and not event.HasField("keep_alive"):
-                return event
-            elif not waiting:
+                self._outage.away(event)
+                continue
+            if event is not None:
+                self._outage.back()
+                if not event.HasField("keep_alive"):
+                    return event
+            if not waiting:
                 waiting = True
+                self.display.busy("")
                 self.display.tell("waiting", "waiting for a task")
 
     # ---- one task ----
@@ -193,7 +201,9 @@ class Agent:
         """Work on a task until it is answered, or no answer is wanted any more."""
         lease = Lease(task.message_id, task.lease_seconds)
         self._private = False
+        self._traffic.begin()
         self.display.tell("task", titled(task), task=task.message_id)
+        self.display.busy("preparing the task: data, model, optimiser")
         with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
             try:
                 request, sent = self._reply(task, lease)
@@ -201,7 +211,12 @@ class Agent:
             except GymError as error:
                 self._failed(task, lease, error)
                 return
+            finally:
+                self._traffic.save()
         self._failures = 0
+        moved = self._traffic.task
+        text = f"this task: {readable_bytes(moved.down)} down, {readable_bytes(moved.up)} up"
+        self.display.tell("traffic", text, task=task.message_id, **moved.to_dict())
         if self._private:
             self._spent.tell(self.display)
         self._count(stage_of(task))
@@ -266,7 +281,15 @@ class Agent:
                 hooks.progress("fetch", before + done, total, None)
 
             def fetch(ref: pb.ArrayRef = ref, tell: Callable[[int, int], None] = tell) -> Path:
-                return download(self.client, self._cache, ref.sha256, ref.size_bytes, tell, hooks.should_stop)
+                return download(
+                    self.client,
+                    self._cache,
+                    ref.sha256,
+                    ref.size_bytes,
+                    tell,
+                    hooks.should_stop,
+                    self._traffic.count_down,
+                )
 
             self._patiently(fetch, lease)
             before += ref.size_bytes
@@ -303,7 +326,7 @@ class Agent:
 
             def send(ref: pb.ArrayRef = ref, path: Path = path) -> None:
                 try:
-                    upload(self.client, ref.sha256, path, tell, hooks.should_stop)
+                    upload(self.client, ref.sha256, path, tell, hooks.should_stop, self._traffic.count_up)
                 except GymError as error:
                     if error.code is not ErrorCode.LEASE_LOST:
                         raise
@@ -320,7 +343,20 @@ class Agent:
         return self._cache.path(ref.sha256)
 
     def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:
-        reply = self._patiently(lambda: self.client.call("Submit", request), lease)
+        """Answer. No heartbeat is under way meanwhile: one that came after the answer would be refused."""
+        self.display.busy("waiting for the server's receipt")
+        if lease is not None:
+            lease.end(self.client)
+        tried = False
+
+        def send() -> Any:
+            nonlocal tried
+            if tried and lease is not None:
+                lease.touch(self.client)
+            tried = True
+            return self.client.call("Submit", request)
+
+        reply = self._patiently(send, lease)
         failpoint("client-after-submit")
         self._account.keep_receipt(request.message_id, group, reply.receipt_json)
 
@@ -341,6 +377,7 @@ class Agent:
         self.display.tell("failed", f"task failed: {error}", error=error.to_dict())
         self._failures += 1
         told = kept_here() if self._private else error
+        lease.end(self.client)
         try:
             self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, told)), None)
         except GymError as refused:
@@ -357,10 +394,7 @@ class Agent:
                 raise lease.lost
             return action()
 
-        return patiently(self.client, self._stop, self._tell_away, attempt)
-
-    def _tell_away(self, error: GymError, seconds: float) -> None:
-        self.display.tell("away", f"{error.message}; trying again in {seconds:.0f} s", error=error.to_dict())
+        return patiently(self.client, self._stop, self._outage, attempt)
 
     # ---- account ----
 

@@ -79,16 +79,22 @@ def join(
     ] = None,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Fail at once where the hub cannot be reached.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train for a hub, round after round. The same command again goes on where it was stopped."""
+    """Train for a hub, round after round. The same command again goes on where it was stopped.
+
+    Without --server the home goes on at the hub that it joined last.
+    """
     from gym_client.display import make_display
     from gym_client.join import JoinOptions
     from gym_client.join import join as run_join
     from gym_client.terminal import TerminalConsent
 
     options = JoinOptions(
-        server, invite, data, data_format, model, name, device, rounds, fingerprint, insecure
+        server, invite, data, data_format, model, name, device, rounds, fingerprint, insecure, not no_wait
     )
     folder = open_home(home, passphrase_file)
     try:
@@ -122,12 +128,16 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Your balance at a hub, and what became of your updates."""
-    from gym_client.terminal import account_table
+    from gym_client.known import enrolled_client
+    from gym_client.terminal import account_table, traffic_line
+    from gym_client.traffic import total_of
     from gym_fed.wire.v1 import hub_pb2 as pb
 
-    with _enrolled(server, home, passphrase_file, insecure) as client:
+    folder = open_home(home, passphrase_file)
+    with enrolled_client(folder, server, insecure, may_have_left=True) as client:
         told = client.status()
         account = client.call("Account", pb.AccountRequest())
+        moved = total_of(folder, client.pin.server)
     found = {
         "server": told.name,
         "contributor": account.contributor,
@@ -139,11 +149,15 @@ def status(
         "num_rounds": told.num_rounds,
         "version_height": told.version_height,
         "verdicts": [json.loads(text) for text in account.verdicts_json],
+        "join_download_bytes": told.join_download_bytes,
+        "round_download_bytes": told.round_download_bytes,
+        **moved.to_dict(),
     }
     if as_json:
         print_json(found)
         return
     out.print(account_table(found))
+    out.print(traffic_line(found), markup=False)
 
 
 @app.command()

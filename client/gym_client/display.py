@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.status import Status
+from rich.text import Text
 
 from gym_fed.text import plain
 
@@ -16,6 +20,9 @@ MAX_NEWS = 1000
 """Characters of one line of news; much of it is what the hub says."""
 
 _LINES_PER_PHASE = 10
+_SILENT_SECONDS = 1.5
+"""After so much silence what goes on is shown; on a terminal it then moves, elsewhere at twice the time again."""
+_TICK_SECONDS = 0.25
 _LABELS = {
     "fetch": "fetching",
     "train": "training",
@@ -35,8 +42,70 @@ class Display:
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         """How far a phase is; ``done == total`` ends it."""
 
+    def busy(self, what: str) -> None:
+        """What goes on from now on, in case it takes long; empty where nothing does that anybody waits for."""
+
+    def still(self, what: str, seconds: float) -> None:
+        """``what`` has gone on for so long, and nothing else was shown meanwhile."""
+
     def close(self) -> None:
         """Leave the terminal as it was."""
+
+
+class Narrator(Display):
+    """Passes everything on, and breaks a silence of more than ``_SILENT_SECONDS`` with what goes on.
+
+    Args:
+        inner: The display that shows.
+        often: Whether a silence that is broken stays so: a line that moves. Else it is broken again at twice the time.
+        clock: Seconds, rising.
+    """
+
+    def __init__(self, inner: Display, often: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._inner, self._often, self._clock = inner, often, clock
+        self._lock = threading.RLock()
+        self._what, self._since, self._next = "", 0.0, _SILENT_SECONDS
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, event: str, text: str, **fields: Any) -> None:
+        with self._lock:
+            self._inner.tell(event, text, **fields)
+            self._restart(self._what)
+
+    def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
+        with self._lock:
+            self._restart("")  # bars move by themselves, and lines come with the work
+            self._inner.progress(phase, done, total, loss)
+
+    def busy(self, what: str) -> None:
+        with self._lock:
+            self._restart(what)
+            self._inner.busy(what)
+            if what and self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._watch, name="narrator", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            self._restart("")
+            self._inner.close()
+
+    def _restart(self, what: str) -> None:
+        self._what, self._since, self._next = what, self._clock(), _SILENT_SECONDS
+
+    def look(self) -> None:
+        """Break the silence if it has lasted; its own thread looks four times a second."""
+        with self._lock:
+            seconds = self._clock() - self._since
+            if self._what and seconds >= self._next:
+                self._next = self._next if self._often else 2 * seconds
+                self._inner.still(self._what, seconds)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_TICK_SECONDS):
+            self.look()
 
 
 class PlainDisplay(Display):
@@ -48,6 +117,9 @@ class PlainDisplay(Display):
 
     def tell(self, event: str, text: str, **fields: Any) -> None:
         self._console.print(plain(text, MAX_NEWS), markup=False)
+
+    def still(self, what: str, seconds: float) -> None:
+        self._console.print(f"{plain(what, MAX_NEWS)} ({seconds:.0f} s)", markup=False)
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         step = (phase, _LINES_PER_PHASE * done // total if total else 0)
@@ -66,6 +138,9 @@ class JsonDisplay(Display):
 
     def tell(self, event: str, text: str, **fields: Any) -> None:
         self._write({"event": event, "message": text, **fields})
+
+    def still(self, what: str, seconds: float) -> None:
+        self._write({"event": "busy", "message": what, "seconds": round(seconds, 1)})
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         step = (phase, _LINES_PER_PHASE * done // total if total else 0)
@@ -93,11 +168,26 @@ class TerminalDisplay(Display):
         )
         self._phase, self._task = "", TaskID(0)
         self._shown = ("", 0)
+        self._spinner: Status | None = None
 
     def tell(self, event: str, text: str, **fields: Any) -> None:
+        self._stop_spinner()
         self._console.print(plain(text, MAX_NEWS), markup=False)
 
+    def busy(self, what: str) -> None:
+        self._stop_spinner()
+
+    def still(self, what: str, seconds: float) -> None:
+        if self._phase:
+            return  # its bar is on the screen
+        line = Text(f"{plain(what, MAX_NEWS)} ({seconds:.0f} s)")
+        if self._spinner is None:
+            self._spinner = self._console.status(line)
+            self._spinner.start()
+        self._spinner.update(line)
+
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
+        self._stop_spinner()
         if done >= total and self._shown == (phase, total):
             return  # its bar is full already
         if phase != self._phase:
@@ -115,7 +205,13 @@ class TerminalDisplay(Display):
             self._end()
 
     def close(self) -> None:
+        self._stop_spinner()
         self._end()
+
+    def _stop_spinner(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
 
     def _end(self) -> None:
         if self._phase:
@@ -127,8 +223,10 @@ class TerminalDisplay(Display):
 def make_display(console: Console, as_json: bool) -> Display:
     """The display for where the output goes."""
     if as_json:
-        return JsonDisplay()
-    return TerminalDisplay(console) if console.is_terminal else PlainDisplay(console)
+        return Narrator(JsonDisplay(), often=False)
+    if console.is_terminal:
+        return Narrator(TerminalDisplay(console), often=True)
+    return Narrator(PlainDisplay(console), often=False)
 
 
 def readable_bytes(num_bytes: float) -> str:

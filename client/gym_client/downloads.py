@@ -56,6 +56,7 @@ def download(
     size_bytes: int,
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    count: Callable[[int], None] = lambda num_bytes: None,
 ) -> Path:
     """Fetch an object unless it is in the cache. To resume, call it again.
 
@@ -66,6 +67,7 @@ def download(
         size_bytes: Its size, from the reference; not a byte more is taken.
         progress: Told after each chunk.
         should_stop: Asked between chunks; True ends the download where it is.
+        count: Called with the bytes of each chunk that came.
 
     Raises:
         GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for bytes that are not the object's (they are dropped),
@@ -84,7 +86,7 @@ def download(
             if should_stop():
                 raise GymError(ErrorCode.INTERRUPTED, f"the download stopped at byte {done} of {size_bytes}")
             before = done
-            done = _receive(client, file, sha256, done, size_bytes, part, tell, should_stop)
+            done = _receive(client, file, sha256, done, size_bytes, part, tell, should_stop, count)
             if done == before:
                 raise GymError(
                     ErrorCode.UNAVAILABLE,
@@ -121,6 +123,7 @@ def _receive(
     part: Path,
     tell: Progress,
     should_stop: Callable[[], bool],
+    count: Callable[[int], None],
 ) -> int:
     request = pb.DownloadRequest(sha256=sha256, offset=done)
     call = client.stream("Download", request, transfer_seconds(size - done))
@@ -133,6 +136,7 @@ def _receive(
                     raise _too_large(client, part, f"more than {size} bytes", sha256)
                 file.write(chunk.data)
                 done += len(chunk.data)
+                count(len(chunk.data))
                 tell(done, size)
                 if should_stop():
                     break

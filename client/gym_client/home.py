@@ -104,7 +104,7 @@ class Home:
         return self._made(f"residuals/{server}")
 
     def settings(self) -> dict[str, Any]:
-        """What the last ``join`` was told: data, format, model, device, name."""
+        """What the last ``join`` was told: server, data, format, model, name."""
         path = self.folder / "settings.json"
         if not path.exists():
             return {}
@@ -123,9 +123,12 @@ class Home:
         write_atomically(self.folder / "settings.json", json.dumps(kept, indent=2, sort_keys=True).encode())
 
     def append_receipt(self, receipt: dict[str, Any]) -> None:
-        """Add a line to ``receipts.jsonl``, durably; a receipt that is there already is left alone."""
+        """Add a line to ``receipts.jsonl``, durably; a receipt that is there already is left alone.
+
+        Two receipts are one where only what this machine counted beside it (``bytes_down``, ``bytes_up``) differs.
+        """
         line = json.dumps(receipt, sort_keys=True, ensure_ascii=False)
-        if line in self._receipt_lines():
+        if line in self._receipt_lines() or _signed(receipt) in map(_signed, self.receipts()):
             return
         new = not self.receipts_path.exists()
         with self.receipts_path.open("ab") as file:
@@ -184,3 +187,7 @@ class Home:
         path = self.folder / name
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def _signed(receipt: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in receipt.items() if key not in ("bytes_down", "bytes_up")}

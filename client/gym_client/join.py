@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import signal
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gym_client.address import Address
-from gym_client.backoff import patiently
-from gym_client.data import load_data
+from gym_client.backoff import Outage, is_passing, patiently, persistently
+from gym_client.base_model import base_source, needs_a_look
+from gym_client.data import Data, load_data
 from gym_client.display import Display
 from gym_client.home import Home
-from gym_client.pins import parse_fingerprint
+from gym_client.known import LAST_SERVER, last_address
+from gym_client.pins import ServerPin, parse_fingerprint
 from gym_client.policy import Policy
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_client.work import Setup
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import parse_invite
+from gym_fed.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
     from gym_client.agent import AgentResult
@@ -30,12 +34,18 @@ if TYPE_CHECKING:
 
 _REMEMBERED = ("data", "data_format", "model", "name")
 
+T = TypeVar("T")
+
 
 class Consent:
     """How a person is asked. The command line's asks on the terminal; tests bring their own."""
 
     def server_key(self, address: Address, fingerprint: str) -> bool:
         """Whether a key that nobody vouches for is the right one."""
+        raise NotImplementedError
+
+    def local_copy(self, name: str) -> bool:
+        """Whether to read the local copy of a base model that only the hub has named, to work out the terms."""
         raise NotImplementedError
 
     def offer(self, offer: Offer) -> bool:
@@ -57,6 +67,8 @@ class JoinOptions:
     rounds: int | None = None
     fingerprint: str | None = None
     insecure: bool = False
+    wait: bool = True
+    """Whether to wait for a hub that cannot be reached, as after the first contact."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +80,12 @@ class Door:
     token: str
 
 
-def find_door(options: JoinOptions) -> Door:
+def find_door(options: JoinOptions, last: Address | None = None) -> Door:
     """Address, fingerprint and token from the options; an invite may stand for all three.
+
+    Args:
+        options: What the command line says.
+        last: The hub that this home joined last, for when nothing names one.
 
     Raises:
         GymError: ``USAGE`` when there is no address, or two that differ; ``INVITE_INVALID``.
@@ -78,6 +94,7 @@ def find_door(options: JoinOptions) -> Door:
     given = Address.parse(options.server) if options.server else None
     text = (options.invite or "").strip()
     if not text.startswith("gym-invite:"):
+        given = given or last
         if given is None:
             raise GymError(
                 ErrorCode.USAGE, "no server given", "pass --server HOST, or --invite with a whole invite"
@@ -100,61 +117,125 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
         GymError: ``PERMISSION_DENIED`` when the person declines; ``INTERRUPTED`` after a signal; and whatever trust,
             data, model, policy, enrolment or work refuse.
     """
-    from gym_client.agent import Agent
-    from gym_client.app import app
-    from gym_client.global_model import global_model
-    from gym_client.offer import announced, make_offer
-    from gym_client.privacy_terms import Promises, check_promises
-
-    door = find_door(options)
-    setup, name = _remembered(home, options)
-    policy = Policy.load(home.policy_path)
-    data = load_data(setup.data, setup.data_format)
     stop = threading.Event()
-    with _signals(stop):
-        pin = establish(
-            home,
-            door.address,
-            door.fingerprint,
-            lambda fingerprint: consent.server_key(door.address, fingerprint),
-            options.insecure,
-        )
-        client = HubClient(home, door.address, pin)
+    try:
+        with _signals(stop):
+            return _Joining(home, options, consent, display, stop).run()
+    finally:
+        display.close()
 
-        def away(error: GymError, seconds: float) -> None:
-            display.tell("away", f"{error.message}; trying again in {seconds:.0f} s", error=error.to_dict())
 
-        known = bool(pin.server)
-        status = patiently(client, stop, away, client.status) if known else client.status()
-        recipe, promises = announced(status)[0], Promises.parse(status.privacy_json)
-        policy.check_recipe(recipe, status.base_digest)
-        check_promises(policy, promises)
-        model = global_model(setup.model or status.base_model)
-        offer = make_offer(client, status, model, data, setup, name)
-        offer.check(policy)
-        if not consent.offer(offer):
-            raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the terms were not accepted")
-        patiently(client, stop, away, lambda: enter(client, name, door.token))
-        _remember(home, setup, options)
-        display.tell(
-            "joined", f"joined {status.name} as {client.pin.contributor}", contributor=client.pin.contributor
+class _Joining:
+    """One run of ``join``."""
+
+    def __init__(
+        self, home: Home, options: JoinOptions, consent: Consent, display: Display, stop: threading.Event
+    ) -> None:
+        self._home, self._options = home, options
+        self._consent, self._display, self._stop = consent, display, stop
+        self._outage = Outage(display)
+        self._door = find_door(options, last_address(home) if options.server is None else None)
+        self._setup, self._name = _remembered(home, options)
+        self._policy = Policy.load(home.policy_path)
+
+    def run(self) -> AgentResult:
+        """Trust, terms, consent, enrolment, and rounds until the end."""
+        self._display.busy(f"reading {self._setup.data or 'the built-in example'}")
+        data = load_data(self._setup.data, self._setup.data_format)
+        with self._meet() as client:
+            status, offer = self._terms(client, data)
+            self._display.busy("")
+            if not self._consent.offer(offer):
+                raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the terms were not accepted")
+            self._enter(client, status)
+            return self._work(client, status)
+
+    def _meet(self) -> HubClient:
+        """The hub, trusted."""
+        address = self._door.address
+        self._display.busy(f"contacting {address}")
+
+        def confirm(fingerprint: str) -> bool:
+            self._display.busy("")
+            return self._consent.server_key(address, fingerprint)
+
+        def meet() -> ServerPin:
+            return establish(self._home, address, self._door.fingerprint, confirm, self._options.insecure)
+
+        def worth_waiting(error: GymError) -> bool:
+            return is_passing(error) and not _speaks_no_tls(error)
+
+        if not self._options.wait:
+            return HubClient(self._home, address, meet())
+        pin = persistently(self._stop, self._outage, meet, lambda: None, worth_waiting)
+        return HubClient(self._home, address, pin)
+
+    def _terms(self, client: HubClient, data: Data) -> tuple[pb.StatusReply, Offer]:
+        """The terms, within the policy. Until they are accepted only files that the contributor named are read."""
+        self._display.busy(f"asking {client.address} for its terms")
+        status: pb.StatusReply = self._patiently(client, client.status)
+        from gym_client.offer import announced, bytes_to_join, make_offer
+        from gym_client.privacy_terms import Promises, check_promises
+
+        recipe = announced(status)[0]
+        self._policy.check_recipe(recipe, status.base_digest)
+        self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes)
+        check_promises(self._policy, Promises.parse(status.privacy_json))
+        given = self._setup.model
+        source = base_source(given, status.base_model)
+        self._display.busy("")
+        if needs_a_look(given, status.base_model) and not self._consent.local_copy(source):
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"not joined: the local copy of {source} is not to be read",
+                "give the folder of the federation's base with --model PATH",
+            )
+        self._display.busy(f"loading {source} to work out the terms")
+        from gym_client.global_model import global_model
+
+        offer = make_offer(
+            client, status, global_model(source), data, self._setup, self._name, self._options.rounds
         )
+        offer.check(self._policy)
+        return status, offer
+
+    def _enter(self, client: HubClient, status: pb.StatusReply) -> None:
+        self._display.busy(f"enrolling at {client.address}")
+        self._patiently(client, lambda: enter(client, self._name, self._door.token))
+        _remember(self._home, self._setup, self._options, client.address)
+        joined = f"joined {status.name} as {client.pin.contributor}"
+        self._display.tell("joined", joined, contributor=client.pin.contributor)
+
+    def _work(self, client: HubClient, status: pb.StatusReply) -> AgentResult:
+        self._display.busy("loading the trainer")
+        from gym_client.agent import Agent
+        from gym_client.app import app
+        from gym_client.offer import announced
+        from gym_client.privacy_terms import Promises
+
         agent = Agent(
             app,
-            home,
+            self._home,
             client,
-            node_config=_node_config(setup),
-            policy=policy,
-            announced=recipe,
-            promises=promises,
-            display=display,
-            stop=stop,
+            node_config=_node_config(self._setup),
+            policy=self._policy,
+            announced=announced(status)[0],
+            promises=Promises.parse(status.privacy_json),
+            display=self._display,
+            stop=self._stop,
         )
-        try:
-            return agent.run(options.rounds)
-        finally:
-            display.close()
-            client.close()
+        return agent.run(self._options.rounds)
+
+    def _patiently(self, client: HubClient, action: Callable[[], T]) -> T:
+        if not self._options.wait:
+            return action()
+        return patiently(client, self._stop, self._outage, action)
+
+
+def _speaks_no_tls(error: GymError) -> bool:
+    """Whether somebody answers there, but not in TLS: waiting does not make a hub of it."""
+    cause = error.__cause__
+    return isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
 
 
 def enter(client: HubClient, name: str, token: str) -> None:
@@ -191,8 +272,13 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     return setup, chosen["name"] or home.key.contributor
 
 
-def _remember(home: Home, setup: Setup, options: JoinOptions) -> None:
-    said = {"data": setup.data, "data_format": setup.data_format, "model": setup.model}
+def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) -> None:
+    said = {
+        LAST_SERVER: str(address),
+        "data": setup.data,
+        "data_format": setup.data_format,
+        "model": setup.model,
+    }
     if options.name:
         said["name"] = options.name
     home.remember(**said)

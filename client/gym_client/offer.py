@@ -29,6 +29,13 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 
 _BF16_BYTES = 2
 
+_FORMS = {
+    "factors": "the soup as LoRA factors",
+    "values": "the soup as full matrices",
+    "full": "the soup of full updates",
+}
+"""What a hub's word for the form of its soups means; nothing else that it says of them is shown."""
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -50,6 +57,14 @@ class Offer:
     num_examples: int
     privacy: PrivacyTerms
     secure: SecureTerms | None = None
+    join_download_bytes: int = 0
+    """What is still to be fetched before the first round, by the hub's word."""
+    round_download_bytes: int = 0
+    """About what each further round brings down, by the hub's word."""
+    soup_form: str = ""
+    """``factors``, ``values`` or ``full``; empty where the hub does not say."""
+    rounds: int | None = None
+    """Rounds that are still to come, as far as is known."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -95,6 +110,7 @@ class Offer:
                 else "a signed manifest: round, digests, time; no loss, no number of examples or tokens",
             ),
             *(("privacy" if not number else "", line) for number, line in enumerate(self.privacy.lines())),
+            *self._fetched(),
             ("never leaves", "your data, your private key"),
             (
                 "runs here",
@@ -106,6 +122,22 @@ class Offer:
             ("data", f"{self.num_examples} examples: {self.data}"),
             ("server's key", key),
         ]
+
+    def _fetched(self) -> list[tuple[str, str]]:
+        per_round = f"about {readable_bytes(self.round_download_bytes)} each round"
+        form = _FORMS.get(self.soup_form)
+        lines = [f"{per_round} ({form})" if form else per_round]
+        if self.join_download_bytes:
+            lines.insert(
+                0, f"{readable_bytes(self.join_download_bytes)} to join: the soups of the rounds so far"
+            )
+        if self.rounds is not None and self.rounds > 1:
+            down = self.join_download_bytes + self.rounds * self.round_download_bytes
+            up = self.rounds * self.update_bytes
+            lines.append(
+                f"{self.rounds} rounds: about {readable_bytes(down)} down, at most {readable_bytes(up)} up"
+            )
+        return [("comes down" if not number else "", line) for number, line in enumerate(lines)]
 
     def _sent(self, ratio: str, written: str) -> list[tuple[str, str]]:
         size = readable_bytes(self.update_bytes)
@@ -126,9 +158,15 @@ class Offer:
 
 
 def make_offer(
-    client: HubClient, status: pb.StatusReply, model: GlobalModel, data: Data, setup: Setup, name: str
+    client: HubClient,
+    status: pb.StatusReply,
+    model: GlobalModel,
+    data: Data,
+    setup: Setup,
+    name: str,
+    rounds: int | None = None,
 ) -> Offer:
-    """Put the terms together from the hub's status and this machine.
+    """Put the terms together from the hub's status and this machine; ``rounds`` is how many are wanted, None for all.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for another base than the federation's; ``POLICY_REFUSED`` for a recipe that asks
@@ -163,7 +201,31 @@ def make_offer(
             status.num_rounds,
         ),
         secure=secure,
+        join_download_bytes=bytes_to_join(client, status),
+        round_download_bytes=status.round_download_bytes,
+        soup_form=_soup_form(status),
+        rounds=_rounds_to_come(status, rounds),
     )
+
+
+def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
+    """What is still to be fetched before the first round: the hub's soups, less what an account has here already."""
+    here = 0
+    if client.pin.account:
+        here = sum(path.stat().st_size for path in client.home.objects.iterdir() if path.is_file())
+    return max(0, int(status.join_download_bytes) - here)
+
+
+def _soup_form(status: pb.StatusReply) -> str:
+    soup = json.loads(status.recipe_json).get("soup")
+    form = soup.get("form") if isinstance(soup, dict) else None
+    return form if isinstance(form, str) and form in _FORMS else ""
+
+
+def _rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
+    left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
+    known = [number for number in (left, wanted) if number is not None]
+    return min(known) if known else None
 
 
 def require_rows(data: Data, recipe: TrainingRecipe) -> None:

@@ -108,6 +108,17 @@ class Policy(StrictModel):
         """Raise ``POLICY_REFUSED`` when one task asks to fetch too much."""
         _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
 
+    def check_terms(self, join_bytes: int, round_bytes: int) -> None:
+        """Raise ``POLICY_REFUSED`` when the first task, or a later one, would fetch too much by the hub's own word."""
+        for what, num_bytes in (("to join", join_bytes), ("per round", round_bytes)):
+            if num_bytes > self.max_download_bytes:
+                raise GymError(
+                    ErrorCode.POLICY_REFUSED,
+                    f"the hub announces {num_bytes} bytes to download {what}, over this machine's "
+                    f"max_download_bytes of {self.max_download_bytes}",
+                    "raise max_download_bytes in policy.yaml to allow it",
+                )
+
     def check_update(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` when an update is larger than may leave this machine."""
         _at_most("bytes to upload", num_bytes, "max_update_bytes", self.max_update_bytes)

@@ -46,9 +46,13 @@ class WorkStream:
             return None
 
     def _listen(self) -> None:
-        backoff, refused = Backoff(), False
+        backoff, refused, away = Backoff(), False, False
         while not self._stop.is_set():
             try:
+                if away:  # a new stream may be silent for long, and whoever waits wants to know that the hub is back
+                    self._client.call("Status", pb.StatusRequest())
+                    self._events.put(pb.WorkEvent(keep_alive=pb.KeepAlive()))
+                    away = False
                 heard = self._listen_once(backoff)
                 refused = refused and not heard
             except GymError as error:
@@ -62,6 +66,7 @@ class WorkStream:
                 self._events.put(error)
                 if not is_passing(error):
                     return
+                away = True
             if not self._wait(backoff.next_seconds()):
                 return
 

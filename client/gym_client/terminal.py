@@ -50,6 +50,15 @@ class TerminalConsent(Consent):
             "--fingerprint, or --yes",
         )
 
+    def local_copy(self, name: str) -> bool:
+        if self._as_json:
+            self._write({"event": "local-copy", "base_model": name})
+        return self._ask(
+            f"The hub trains {name}. Read your local copy of it, if there is one, to work out the terms?",
+            f"the hub names the base model {name}, and reading a local copy needs your consent",
+            "--model PATH, or --yes",
+        )
+
     def offer(self, offer: Offer) -> bool:
         if self._as_json:
             self._write({"event": "offer", **offer.to_dict()})
@@ -94,6 +103,14 @@ def account_table(found: dict[str, Any]) -> TextTable:
             verdict["reason"],
         )
     return table
+
+
+def traffic_line(found: dict[str, Any]) -> str:
+    """What went down and up between this home and the hub, and what the next round brings."""
+    return (
+        f"{readable_bytes(found['bytes_down'])} down and {readable_bytes(found['bytes_up'])} up by this home; "
+        f"each further round brings about {readable_bytes(found['round_download_bytes'])} down"
+    )
 
 
 def privacy_table(rows: list[dict[str, Any]]) -> TextTable:

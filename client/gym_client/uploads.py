@@ -23,6 +23,7 @@ def upload(
     path: Path,
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    count: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
     """Bring a file to the hub. To resume, call it again.
 
@@ -32,6 +33,7 @@ def upload(
         path: The file.
         progress: Told after each chunk that was handed to the network.
         should_stop: Asked between chunks; True ends the upload where it is.
+        count: Called with the bytes of each chunk that was handed to the network.
 
     Raises:
         GymError: ``INTERRUPTED``; ``UNAVAILABLE`` when the line broke; refusals of the hub.
@@ -45,7 +47,7 @@ def upload(
         span = min(CALL_BYTES, size - offset)
 
         def chunks(offset: int = offset, span: int = span) -> Iterator[pb.UploadChunk]:
-            return _chunks(sha256, path, offset, span, lambda done: tell(done, size), should_stop)
+            return _chunks(sha256, path, offset, span, lambda done: tell(done, size), should_stop, count)
 
         if should_stop():
             raise GymError(ErrorCode.INTERRUPTED, f"the upload stopped at byte {offset} of {size}")
@@ -73,6 +75,7 @@ def _chunks(
     span: int,
     tell: Callable[[int], None],
     should_stop: Callable[[], bool],
+    count: Callable[[int], None],
 ) -> Iterator[pb.UploadChunk]:
     with path.open("rb") as file:
         file.seek(offset)
@@ -84,5 +87,6 @@ def _chunks(
             yield pb.UploadChunk(sha256=name, offset=offset, data=data)
             offset, name = offset + len(data), ""
             tell(offset)
+            count(len(data))
             if should_stop():
                 return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from gym_client.base_model import base_source
 from gym_client.data import Data, load_data
 from gym_client.global_model import GlobalModel, global_model
 from gym_client.home import Home
@@ -93,7 +94,7 @@ def perform(
     policy.check(spec)
     data = load_data(setup.data, setup.data_format)
     folder = TaskFolder(home.task_folder(message_id))
-    source = setup.model or spec.base_model
+    source = base_source(setup.model, spec.base_model)
     folder.begin(spec, {"data": data.digest, "device": setup.device, "model": source})
     done = folder.renewed(spec, key_at(home, spec.server))
     if done is not None:

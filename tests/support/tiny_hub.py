@@ -51,6 +51,8 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self.entries: list[Entry] = []
         self.heads: list[SignedHead] = []
         self.privacy_json = self.rewards_json = ""
+        self.announces: dict[str, Any] = {}
+        """Further fields of its status: base model, recipe, sizes."""
         self.break_upload_after: int | None = None
         self.break_download_after: int | None = None
         self.serve: Callable[[bytes], bytes] = lambda data: data
@@ -115,6 +117,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
             enrolment="open",
             privacy_json=self.privacy_json,
             ledger_head_json=self.heads[-1].to_json() if self.heads else "",
+            **self.announces,
         )
 
     def Enrol(self, request: Any, context: Any) -> pb.EnrolReply:

@@ -73,7 +73,7 @@ def test_a_wrong_fingerprint_ends_with_its_own_exit_code(tmp_path: Path, hub: Ti
 
 
 def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
-    error = error_of("join", "--server", "127.0.0.1:1", "--home", tmp_path / "h")
+    error = error_of("join", "--server", "127.0.0.1:1", "--home", tmp_path / "h", "--no-wait")
     assert error["code"] == "unavailable"
     assert "127.0.0.1:1" in error["message"]
 
