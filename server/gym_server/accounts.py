@@ -13,13 +13,14 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
-from gym_fed.config.server import EnrolmentConfig
+from gym_fed.config.server import EnrolmentConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import new_token, token_hash
 from gym_fed.identity.keys import contributor_id, verify_signature
 from gym_fed.text import is_name, plain, whole_number
 from gym_server.keys import Keys, RevokedKey, check_signer, key_row
 from gym_server.ledger import Ledger
+from gym_server.nodes import node_of
 from gym_server.store.database import Database
 from gym_server.store.tables import accounts, invites, nodes
 
@@ -50,6 +51,7 @@ class Accounts:
         policy: EnrolmentConfig,
         server: str,
         session_key: bytes,
+        nodes_per_account: int = LimitsConfig().nodes_per_account,
     ) -> None:
         self._database = database
         self._ledger = ledger
@@ -57,6 +59,7 @@ class Accounts:
         self._policy = policy
         self._server = server
         self._session_key = session_key
+        self._nodes_per_account = nodes_per_account
 
     def invite(self, note: str, valid_seconds: float) -> str:
         """A new one-time token; only its hash is kept."""
@@ -243,12 +246,7 @@ class Accounts:
 
     def _node(self, contributor: str, instance: str) -> int:
         with self._database.transaction() as tx:
-            where = (nodes.c.contributor == contributor) & (nodes.c.instance == instance)
-            found = tx.scalar(select(nodes.c.node_id).where(where))
-            if found is not None:
-                return int(found)
-            result = tx.execute(nodes.insert().values(contributor=contributor, instance=instance))
-            return int(result.inserted_primary_key[0])  # type: ignore[index]
+            return node_of(tx, contributor, instance, self._nodes_per_account)
 
     def _token(self, contributor: str, node_id: int, expires: int, public_key: bytes) -> str:
         claim = f"{contributor}.{node_id}.{expires}"

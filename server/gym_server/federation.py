@@ -70,6 +70,7 @@ class Federation:
             config.enrolment,
             self.server,
             (folder / "keys" / "session.key").read_bytes(),
+            config.limits.nodes_per_account,
         )
         self.admission = Admission(
             database,

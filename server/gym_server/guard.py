@@ -1,30 +1,50 @@
-"""The door of every call: authenticate from the metadata before the first byte of the body, map errors, log failures.
+"""The door of every call: who asks, whether it is within its share, and what becomes of failures.
 
-An unauthenticated stream is refused while its body is still on the wire; gRPC's own message cap holds before
-anything is buffered.
+A call is looked at before its body is read. Who is logged in is counted as its account, everybody else as the address
+the connection comes from, so that a flood slows down the one who makes it. A refusal beyond a share is given late:
+whoever calls in a loop waits, and the door has little to do. gRPC's own message cap holds before anything is buffered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 import grpc
 
+from gym_fed.config.server import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.system_errors import system_error
 from gym_fed.wire.errors import to_status
 from gym_fed.wire.limits import SESSION_KEY
 from gym_server.accounts import Accounts, Session
 from gym_server.keys import RevokedKey
+from gym_server.limits import Slots, TokenBuckets, address_of
+from gym_server.refusals import Refusals
 
 log = logging.getLogger("gym_server")
 
 OPEN_METHODS = {"Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof", "RotateKey", "RevokeKey"}
+LONG_METHODS = {"Work"}
+"""Calls that last for hours; they are bounded by ``WorkStreams``, and hold no slot."""
+
+BURST_SECONDS = 4.0
+"""How many seconds' worth of calls may come at once."""
+REQUEST_SECONDS = 20.0
+"""The one message of a call that has one must be there by then."""
+WRITE_SECONDS = 60.0
+"""A caller that takes nothing of a stream's next message for so long is given up."""
+_REFUSAL_SECONDS = 1.0
+_MAX_REFUSALS_WAITING = 1_000
+_MAX_TOKENS = 4_096
+
 _session: ContextVar[Session | None] = ContextVar("session", default=None)
+_address: ContextVar[str] = ContextVar("address", default="")
 
 
 def current_session() -> Session:
@@ -35,11 +55,36 @@ def current_session() -> Session:
     return session
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps every handler of the service."""
+def current_address() -> str:
+    """Whom the connection of the call being served is counted to: an IPv4 address or an IPv6 network."""
+    return _address.get()
 
-    def __init__(self, accounts: Accounts) -> None:
-        self._accounts = accounts
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Wraps every handler of the service.
+
+    Args:
+        accounts: Knows sessions.
+        limits: The shares.
+        on_call: Told the peer of every call, as gRPC writes it.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        limits: LimitsConfig | None = None,
+        on_call: Callable[[str], None] = lambda peer: None,
+    ) -> None:
+        limits = limits or LimitsConfig()
+        self._accounts, self._on_call = accounts, on_call
+        self._refusals = Refusals()
+        self._known: OrderedDict[str, str] = OrderedDict()  # tokens that were good: their accounts
+        burst = max(1.0, BURST_SECONDS * limits.calls_per_second)
+        self._account_rates = TokenBuckets(limits.calls_per_second, burst)
+        self._address_rates = TokenBuckets(limits.calls_per_second, burst)
+        self._account_slots = Slots(limits.calls_per_account)
+        self._address_slots = Slots(limits.calls_per_address)
+        self._refused_waiting = 0
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -49,71 +94,141 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return None
         method = details.method.rsplit("/", 1)[-1]
         token = str(dict(details.invocation_metadata or ()).get(SESSION_KEY, ""))
-        is_open = method in OPEN_METHODS
+        # Every handler takes a stream of requests, since gRPC hands over single ones only when they are there.
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream(handler.unary_stream, method, token, is_open),
+            return grpc.stream_stream_rpc_method_handler(
+                self._stream(handler.unary_stream, method, token),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
-        if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(
-                self._unary(handler.stream_unary, method, token, is_open),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary(handler.unary_unary, method, token, is_open),
-            handler.request_deserializer,
-            handler.response_serializer,
+        behaviour = handler.stream_unary if handler.request_streaming else _one_request(handler.unary_unary)
+        return grpc.stream_unary_rpc_method_handler(
+            self._unary(behaviour, method, token), handler.request_deserializer, handler.response_serializer
         )
 
-    async def _authenticate(self, token: str, is_open: bool) -> None:
-        if not is_open:
-            _session.set(await asyncio.to_thread(self._accounts.session, token))
+    def _unary(self, behaviour: Any, method: str, token: str) -> Any:
+        async def call(requests: Any, context: Any) -> Any:
+            async with self._guarded(method, token, context):
+                return await behaviour(requests, context)
 
-    async def _note(self, method: str, error: Exception) -> None:
-        """The ledger tells that a revoked key was refused."""
-        if isinstance(error, RevokedKey):
+        return call
+
+    def _stream(self, behaviour: Any, method: str, token: str) -> Any:
+        async def call(requests: Any, context: Any) -> None:
+            async with self._guarded(method, token, context):
+                async for item in behaviour(await _request(requests), context):
+                    await _in_time(context.write(item), WRITE_SECONDS, "took nothing of the answer")
+
+        return call
+
+    @asynccontextmanager
+    async def _guarded(self, method: str, token: str, context: Any) -> AsyncIterator[None]:
+        """Lets a call in, or ends it with a status; every failure inside becomes one too."""
+        peer = context.peer()
+        address = address_of(peer)
+        self._on_call(peer)
+        _address.set(address)
+        try:
+            with self._share(method, token, address):
+                if method not in OPEN_METHODS:
+                    _session.set(await self._authenticate(token))
+                yield
+        except Exception as error:  # noqa: BLE001 (every failure must become a status)
+            await self._end(context, method, address, error)
+
+    @contextmanager
+    def _share(self, method: str, token: str, address: str) -> Any:
+        """Takes a call out of its caller's share.
+
+        Raises:
+            GymError: ``BUSY``.
+        """
+        account = self._known.get(token)
+        if account is not None:
+            who, rates, slots = account, self._account_rates, self._account_slots
+        else:
+            who, rates, slots = address, self._address_rates, self._address_slots
+        seconds = rates.take(who)
+        if seconds:
+            raise Busy(who, "calls too often", f"wait {seconds:.1f} s")
+        with nullcontext(True) if method in LONG_METHODS else slots.taken(who) as is_free:
+            if not is_free:
+                raise Busy(who, "has too many calls under way", "wait until one of them has ended")
+            yield
+
+    async def _authenticate(self, token: str) -> Session:
+        try:
+            session = await asyncio.to_thread(self._accounts.session, token)
+        except GymError:
+            self._known.pop(token, None)
+            raise
+        self._known[token] = session.contributor
+        self._known.move_to_end(token)
+        if len(self._known) > _MAX_TOKENS:
+            self._known.popitem(last=False)
+        return session
+
+    async def _end(self, context: Any, method: str, address: str, error: Exception) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if isinstance(error, RevokedKey):  # the ledger tells that a revoked key was refused
             await asyncio.to_thread(self._accounts.keys.refused, error.contributor, method)
+        if isinstance(error, Busy):
+            await self._wait_with_refusal()
+        if isinstance(error, GymError):
+            session = _session.get()
+            self._refusals.note(session.contributor if session else address, method, error)
+        elif (failed := system_error(error, with_place=False)) is not None:
+            self._refusals.note("the hub", method, system_error(error) or failed, logging.ERROR)
+            error = GymError(
+                failed.code, f"the hub cannot do this now: {failed.message}", "tell the coordinator"
+            )
+        else:
+            self._refusals.failed(method, error)
+            error = GymError(
+                ErrorCode.INTERNAL, f"{method} failed on the server", "the coordinator's log has the trace"
+            )
+        status, details, trailer = to_status(error)
+        await context.abort(status, details, trailer)
 
-    def _unary(self, behaviour: Any, method: str, token: str, is_open: bool) -> Any:
-        async def call(request: Any, context: Any) -> Any:
-            try:
-                await self._authenticate(token, is_open)
-                return await behaviour(request, context)
-            except Exception as error:  # noqa: BLE001 (every failure must become a status)
-                await self._note(method, error)
-                await _abort(context, method, error)
-
-        return call
-
-    def _stream(self, behaviour: Any, method: str, token: str, is_open: bool) -> Any:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            try:
-                await self._authenticate(token, is_open)
-                async for item in behaviour(request, context):
-                    yield item
-            except Exception as error:  # noqa: BLE001
-                await self._note(method, error)
-                await _abort(context, method, error)
-
-        return call
+    async def _wait_with_refusal(self) -> None:
+        if self._refused_waiting >= _MAX_REFUSALS_WAITING:
+            return
+        self._refused_waiting += 1
+        try:
+            await asyncio.sleep(_REFUSAL_SECONDS)
+        finally:
+            self._refused_waiting -= 1
 
 
-async def _abort(context: Any, method: str, error: Exception) -> None:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    failed = system_error(error, with_place=False)
-    if failed is not None and not isinstance(error, GymError):
-        log.error("%s failed: %s", method, system_error(error))
-        error = GymError(failed.code, f"the hub cannot do this now: {failed.message}", "tell the coordinator")
-    if not isinstance(error, GymError):
-        log.exception("%s failed", method, exc_info=error)
-        error = GymError(
-            ErrorCode.INTERNAL, f"{method} failed on the server", "the coordinator's log has the trace"
-        )
-    else:
-        log.info("%s refused: %s: %s", method, error.code.value, error.message)
-    status, details, trailer = to_status(error)
-    await context.abort(status, details, trailer)
+class Busy(GymError):
+    """A call beyond its caller's share."""
+
+    def __init__(self, who: str, what: str, hint: str) -> None:
+        super().__init__(ErrorCode.BUSY, f"{who} {what}", hint)
+
+
+def _one_request(behaviour: Any) -> Any:
+    async def call(requests: Any, context: Any) -> Any:
+        return await behaviour(await _request(requests), context)
+
+    return call
+
+
+async def _request(requests: Any) -> Any:
+    """The message of a call that has one.
+
+    Raises:
+        GymError: ``DEADLINE_EXCEEDED`` when it does not come, ``USAGE`` when there is none.
+    """
+    try:
+        return await _in_time(anext(aiter(requests)), REQUEST_SECONDS, "sent no request")
+    except StopAsyncIteration:
+        raise GymError(ErrorCode.USAGE, "a call without a request") from None
+
+
+async def _in_time(work: Awaitable[Any], seconds: float, what: str) -> Any:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise GymError(ErrorCode.DEADLINE_EXCEEDED, f"the caller {what} for {seconds:.0f} s") from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -31,50 +30,12 @@ from gym_server.ledger.calls import LedgerCalls
 from gym_server.queue import QueuedMessage, check_held, record_reply
 from gym_server.rewards.standing import rewards_of
 from gym_server.store.tables import accounts, credits, messages, nodes, updates
+from gym_server.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.transfers import Transfers
 from gym_server.variant_calls import VariantCalls
 
 MAX_RECORDS_BYTES = 256 << 10
 """What a reply's records may weigh; tensors are objects and do not count."""
-
-
-_FAREWELL_POLL_SECONDS = 0.1
-
-
-class Wakeups:
-    """Lets other threads wake the work streams when a task or notice is there."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._events: set[asyncio.Event] = set()
-
-    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def subscribe(self) -> asyncio.Event:
-        event = asyncio.Event()
-        self._events.add(event)
-        return event
-
-    def unsubscribe(self, event: asyncio.Event) -> None:
-        self._events.discard(event)
-
-    def notify(self) -> None:
-        """Wake every stream; safe from any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._set_all)
-
-    async def farewell(self, seconds: float) -> None:
-        """Wait until every work stream has ended, and then ``seconds`` more; three times as long at most."""
-        for _ in range(int(2 * seconds / _FAREWELL_POLL_SECONDS)):
-            if not self._events:
-                break
-            await asyncio.sleep(_FAREWELL_POLL_SECONDS)
-        await asyncio.sleep(seconds)
-
-    def _set_all(self) -> None:
-        for event in self._events:
-            event.set()
 
 
 class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
@@ -92,6 +53,13 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
             federation.database, federation.store, config.admission, private, config.limits
         )
         self.finished = asyncio.Event()
+        self._streams = WorkStreams(
+            federation.database,
+            federation.queue,
+            wakeups,
+            config.limits.streams_per_account,
+            self.finished.is_set,
+        )
 
     # ---- status, enrolment, sessions ----
 
@@ -153,39 +121,27 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
     async def Work(self, request: pb.WorkRequest, context: Any) -> AsyncIterator[pb.WorkEvent]:
         """Tasks as they come; a node that reconnects is first given what it still holds."""
         session = current_session()
-        node_id = session.node_id
-        event = self._wakeups.subscribe()
-        try:
-            await self._touch(node_id)
-            held = await asyncio.to_thread(self._fed.queue.held, node_id)
+        async with self._streams.opened(session) as stream:
+            held = await asyncio.to_thread(self._fed.queue.held, session.node_id)
             if held is not None:
                 yield self._task(held)
-            self._wakeups.notify()
-            touched = quiet_since = time.monotonic()
+            stream.woken.set()
             while True:
-                event.clear()
-                await asyncio.to_thread(self._fed.accounts.check, session)
-                task = await asyncio.to_thread(self._fed.queue.lease, node_id)
-                if task is not None:
-                    yield self._task(task)
+                if not await wait_for_event(stream.woken, KEEPALIVE_SECONDS):
+                    yield pb.WorkEvent(keep_alive=pb.KeepAlive())
                     continue
-                if self.finished.is_set() and not await asyncio.to_thread(self._fed.queue.held, node_id):
+                stream.woken.clear()
+                if stream.ended is not None:
+                    raise stream.ended
+                await asyncio.to_thread(self._fed.accounts.check, session)
+                while (task := await asyncio.to_thread(self._fed.queue.lease, session.node_id)) is not None:
+                    yield self._task(task)
+                if self.finished.is_set() and not await asyncio.to_thread(
+                    self._fed.queue.held, session.node_id
+                ):
                     why = await asyncio.to_thread(privacy.end_of_run, self._fed)
                     yield pb.WorkEvent(finished=pb.Finished(message=why))
                     return
-                if time.monotonic() - quiet_since >= KEEPALIVE_SECONDS:
-                    yield pb.WorkEvent(keep_alive=pb.KeepAlive())
-                    quiet_since = time.monotonic()
-                if time.monotonic() - touched >= KEEPALIVE_SECONDS / 4:
-                    await self._touch(node_id)
-                    touched = time.monotonic()
-                await _wait(event, min(KEEPALIVE_SECONDS / 4, self._fed.queue.lease_seconds / 4))
-        finally:
-            self._wakeups.unsubscribe(event)
-            await asyncio.shield(asyncio.to_thread(self._fed.accounts.connected, node_id, 0.0))
-
-    async def _touch(self, node_id: int) -> None:
-        await asyncio.to_thread(self._fed.accounts.connected, node_id, time.time() + KEEPALIVE_SECONDS)
 
     def _task(self, message: QueuedMessage) -> pb.WorkEvent:
         metadata = pb.MessageMetadata(
@@ -402,10 +358,3 @@ def _verdict(row: Any, earned: dict[int, int]) -> dict[str, Any]:
         "bytes": row.delta_bytes,
         "credit": earned.get(row.server_round, 0) if row.verdict == "merged" else 0,
     }
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return

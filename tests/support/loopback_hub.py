@@ -53,7 +53,9 @@ class LoopbackHub:
     async def _serve(self) -> int:
         wakeups = Wakeups()
         wakeups.bind(self._loop)
-        self._server = grpc.aio.server(interceptors=[Guard(self.fed.accounts)], options=CHANNEL_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=[Guard(self.fed.accounts, self.fed.config.limits)], options=CHANNEL_OPTIONS
+        )
         hub_pb2_grpc.add_HubServicer_to_server(Hub(self.fed, wakeups), self._server)
         keys = self.fed.folder / "keys"
         pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())
