@@ -108,8 +108,10 @@ class LimitsConfig(StrictModel):
     """Of one account, and of one address before it has logged in; bursts of four seconds are let through."""
     calls_per_address: int = Field(64, ge=1)
     """Calls under way at once that need no login, and logins, from one address."""
-    connections: int = Field(2000, ge=16)
-    """TCP connections in all."""
+    connections: int = Field(8000, ge=16)
+    """TCP connections in all, as far as the process may open so many files."""
+    connections_per_address: int = Field(256, ge=1)
+    """Beyond it those that never made a call are closed first. A class or company behind one address may need more."""
     handshake_seconds: float = Field(5, gt=0)
     """A connection that has not finished its TLS handshake by then is closed."""
     idle_upload_seconds: float = Field(30, gt=0)

@@ -39,3 +39,32 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
+
+MAX_STREAMS_PER_CONNECTION = 32
+"""Calls under way on one connection; a client needs a few, and gRPC queues the rest on its side."""
+
+MAX_CONNECTION_SECONDS = 3600
+"""Then a connection takes no new calls, which go over another one; those under way have as long again to end. A work
+stream is opened anew every hour, so it moves over in silence."""
+
+IDLE_CONNECTION_SECONDS = 300
+"""A connection without a call for so long is closed; the next call opens another one."""
+
+
+def server_options(handshake_seconds: float, connections: int) -> tuple[tuple[str, int], ...]:
+    """What a hub's gRPC server is made with.
+
+    Args:
+        handshake_seconds: A connection that has not finished its TLS handshake by then is closed.
+        connections: In all; further ones are closed at once.
+    """
+    return (
+        *CHANNEL_OPTIONS,
+        ("grpc.so_reuseport", 0),  # two hubs on one port would share its contributors
+        ("grpc.server_handshake_timeout_ms", int(1000 * handshake_seconds)),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.max_connection_idle_ms", 1000 * IDLE_CONNECTION_SECONDS),
+        ("grpc.max_connection_age_ms", 1000 * MAX_CONNECTION_SECONDS),
+        ("grpc.max_connection_age_grace_ms", 1000 * (MAX_CONNECTION_SECONDS + 300)),
+    )

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -31,6 +32,7 @@ from gym_server.queue import QueuedMessage, check_held, record_reply
 from gym_server.rewards.standing import rewards_of
 from gym_server.store.tables import accounts, credits, messages, nodes, updates
 from gym_server.streams import Wakeups, WorkStreams, wait_for_event
+from gym_server.threads import heavily
 from gym_server.transfers import Transfers
 from gym_server.variant_calls import VariantCalls
 
@@ -186,11 +188,11 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
         size = path.stat().st_size
         if request.offset > size:
             raise GymError(ErrorCode.USAGE, f"offset {request.offset} is beyond the object's {size} bytes")
-        with open(path, "rb") as file:
-            file.seek(request.offset)
-            yield pb.DownloadChunk(size_bytes=size)
-            while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                yield pb.DownloadChunk(data=data)
+        yield pb.DownloadChunk(size_bytes=size)
+        offset = request.offset
+        while data := await heavily(_read_at, path, offset):  # a reader that is slow holds no file
+            yield pb.DownloadChunk(data=data)
+            offset += len(data)
 
     # ---- replies ----
 
@@ -198,7 +200,7 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
         session = current_session()
         if request.ByteSize() > MAX_RECORDS_BYTES:
             raise GymError(ErrorCode.TOO_LARGE, f"a reply of {request.ByteSize()} bytes; tensors are objects")
-        receipt = await asyncio.to_thread(self._submit, session.contributor, session.node_id, request)
+        receipt = await heavily(self._submit, session.contributor, session.node_id, request)
         failpoint("after-submit")
         self._wakeups.notify()
         return pb.SubmitReply(receipt_json=receipt)
@@ -358,3 +360,9 @@ def _verdict(row: Any, earned: dict[int, int]) -> dict[str, Any]:
         "bytes": row.delta_bytes,
         "credit": earned.get(row.server_round, 0) if row.verdict == "merged" else 0,
     }
+
+
+def _read_at(path: Path, offset: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(CHUNK_BYTES)

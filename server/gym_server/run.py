@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -14,9 +15,10 @@ from flwr.serverapp import Grid
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.tls import private_pem
-from gym_fed.wire.limits import CHANNEL_OPTIONS
+from gym_fed.wire.limits import server_options
 from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
+from gym_server.connections import Warden, raise_file_limit, require_free
 from gym_server.downloads import Downloads
 from gym_server.federation import Federation, FolderLock
 from gym_server.grid import HubGrid
@@ -30,6 +32,9 @@ log = logging.getLogger("gym_server")
 _GRACE_SECONDS = 5.0
 _FAREWELL_SECONDS = 3.0
 """How long a hub that is done still answers, so that contributors fetch their last verdict and balance."""
+
+_CALL_THREADS = 8
+"""For what calls do with the database; what takes long has threads of its own (``gym_server.threads``)."""
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
@@ -59,7 +64,7 @@ def run_hub(
         Why there is nothing left to do; empty when it was stopped before its end.
 
     Raises:
-        GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``UNAVAILABLE`` when the address is taken.
+        GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``ADDRESS_IN_USE``, ``UNAVAILABLE``.
     """
     lock = FolderLock(folder) if folder.is_dir() else None
     with Federation.open(folder, overrides) as federation:
@@ -111,13 +116,19 @@ class _Server:
         loop = asyncio.get_running_loop()
         self._wakeups.bind(loop)
         hub = Hub(self._fed, self._wakeups)
-        server = grpc.aio.server(interceptors=[Guard(self._fed.accounts)], options=CHANNEL_OPTIONS)
+        limits = self._fed.config.limits
+        loop.set_default_executor(ThreadPoolExecutor(_CALL_THREADS, "call"))
+        warden = Warden(limits.connections_per_address)
+        options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections))
+        guard = Guard(self._fed.accounts, limits, on_call=warden.called)
+        server = grpc.aio.server(interceptors=[guard], options=options)
         hub_pb2_grpc.add_HubServicer_to_server(hub, server)
         port = self._bind(server)
         stopping = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopping.set)
         await server.start()
+        warden.start(port)
         on_listening(self._fed, port)
         downloads = Downloads(self._fed)
         log.log(logging.WARNING if downloads.form.form == "values" else logging.INFO, "%s", downloads.line())
@@ -139,6 +150,7 @@ class _Server:
                 await stop_waiter
         self._stop.set()
         await server.stop(_GRACE_SECONDS)
+        warden.stop()
         await asyncio.to_thread(thread.join, 60)
         done_waiter.cancel()
         stop_waiter.cancel()
@@ -148,6 +160,7 @@ class _Server:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = self._fed.config.listen
+        require_free(address)
         try:
             if self._insecure:
                 return server.add_insecure_port(address)
@@ -155,11 +168,10 @@ class _Server:
             key = private_pem(keys / "tls.key", self._fed.passphrase.get)
             pair = (key, (keys / "tls.crt").read_bytes())
             return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        except RuntimeError as error:
+        except RuntimeError as error:  # somebody took it just now, say
+            require_free(address)
             raise GymError(
-                ErrorCode.UNAVAILABLE,
-                f"cannot listen on {address}",
-                "another process has the port: change `listen`, or use --set listen=127.0.0.1:0",
+                ErrorCode.UNAVAILABLE, f"cannot listen on {address}: {error}", "change `listen`"
             ) from error
 
     def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:

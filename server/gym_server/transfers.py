@@ -25,10 +25,13 @@ from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
 from gym_server.store.quota import usage_of
 from gym_server.store.tables import objects, readers, uploads
+from gym_server.threads import heavily
 
 SYNC_BYTES = 16 << 20
 MAX_OPEN_UPLOADS = 4
 _MIN_FREE_BYTES = 256 << 20
+_SLOWEST_BYTES_PER_SECOND = 4 << 10
+"""An upload that is slower over its whole length is ended."""
 
 
 class Transfers:
@@ -120,9 +123,11 @@ class Transfers:
 
         Raises:
             GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for a byte more than declared,
-                ``USAGE`` for a gap, ``LEASE_LOST`` when another stream sends the same object, ``HASH_MISMATCH``.
+                ``USAGE`` for a gap, ``LEASE_LOST`` when another stream sends the same object, ``HASH_MISMATCH``,
+                ``DEADLINE_EXCEEDED`` when nothing comes, or too little.
         """
-        first = await _next(chunks)
+        waiting = self._limits.idle_upload_seconds
+        first = await _next(chunks, waiting)
         if first is None:
             raise GymError(ErrorCode.USAGE, "an upload without a chunk")
         declared = await asyncio.to_thread(self._declared, contributor, first.sha256)
@@ -139,12 +144,20 @@ class Transfers:
             with open(part, "rb+") as file:
                 offset = file.seek(0, os.SEEK_END)
                 try:
-                    offset = await self._append(file, offset, declared, first, chunks, check)
+                    slowest = waiting + (declared - offset) / _SLOWEST_BYTES_PER_SECOND
+                    async with asyncio.timeout(slowest):
+                        offset = await self._append(file, offset, declared, first, chunks, check)
+                except TimeoutError:
+                    raise GymError(
+                        ErrorCode.DEADLINE_EXCEEDED,
+                        f"object {first.sha256[:12]} came slower than {_SLOWEST_BYTES_PER_SECOND} bytes a second",
+                        "upload it again: it goes on where it ended",
+                    ) from None
                 finally:
-                    await asyncio.to_thread(_sync, file)
+                    await heavily(_sync, file)
             if offset < declared:
                 return pb.UploadState(offset=offset, complete=False)
-            await asyncio.to_thread(self._finish, contributor, first.sha256, part)
+            await heavily(self._finish, contributor, first.sha256, part)
             return pb.UploadState(offset=offset, complete=True)
         finally:
             self._busy.discard(key)
@@ -200,14 +213,14 @@ class Transfers:
                 raise GymError(
                     ErrorCode.TOO_LARGE, f"{offset + len(chunk.data)} bytes or more sent, {declared} declared"
                 )
-            await asyncio.to_thread(file.write, chunk.data)
+            await heavily(file.write, chunk.data)
             offset += len(chunk.data)
             unsynced += len(chunk.data)
             if unsynced >= SYNC_BYTES:
-                await asyncio.to_thread(_sync, file)
+                await heavily(_sync, file)
                 unsynced = 0
             failpoint("upload-chunk")
-            chunk = await _next(chunks)
+            chunk = await _next(chunks, self._limits.idle_upload_seconds)
             await asyncio.to_thread(check)
         return offset
 
@@ -265,7 +278,12 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-async def _next(chunks: AsyncIterator[pb.UploadChunk]) -> pb.UploadChunk | None:
-    async for chunk in chunks:
-        return chunk
-    return None
+async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.UploadChunk | None:
+    try:
+        return await asyncio.wait_for(anext(chunks, None), seconds)
+    except TimeoutError:
+        raise GymError(
+            ErrorCode.DEADLINE_EXCEEDED,
+            f"no byte of the upload came for {seconds:.0f} s",
+            "upload it again: it goes on where it ended",
+        ) from None

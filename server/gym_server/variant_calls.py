@@ -8,6 +8,7 @@ from typing import Any
 
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.guard import current_session
+from gym_server.threads import heavily
 from gym_server.variant_checks import EVERYONE
 from gym_server.variants import HeldVariant, Variants
 
@@ -20,7 +21,7 @@ class VariantCalls:
     async def PutVariant(self, request: pb.PutVariantRequest, context: Any) -> pb.PutVariantReply:
         names = list(request.readers.contributors) if request.HasField("readers") else None
         caller = current_session().contributor
-        receipt = await asyncio.to_thread(self._variants.put, caller, request.variant_json, names)
+        receipt = await heavily(self._variants.put, caller, request.variant_json, names)
         if receipt is None:
             return pb.PutVariantReply(needs_object=True)
         return pb.PutVariantReply(receipt_json=json.dumps(receipt))

@@ -27,7 +27,7 @@ from gym_server.store.database import Database
 
 from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
 from gym_fed.identity.variant import SignedVariant, VariantManifest
-from gym_fed.wire.limits import CHANNEL_OPTIONS
+from gym_fed.wire.limits import server_options
 from gym_fed.wire.v1 import hub_pb2_grpc
 
 SPEC = BaseSpec("described", "sha256:" + "ab" * 32, {"a.weight": (16, 64), "b.weight": (8, 32)})
@@ -53,9 +53,9 @@ class LoopbackHub:
     async def _serve(self) -> int:
         wakeups = Wakeups()
         wakeups.bind(self._loop)
-        self._server = grpc.aio.server(
-            interceptors=[Guard(self.fed.accounts, self.fed.config.limits)], options=CHANNEL_OPTIONS
-        )
+        limits = self.fed.config.limits
+        options = server_options(limits.handshake_seconds, limits.connections)
+        self._server = grpc.aio.server(interceptors=[Guard(self.fed.accounts, limits)], options=options)
         hub_pb2_grpc.add_HubServicer_to_server(Hub(self.fed, wakeups), self._server)
         keys = self.fed.folder / "keys"
         pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())
