@@ -78,7 +78,9 @@ def require_free(address: str) -> None:
         for family, kind, protocol, _, where in found:
             probe = stack.enter_context(socket.socket(family, kind, protocol))
             if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.setsockopt(
+                    socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, where[0] != "::"
+                )  # that is IPv4 too
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before may linger
             try:
                 probe.bind(where)
