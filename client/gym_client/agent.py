@@ -59,6 +59,7 @@ _FATAL = (
     ErrorCode.SIGNATURE_INVALID,
     ErrorCode.STATE_CORRUPT,
     ErrorCode.LEDGER_FORKED,
+    ErrorCode.HUB_RESTORED,
 )
 """No further task will go better."""
 _TASKS_OWN = (

@@ -77,6 +77,9 @@ def join(
     fingerprint: Annotated[
         str | None, typer.Option(help="The server's key, sha256:...", show_default=False)
     ] = None,
+    accept_restore: Annotated[
+        bool, typer.Option("--accept-restore", help="Go on with a hub that was restored from a backup.")
+    ] = False,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
     no_wait: Annotated[
@@ -99,7 +102,9 @@ def join(
     folder = open_home(home, passphrase_file)
     try:
         with folder.locked():
-            result = run_join(folder, options, TerminalConsent(yes, as_json), make_display(err, as_json))
+            result = run_join(
+                folder, options, TerminalConsent(yes, as_json, accept_restore), make_display(err, as_json)
+            )
     except GymError as error:
         if not as_json:
             raise

@@ -21,6 +21,7 @@ from gym_client.home import Home
 from gym_client.known import LAST_SERVER, last_address
 from gym_client.pins import ServerPin, parse_fingerprint
 from gym_client.policy import Policy
+from gym_client.restored import with_restores
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_client.work import Setup
@@ -31,6 +32,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 if TYPE_CHECKING:
     from gym_client.agent import AgentResult
     from gym_client.offer import Offer
+    from gym_client.restored import Loss
 
 _REMEMBERED = ("data", "data_format", "model", "name")
 
@@ -50,6 +52,10 @@ class Consent:
 
     def offer(self, offer: Offer) -> bool:
         """Whether to join on these terms."""
+        raise NotImplementedError
+
+    def restored(self, loss: Loss) -> bool:
+        """Whether to go on with a hub that was restored from a backup, and lost this."""
         raise NotImplementedError
 
 
@@ -173,7 +179,7 @@ class _Joining:
     def _terms(self, client: HubClient, data: Data) -> tuple[pb.StatusReply, Offer]:
         """The terms, within the policy. Until they are accepted only files that the contributor named are read."""
         self._display.busy(f"asking {client.address} for its terms")
-        status: pb.StatusReply = self._patiently(client, client.status)
+        status: pb.StatusReply = self._going_on(client, lambda: self._patiently(client, client.status))
         from gym_client.offer import announced, bytes_to_join, make_offer
         from gym_client.privacy_terms import Promises, check_promises
 
@@ -201,7 +207,7 @@ class _Joining:
 
     def _enter(self, client: HubClient, status: pb.StatusReply) -> None:
         self._display.busy(f"enrolling at {client.address}")
-        self._patiently(client, lambda: enter(client, self._name, self._door.token))
+        self._going_on(client, lambda: self._patiently(client, lambda: self._log_in(client)))
         _remember(self._home, self._setup, self._options, client.address)
         joined = f"joined {status.name} as {client.pin.contributor}"
         self._display.tell("joined", joined, contributor=client.pin.contributor)
@@ -224,7 +230,24 @@ class _Joining:
             display=self._display,
             stop=self._stop,
         )
-        return agent.run(self._options.rounds)
+        begun = False
+
+        def work() -> AgentResult:
+            nonlocal begun
+            if begun:  # a hub of before the restore may not know the account
+                self._patiently(client, lambda: self._log_in(client))
+            begun = True
+            return agent.run(self._options.rounds)
+
+        return self._going_on(client, work)
+
+    def _log_in(self, client: HubClient) -> None:
+        enter(client, self._name, self._door.token)
+
+    def _going_on(self, client: HubClient, action: Callable[[], T]) -> T:
+        """Ask when it turns out that the hub was restored from a backup, and do it again."""
+        agrees = self._consent.restored
+        return with_restores(self._home, lambda: bytes.fromhex(client.pin.ledger_key), agrees, action)
 
     def _patiently(self, client: HubClient, action: Callable[[], T]) -> T:
         if not self._options.wait:

@@ -144,7 +144,7 @@ def compare(
     """Hold a head that somebody else was shown against those shown here; two ledgers are proved, and refused."""
     from gym_client.heads import Heads
     from gym_client.known import enrolled_client
-    from gym_client.receipts import ask_proof
+    from gym_client.receipts import ask_proof, ask_statements
     from gym_fed.ledger import EntryProof, SignedHead
 
     folder = open_home(home, passphrase_file)
@@ -169,13 +169,57 @@ def compare(
         with enrolled_client(folder, server, insecure) as client:
             return ask_proof(client, sequence, size)
 
+    def statements() -> list[str]:
+        with enrolled_client(folder, server, insecure) as client:
+            return ask_statements(client)
+
     heads = Heads(folder, key)
     before = len(heads.kept())
-    heads.see(theirs, prove)
+    heads.see(theirs, prove, statements=statements)
     if as_json:
         print_json({"same": True, "server": pin.server, "size": theirs.size, "heads": before})
         return
     out.print(f"the same ledger: their {theirs.size} entries, and {before} heads seen here")
+
+
+@ledger_app.command()
+def restored(
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Go on with the hub; what it lost no longer stands.")
+    ] = False,
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Whether the hub says that it was restored from a backup, and what that takes from you."""
+    from gym_client.known import enrolled_client
+    from gym_client.restored import accept_restore, loss_of
+    from gym_fed.ledger import HubRestored
+
+    folder = open_home(home, passphrase_file)
+    accepted = []
+    with folder.locked(), enrolled_client(folder, server, insecure) as client:
+        while True:
+            try:
+                client.status()
+                break
+            except HubRestored as error:
+                loss = loss_of(folder, error.signed)
+                if not as_json:
+                    for line in loss.lines():
+                        err.print(line, markup=False)
+                if not accept:
+                    raise
+                accept_restore(folder, bytes.fromhex(client.pin.ledger_key), error.signed)
+                accepted.append(loss.to_dict())
+    if as_json:
+        print_json({"accepted": accepted})
+    else:
+        out.print(
+            f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub shows all it signed"
+        )
 
 
 def _pin(folder: Home, server: str | None) -> ServerPin:

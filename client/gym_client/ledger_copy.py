@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gym_client.heads import Heads, read_entry
+from gym_client.head_file import read_entry
+from gym_client.heads import Heads
 from gym_client.home import Home
-from gym_client.receipts import ask_proof
+from gym_client.receipts import ask_proof, ask_statements
 from gym_client.transport import HubClient, transfer_seconds
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.ledger import Entry, SignedHead
@@ -69,7 +70,12 @@ class LedgerCopy:
         size = self.size()
         newest = self.heads.newest()
         head = ask_proof(client, max(1, size, newest.size if newest else 0)).head
-        self.heads.see(head, lambda sequence, of: ask_proof(client, sequence, of), is_newest=True)
+        self.heads.see(
+            head,
+            lambda sequence, of: ask_proof(client, sequence, of),
+            is_newest=True,
+            statements=lambda: ask_statements(client),
+        )
         if head.size > size:
             self._append(client, size, head, progress)
         return head

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_client.backoff import is_passing
-from gym_client.heads import Heads, read_proof
+from gym_client.head_file import read_proof
+from gym_client.heads import Heads
 from gym_client.home import Home
 from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
@@ -24,6 +25,11 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 def ask_proof(client: HubClient, sequence: int, size: int = 0) -> EntryProof:
     """The hub's proof of an entry; see ``gym_client.heads.Prove``."""
     return read_proof(client.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
+
+
+def ask_statements(client: HubClient) -> list[str]:
+    """The hub's statements that it was restored; see ``gym_client.heads.Statements``."""
+    return list(client.call("Status", pb.StatusRequest()).restored_json)
 
 
 class Receipts:
@@ -48,7 +54,7 @@ class Receipts:
             return
         proof = check_receipt(receipt, self._key())
         if proof is not None:
-            self._heads().see(proof.head, lambda sequence, size: ask_proof(self._client, sequence, size))
+            self._see(proof)
 
     def fetch(self, verdicts: Sequence[dict[str, Any]]) -> int:
         """Fetch and keep the proofs of what the hub says of updates that were judged.
@@ -81,22 +87,46 @@ class Receipts:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID, f"{server} proves entry {proof.entry.sequence}, not {sequence}"
             )
-        self._heads().see(proof.head, lambda entry, size: ask_proof(self._client, entry, size))
+        self._see(proof)
         self._home.append_receipt({"server": server, "entry": sequence, "proof": proof.to_dict()})
 
+    def _see(self, proof: EntryProof) -> None:
+        self._heads().see(
+            proof.head,
+            lambda sequence, size: ask_proof(self._client, sequence, size),
+            statements=lambda: ask_statements(self._client),
+        )
+
     def _sequences(self) -> set[int]:
-        server = self._client.pin.server
-        return {
-            found["proof"]["entry"]["sequence"]
-            for found in self._home.receipts()
-            if found.get("server") == server and "proof" in found
-        }
+        standing = standing_receipts(self._home, self._client.pin.server)
+        return {found["proof"]["entry"]["sequence"] for found in standing if "proof" in found}
 
     def _heads(self) -> Heads:
         return Heads(self._home, self._key())
 
     def _key(self) -> bytes:
         return bytes.fromhex(self._client.pin.ledger_key)
+
+
+def standing_receipts(home: Home, server: str) -> list[dict[str, Any]]:
+    """The receipts of a hub, oldest first, without those that a restore of the hub took, which was accepted."""
+    found: list[dict[str, Any]] = []
+    for receipt in home.receipts():
+        if receipt.get("server") != server:
+            continue
+        if "restored" in receipt:
+            last = int(receipt["restored"]["statement"]["restored_at_entry"])
+            found = [old for old in found if (sequence_of(old) or 0) <= last]
+        else:
+            found.append(receipt)
+    return found
+
+
+def sequence_of(receipt: dict[str, Any]) -> int | None:
+    """The ledger's entry that a kept receipt proves; None where it proves none."""
+    if "proof" in receipt:
+        return int(receipt["proof"]["entry"]["sequence"])
+    return int(receipt["ledger_sequence"]) if "ledger_sequence" in receipt else None
 
 
 def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof | None:

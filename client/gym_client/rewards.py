@@ -10,12 +10,14 @@ from typing import Any
 from gym_client.heads import Heads
 from gym_client.home import Home
 from gym_client.ledger_copy import LedgerCopy, Progress
-from gym_client.receipts import check_receipt
+from gym_client.receipts import check_receipt, standing_receipts
 from gym_client.tally import Tally
 from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import server_id
 from gym_fed.ledger import Entry, EntryProof, Frontier, SignedHead, Tree, verify_file
+from gym_fed.ledger.entries import canonical_text
+from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.tables import TextTable
 from gym_fed.wire.v1 import hub_pb2 as pb
 
@@ -104,10 +106,13 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
     expected = dict(_receipts(home, server, key))
     found: dict[int, str] = {}
     roots: dict[int, str] = {}
+    statements: list[str] = []
     frontier = Frontier()
 
     def visit(entry: Entry, body: dict[str, Any]) -> None:
         tally(entry, body)
+        if entry.kind == RESTORED:
+            statements.append(canonical_text({**body, "entry": entry.sequence}))
         frontier.append(entry.hash)
         if entry.sequence in expected or entry.sequence in kept:
             found[entry.sequence] = entry.hash
@@ -117,7 +122,12 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
     assert checked.head is not None
     for size, head in sorted(kept.items()):
         if size <= checked.entries and (head.head.hash, head.head.root) != (found[size], roots[size]):
-            heads.accuse(head, heads_in(path), lambda sequence, _: proof_in(path, sequence, checked.head))
+            heads.accuse(
+                head,
+                heads_in(path),
+                lambda sequence, _: proof_in(path, sequence, checked.head),
+                lambda: statements,
+            )
     for sequence, entry_hash in sorted(expected.items()):
         if sequence > checked.entries:
             raise GymError(
@@ -169,8 +179,8 @@ def proof_in(path: Path, sequence: int, head: SignedHead | None) -> EntryProof:
 def _receipts(home: Home, server: str, key: bytes) -> list[tuple[int, str]]:
     """Sequence and hash of the entry of every receipt of a hub, each checked by itself."""
     found = []
-    for receipt in home.receipts():
-        if receipt.get("server") != server or not ({"proof", "ledger_signature"} & set(receipt)):
+    for receipt in standing_receipts(home, server):
+        if not ({"proof", "ledger_signature"} & set(receipt)):
             continue
         proof = check_receipt(receipt, key)
         if proof is not None:
@@ -183,8 +193,8 @@ def _receipts(home: Home, server: str, key: bytes) -> list[tuple[int, str]]:
 def proved_rounds(home: Home, server: str) -> dict[int, list[str]]:
     """The kinds of entries that receipts here prove, by round."""
     found: dict[int, list[str]] = {}
-    for receipt in home.receipts():
-        if receipt.get("server") == server and "proof" in receipt:
+    for receipt in standing_receipts(home, server):
+        if "proof" in receipt:
             entry = receipt["proof"]["entry"]
             server_round = entry["body"].get("server_round")
             if isinstance(server_round, int):

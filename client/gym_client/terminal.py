@@ -18,6 +18,7 @@ from gym_fed.text import plain
 
 if TYPE_CHECKING:
     from gym_client.offer import Offer
+    from gym_client.restored import Loss
 
 
 MAX_TERM = 1000
@@ -30,11 +31,13 @@ class TerminalConsent(Consent):
     Args:
         yes: Accept everything that is asked.
         as_json: Show the terms as JSON on standard output.
+        accept_restore: Go on with a hub that was restored; ``yes`` does not stand for that.
     """
 
-    def __init__(self, yes: bool, as_json: bool) -> None:
+    def __init__(self, yes: bool, as_json: bool, accept_restore: bool = False) -> None:
         self._yes = yes
         self._as_json = as_json
+        self._accept_restore = accept_restore
 
     def server_key(self, address: Address, fingerprint: str) -> bool:
         if self._as_json:
@@ -68,6 +71,18 @@ class TerminalConsent(Consent):
             for label, text in offer.lines():
                 err.print(plain(f"{label}: {text}" if label else f"  {text}", MAX_TERM))
         return self._ask("Join on these terms?", "joining needs your consent", "--yes")
+
+    def restored(self, loss: Loss) -> bool:
+        if self._as_json:
+            self._write({"event": "hub-restored", **loss.to_dict()})
+        else:
+            for line in loss.lines():
+                err.print(line, markup=False)
+        if self._accept_restore:
+            return True
+        if not (sys.stdin.isatty() and err.is_terminal):
+            return False
+        return typer.confirm("Go on with the hub as it is now?", err=True)
 
     def _ask(self, question: str, problem: str, remedy: str) -> bool:
         return self._yes or confirm(question, problem, remedy)

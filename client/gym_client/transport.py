@@ -60,7 +60,11 @@ class HubClient:
         Raises:
             GymError: ``SERVER_KEY_CHANGED`` when it signs its ledger with another key than before.
         """
-        reply: pb.StatusReply = self.call("Status", pb.StatusRequest())
+        try:
+            reply: pb.StatusReply = self.call("Status", pb.StatusRequest())
+        except GymError:
+            self._require_one_ledger("")  # a hub that is away says nothing that could explain a proof
+            raise
         found = server_id(reply.ledger_public_key)
         if self.pin.server and found != self.pin.server:
             raise GymError(
@@ -232,24 +236,33 @@ class HubClient:
         return True
 
     def _see(self, reply: pb.StatusReply) -> None:
-        from gym_client.heads import Heads, read_proof
+        from gym_client.head_file import read_proof
+        from gym_client.heads import Heads
         from gym_fed.ledger import EntryProof, SignedHead
 
         def prove(sequence: int, size: int) -> EntryProof:
             return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
 
+        def statements() -> list[str]:
+            return list(reply.restored_json)
+
         heads = Heads(self.home, reply.ledger_public_key)
-        heads.require_one_ledger()
+        heads.require_one_ledger(prove, statements)
         if reply.ledger_head_json:
-            heads.see(SignedHead.from_json(reply.ledger_head_json), prove, is_newest=True)
-        elif (before := heads.newest()) is not None:
-            raise heads.withheld(before)
+            heads.see(
+                SignedHead.from_json(reply.ledger_head_json), prove, is_newest=True, statements=statements
+            )
+        else:
+            heads.require_shown(prove, statements)
 
     def _require_one_ledger(self, method: str) -> None:
-        """Nothing goes on with a hub that was found to have two ledgers, but that a lost key can be revoked there."""
+        """Nothing goes on with a hub that was found to have two ledgers, but that a lost key can be revoked there.
+
+        Its status can be asked for, since it may say that the hub was restored; ``status`` refuses what that leaves.
+        """
         from gym_client.heads import Heads
 
-        if self.pin.ledger_key and method != "RevokeKey":
+        if self.pin.ledger_key and method not in ("RevokeKey", "Status", "LedgerProof"):
             Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
 
     def _server(self) -> str:

@@ -21,6 +21,8 @@ from gym_fed.identity.keys import server_id
 from gym_fed.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
 from gym_fed.ledger.heads import SignedHead
 from gym_fed.ledger.merkle import Frontier
+from gym_fed.ledger.restored import KIND as RESTORED
+from gym_fed.ledger.restored import SignedRestored
 
 FORMAT = "gym-ledger-1"
 
@@ -65,7 +67,18 @@ class LedgerCheck:
         body = self._chain.add(entry)
         self.frontier.append(entry.hash)
         self.history.add(entry.kind, body)
+        if entry.kind == RESTORED:
+            self._check_restored(entry, body)
         self._visit(entry, body)
+
+    def _check_restored(self, entry: Entry, body: dict[str, Any]) -> None:
+        signed = SignedRestored.from_dict(body)
+        signed.verify(self._key)
+        at = signed.statement.restored_at_entry
+        if at >= entry.sequence or (
+            at == entry.sequence - 1 and signed.statement.hash != entry.previous_hash
+        ):
+            raise corrupt(f"entry {entry.sequence} says that the ledger goes on from another entry {at}")
 
     def head(self, signed: SignedHead) -> None:
         """A head, after the entry of its size and before the next one."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.console import VersionOption, err, out, print_json, print_table, run_app
+from gym_server.care_cli import add_care_commands
 from gym_server.key_cli import add_key_commands
 from gym_server.ledger_commands import app as ledger_app
 from gym_server.variant_cli import app as variants_app
@@ -218,6 +219,7 @@ def model(
 
 
 add_key_commands(app)
+add_care_commands(app)
 
 
 def main() -> None:

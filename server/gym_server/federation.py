@@ -54,7 +54,7 @@ class Federation:
         self.key = SigningKey.load(folder / "keys" / "ledger.pem", self.passphrase.get)
         self.server = server_id(self.key.public_key)
         self.fingerprint = fingerprint((folder / "keys" / "tls.crt").read_bytes())
-        self.store = ObjectStore(_objects_url(folder, config), folder / "staging")
+        self.store = ObjectStore(objects_url(folder, config), folder / "staging")
         private = config.privacy is not None or config.secure_aggregation is not None
         self.ledger = Ledger(database, self.key, folder / "keys" / "newest-head.json", private=private)
         self.queue = MessageQueue(database, config.rounds.lease_seconds)
@@ -180,7 +180,8 @@ def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str
     return server_id(key.public_key), create_certificate(keys / "tls.key", keys / "tls.crt", passphrase)
 
 
-def _objects_url(folder: Path, config: ServerConfig) -> str:
+def objects_url(folder: Path, config: ServerConfig) -> str:
+    """Where the objects of a hub are: the config's URL, or a folder inside the hub's."""
     url = config.storage.objects
     return url if "://" in url else str(folder / url)
 

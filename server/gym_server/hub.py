@@ -99,6 +99,7 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
             round_download_bytes=round_bytes,
             privacy_json=privacy.status_json(fed),
             ledger_head_json=ledger_head.to_json() if ledger_head else "",
+            restored_json=fed.ledger.statements(),
         )
 
     async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:

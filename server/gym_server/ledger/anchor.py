@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from sqlalchemy import Connection, select
@@ -9,6 +10,7 @@ from sqlalchemy import Connection, select
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.ledger.heads import SignedHead
+from gym_fed.ledger.restored import KIND, SignedRestored
 from gym_server.store.tables import ledger
 
 
@@ -24,14 +26,16 @@ class Anchor:
         self._path = path
         self._key = public_key
         self._checked = False
+        self._superseded: SignedHead | None = None
 
     def keep(self, head: SignedHead | None) -> None:
         """Keep a head, unless a later one is there already."""
         if self._path is None or head is None:
             return
         before = self.read()
-        if before is None or before.size < head.size:
+        if before is None or before.size < head.size or self._superseded == before:
             write_atomically(self._path, head.to_json().encode("utf-8"), mode=0o600)
+            self._superseded = None
 
     def check(self, tx: Connection, signed: int) -> None:
         """``compare`` what the file has now, once a process; inside a write transaction, so that nobody else signs."""
@@ -50,16 +54,37 @@ class Anchor:
         head.verify(self._key)
         found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
         if head.size > signed or found != head.head.hash:
+            lost = [said.lost_head for said in restored_statements(tx) if said.covers(head)]
+            if any(known is not None and head.size <= known.size for known in lost):
+                self._superseded = head  # a kill came between the statement and this file
+                return
             what = "ends before it" if head.size > signed else "holds another one"
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"ledger: the head of entry {head.size} was signed and is in {self._path}; the database {what}",
-                "the database is an older copy, or was changed. To go on from it is a fork, which whoever saw that "
-                "head can prove; if you must, tell your contributors, and delete the file",
+                "the database is an older copy, or was changed. `gym-server restore --fork --dir HUB` signs a "
+                "statement that the hub goes on from there, which every contributor is shown and asked to accept",
             )
+
+    def supersede(self) -> None:
+        """Let the next head take the file's place, since a statement says that the hub goes on from an older one."""
+        self._superseded, self._checked = self.read(), True
 
     def read(self) -> SignedHead | None:
         """What the file has; read before a snapshot of the database, the database cannot lack it."""
         if self._path is None or not self._path.exists():
             return None
         return SignedHead.from_json(self._path.read_text(encoding="utf-8"))
+
+
+def restored_statements(tx: Connection) -> list[SignedRestored]:
+    """The hub's statements that it was restored, oldest first."""
+    return [signed for _, signed in restored_entries(tx)]
+
+
+def restored_entries(tx: Connection) -> list[tuple[int, SignedRestored]]:
+    """The sequence number of every entry of kind ``restored``, and the statement in it."""
+    rows = tx.execute(
+        select(ledger.c.sequence, ledger.c.body).where(ledger.c.kind == KIND).order_by(ledger.c.sequence)
+    )
+    return [(row.sequence, SignedRestored.from_dict(json.loads(row.body))) for row in rows]

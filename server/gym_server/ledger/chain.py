@@ -17,11 +17,14 @@ from sqlalchemy import Connection, func, select
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, server_id, verify_signature
-from gym_fed.ledger.entries import Chain, Entry, corrupt
+from gym_fed.ledger.entries import GENESIS_HASH, Chain, Entry, canonical_text, corrupt
 from gym_fed.ledger.heads import FORMAT, EntryProof, Head, SignedHead
 from gym_fed.ledger.merkle import Frontier, Tree
+from gym_fed.ledger.restored import FORMAT as RESTORED_FORMAT
+from gym_fed.ledger.restored import KIND as RESTORED
+from gym_fed.ledger.restored import MAX_REASON, Restored, SignedRestored
 from gym_fed.ledger.subjects import subjects
-from gym_server.ledger.anchor import Anchor
+from gym_server.ledger.anchor import Anchor, restored_entries
 from gym_server.ledger.coarse import stamp
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger, ledger_heads, ledger_signatures, ledger_subjects, rounds
@@ -122,6 +125,72 @@ class Ledger:
             int(own[row.sequence].body["at"]) for row in rows
         )  # says no more of a private round than they do
         return self._sign(tx, frontier, rows[-1].hash, before, at)
+
+    def restored(
+        self, reason: str, at_entry: int | None = None, lost: SignedHead | None = None
+    ) -> SignedRestored:
+        """Sign that the hub goes on from an older state, and append that as an entry, in a transaction of its own.
+
+        Args:
+            reason: The coordinator's words, for contributors.
+            at_entry: The last entry that stands; None: the newest one.
+            lost: The highest head known of what is lost; None: the one that the anchor has, if it is not in the ledger.
+
+        Raises:
+            GymError: ``USAGE`` for an entry that is not there, or a lost head that is in the ledger.
+        """
+        if len(reason) > MAX_REASON or not reason.isprintable():
+            raise GymError(
+                ErrorCode.USAGE, f"the reason is longer than {MAX_REASON} characters, or not printable"
+            )
+        anchored = self._anchor.read()
+        with self._database.transaction() as tx:
+            size = int(tx.scalar(select(func.max(ledger.c.sequence))) or 0)
+            entry = size if at_entry is None else at_entry
+            stands = (
+                tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == entry)) if entry else GENESIS_HASH
+            )
+            if stands is None:
+                raise GymError(ErrorCode.USAGE, f"the ledger has no entry {entry}; its newest is {size}")
+            known = [head for head in (anchored, lost) if head is not None and not self._holds(tx, head)]
+            for head in known:
+                head.verify(self.public_key)
+            if lost is not None and lost not in known:
+                raise GymError(
+                    ErrorCode.USAGE,
+                    f"the head of entry {lost.size} is in the ledger: nothing up to it is lost",
+                    "leave it away, or give one that contributors hold and the hub cannot show",
+                )
+            highest = max(known, key=lambda head: head.size, default=None)
+            newest = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
+            times = [head.head.at for head in known] + (
+                [SignedHead.from_json(newest).head.at] if newest else []
+            )
+            signed = SignedRestored.sign(
+                self._key,
+                Restored(
+                    RESTORED_FORMAT,
+                    self._server,
+                    entry,
+                    str(stands),
+                    max(int(self._clock()), *times, 0),
+                    reason,
+                    None if highest is None else highest.to_dict(),
+                ),
+            )
+            self._anchor.supersede()
+            self.append(tx, RESTORED, signed.to_dict())
+        return signed
+
+    def _holds(self, tx: Connection, head: SignedHead) -> bool:
+        found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
+        return bool(found == head.head.hash)
+
+    def statements(self) -> list[str]:
+        """The hub's statements that it was restored, oldest first, as ``StatusReply.restored_json`` has them."""
+        with self._database.reading() as tx:
+            found = restored_entries(tx)
+        return [canonical_text({**signed.to_dict(), "entry": sequence}) for sequence, signed in found]
 
     def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
         """The head that the next one goes on from, since the next one's signature stands for it as well."""

@@ -9,7 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -18,6 +22,14 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder
 
 _READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """What the store says of an object: its size, and when it was written (Unix seconds)."""
+
+    size_bytes: int
+    modified_at: float
 
 
 class ObjectStore:
@@ -57,6 +69,20 @@ class ObjectStore:
             self._fs.get_file(self._path(sha256), str(part))
             os.replace(part, copy)
         return copy
+
+    def listed(self) -> dict[str, StoredObject]:
+        """Every object that is there, by its sha256."""
+        found = {}
+        for path, told in self._fs.find(self._root, detail=True).items():
+            name = path.rpartition("/")[2]
+            if len(name) == 64:
+                found[name] = StoredObject(int(told["size"]), _modified(told))
+        return found
+
+    def delete(self, sha256: str) -> None:
+        """Delete an object, and the local copy of a remote one."""
+        self._fs.rm_file(self._path(sha256))
+        (self.staging / f"{sha256}.copy").unlink(missing_ok=True)
 
     def part_path(self, owner: str, sha256: str) -> Path:
         """Where an unfinished upload of ``owner`` grows. Parts are never shared between owners."""
@@ -117,6 +143,17 @@ class ObjectStore:
         if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
             raise GymError(ErrorCode.USAGE, f"{sha256[:80]!r} is not a sha256 in hex")
         return f"{self._root}/{sha256[:2]}/{sha256}"
+
+
+def _modified(told: dict[str, Any]) -> float:
+    """When a file was written, by what fsspec's implementations call it; now where none says so."""
+    for key in ("mtime", "LastModified", "last_modified", "created"):
+        value = told.get(key)
+        if isinstance(value, (int, float)):
+            return float(value)
+        if isinstance(value, datetime):
+            return value.timestamp()
+    return time.time()
 
 
 def file_sha256(path: Path) -> str:

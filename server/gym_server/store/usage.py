@@ -79,18 +79,18 @@ def essential(tx: Connection) -> dict[str, str]:
 
 
 def _essential(tx: Connection) -> Iterator[tuple[str, str]]:
-    for row in tx.execute(select(versions.c.height, versions.c.soup_sha256)):
-        yield row.soup_sha256, f"the soup of version {row.height}"
+    for height, sha256 in tx.execute(select(versions.c.height, versions.c.soup_sha256)):
+        yield sha256, f"the soup of version {height}"
     merged = select(updates.c.update_id, updates.c.delta_sha256).where(updates.c.verdict == "merged")
-    for row in tx.execute(merged):
-        yield row.delta_sha256, f"merged update {row.update_id[:12]}"
+    for update_id, sha256 in tx.execute(merged):
+        yield sha256, f"merged update {update_id[:12]}"
     for text in tx.scalars(select(ledger.c.body).where(ledger.c.kind == "version")):
         body = json.loads(text)
         if body.get("root"):
             yield body["root"], f"the root update of version {body['height']}"
     held = select(variants.c.owner, variants.c.name, variants.c.delta_sha256)
-    for row in tx.execute(held.where(variants.c.document.is_not(None))):
-        yield row.delta_sha256, f"variant {row.name} of {row.owner}"
+    for owner, name, sha256 in tx.execute(held.where(variants.c.document.is_not(None))):
+        yield sha256, f"variant {name} of {owner}"
 
 
 def _in_use(tx: Connection, stale_rounds: int) -> Iterator[tuple[str, str]]:
@@ -98,10 +98,12 @@ def _in_use(tx: Connection, stale_rounds: int) -> Iterator[tuple[str, str]]:
     open_or_young = (updates.c.verdict == "admitted") | (
         (updates.c.server_round > newest - stale_rounds) & (updates.c.verdict != "refused")
     )
-    for row in tx.execute(select(updates.c.update_id, updates.c.delta_sha256).where(open_or_young)):
-        yield row.delta_sha256, f"update {row.update_id[:12]}"
-    for row in tx.execute(select(uploads.c.sha256, uploads.c.contributor)):
-        yield row.sha256, f"an upload of {row.contributor}"
+    for update_id, sha256 in tx.execute(
+        select(updates.c.update_id, updates.c.delta_sha256).where(open_or_young)
+    ):
+        yield sha256, f"update {update_id[:12]}"
+    for sha256, contributor in tx.execute(select(uploads.c.sha256, uploads.c.contributor)):
+        yield sha256, f"an upload of {contributor}"
     living = messages.c.state.in_(_LIVING) & (messages.c.created_at + messages.c.ttl_seconds > time.time())
     for row in tx.execute(select(messages.c.message_id, messages.c.content, messages.c.reply).where(living)):
         records = [pb.Records.FromString(row.content)]

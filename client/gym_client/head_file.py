@@ -1,0 +1,60 @@
+"""Lines of the file of heads, and the hub's answers about them, as what they carry; nothing is verified here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger import EntryProof, SignedHead, SignedRestored
+from gym_fed.ledger.entries import Entry, parsed
+
+
+def is_statement(line: str) -> bool:
+    """Whether a line of the file is a statement that was accepted, and no head."""
+    return line.startswith(
+        '{"signature":'
+    )  # the keys of canonical JSON are in order; a head's first is "head"
+
+
+def standing(lines: Iterable[str]) -> dict[int, SignedHead]:
+    """The heads of a file that still stand, by size: those that no later line, a statement, supersedes."""
+    known: dict[int, SignedHead] = {}
+    for line in lines:
+        if is_statement(line):
+            signed = SignedRestored.from_json(line)
+            known = {size: head for size, head in known.items() if not signed.covers(head)}
+        elif line:
+            head = SignedHead.from_json(line)
+            known[head.size] = head
+    return known
+
+
+def read_proof(reply: Any) -> EntryProof:
+    """A ``LedgerProofReply`` as the proof that it carries, not yet verified.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID`` when it is none.
+    """
+    try:
+        return EntryProof(read_entry(reply.entry), SignedHead.from_json(reply.head_json), tuple(reply.path))
+    except GymError as error:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID, error.message, "the hub answers what it did not sign"
+        ) from error
+
+
+def read_entry(message: Any) -> Entry:
+    """A ``LedgerEntry`` as an entry whose hash is its content's.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID``.
+    """
+    entry = Entry(int(message.sequence), message.kind, message.body_json, message.previous_hash, message.hash)
+    try:
+        entry.check_hash()
+    except GymError as error:
+        raise GymError(ErrorCode.SIGNATURE_INVALID, error.message) from error
+    if not isinstance(parsed(entry.body_json), dict):
+        raise GymError(ErrorCode.SIGNATURE_INVALID, f"entry {entry.sequence} is not canonical JSON")
+    return entry

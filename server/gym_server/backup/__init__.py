@@ -1,0 +1,1 @@
+"""Backup, restore, check and clean-up of a hub's folder."""

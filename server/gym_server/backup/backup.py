@@ -1,0 +1,303 @@
+"""`gym-server backup`: a snapshot of a hub that may be running.
+
+The database is copied by its own means, in one state; everything that this state names is immutable, and copied after
+it. The ledger of the copy is verified, and the manifest comes last, so that a killed backup is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+import gym_fed
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.identity.encryption import encrypted_pem, is_encrypted
+from gym_fed.ledger import SignedHead
+from gym_server.backup import postgres
+from gym_server.backup.manifest import DATABASE, MANIFEST, File, Manifest
+from gym_server.backup.place import Place, object_name
+from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.ledger.verify import verify_database
+from gym_server.soups import optimizer_name, residual_name
+from gym_server.store.database import Database
+from gym_server.store.tables import ledger, ledger_heads, versions
+from gym_server.store.usage import essential, needed
+
+SESSION_KEY = "session.key"
+_PRIVATE = b"PRIVATE KEY-----"
+
+
+@dataclass(frozen=True)
+class KeyPolicy:
+    """What becomes of private keys that are not under a passphrase.
+
+    Attributes:
+        include_plain: They are copied as they are.
+        passphrase: Gives one, under which the copies are put; None: there is none.
+    """
+
+    include_plain: bool = False
+    passphrase: Callable[[], bytes] | None = None
+
+
+def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None) -> dict[str, Any]:
+    """Add a snapshot to a place; objects that are there already are not copied again.
+
+    Args:
+        fed: The hub, running or not.
+        url: A folder, or an fsspec URL.
+        policy: See ``KeyPolicy``.
+        keep: Afterwards delete all but so many snapshots of this hub, and the objects that only those named.
+
+    Returns:
+        ``snapshot``, ``entries``, ``files``, ``objects``, ``new_objects``, ``new_bytes``, ``dropped``.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED`` for plain keys without leave; ``STATE_CORRUPT`` when the ledger, an object or a
+            state file is not what it should be; ``STATE_LOCKED`` while another backup or gc runs on the folder.
+    """
+    keys = _keys(fed, policy)
+    place = Place(url)
+    with (
+        care_lock(fed.folder),
+        tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="backup-") as work,
+    ):
+        unfinished = place.drop_unfinished()
+        before = fed.ledger.newest_head()
+        copy = Path(work) / "database"
+        head, names, states = _copy_database(fed, copy, before)
+        failpoint("backup-database")
+        _require_same_ledger(fed, head)
+        created = int(time.time())
+        when = datetime.fromtimestamp(created, UTC).strftime("%Y%m%dT%H%M%SZ")
+        snapshot = f"{when}-{head.size if head else 0:08d}"
+        if snapshot in place.manifests():
+            raise GymError(
+                ErrorCode.FILE_EXISTS, f"{url} has a snapshot {snapshot} of this second", "try again"
+            )
+        there = place.objects()
+        objects, new = dict[str, int](), 0
+        for sha256, what in sorted(names.items()):
+            size = _copy_object(fed, place, sha256, what, there)
+            if size is not None:
+                objects[sha256] = size
+                new += sha256 not in there
+            failpoint("backup-object")
+        files = {}
+        sources = {DATABASE: copy, CONFIG_NAME: fed.folder / CONFIG_NAME, **states, **_data_files(fed)}
+        for name, content in keys.items():
+            sources[f"keys/{name}"] = Path(work) / f"key-{name}"
+            sources[f"keys/{name}"].write_bytes(content)
+        for name, path in sources.items():
+            sha256, size = place.put(path, f"snapshots/{snapshot}/{name}")
+            files[name] = File(sha256=sha256, size_bytes=size)
+        failpoint("backup-files")
+        manifest = Manifest(
+            server=fed.server,
+            created_at=created,
+            software_version=gym_fed.__version__,
+            database="sqlite" if fed.database.engine.dialect.name == "sqlite" else "postgresql",
+            head=None if head is None else head.to_dict(),
+            files=files,
+            objects=objects,
+        )
+        written = Path(work) / MANIFEST
+        written.write_text(manifest.model_dump_json(indent=2))
+        failpoint("backup-manifest")
+        place.put(written, f"snapshots/{snapshot}/{MANIFEST}")
+        dropped = _drop_old(place, fed.server, keep) if keep is not None else []
+    return {
+        "snapshot": snapshot,
+        "to": url,
+        "entries": manifest.size,
+        "files": len(files),
+        "objects": len(objects),
+        "new_objects": new,
+        "new_bytes": sum(objects[name] for name in objects if name not in there),
+        "dropped": dropped,
+        "unfinished": unfinished,
+    }
+
+
+@contextlib.contextmanager
+def care_lock(folder: Path) -> Iterator[None]:
+    """One backup or gc a folder at a time; a running hub is not in the way.
+
+    Raises:
+        GymError: ``STATE_LOCKED``.
+    """
+    with open(folder / "care.lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise GymError(
+                ErrorCode.STATE_LOCKED, f"another backup or gc runs on {folder}", "wait for its end"
+            ) from error
+        yield
+
+
+def _copy_database(
+    fed: Federation, copy: Path, before: SignedHead | None
+) -> tuple[SignedHead | None, dict[str, str], dict[str, Path]]:
+    """Copy the database, verify the copy, and read from it what else belongs to the snapshot."""
+    if fed.database.engine.dialect.name != "sqlite":
+        postgres.dump(fed.database.url, copy)
+        with fed.database.snapshot() as tx:  # what the archive names, and what came since
+            return before, needed(tx, fed.config.rewards.stale_rounds), states_of(tx, fed)
+    source = sqlite3.connect(f"file:{fed.database.url.removeprefix('sqlite:///')}?mode=ro", uri=True)
+    target = sqlite3.connect(copy)
+    with contextlib.closing(source), contextlib.closing(target):
+        source.backup(target)
+        target.execute("PRAGMA journal_mode=DELETE")  # one file, whole without a log beside it
+    database = Database(f"sqlite:///{copy}")
+    try:
+        verify_database(database, fed.ledger.public_key)
+        with database.reading() as tx:
+            head = _newest_head(tx)
+            if before is not None and (head is None or head.size < before.size):
+                raise GymError(
+                    ErrorCode.STATE_CORRUPT,
+                    f"the copy of the database lacks entry {before.size}, signed before",
+                )
+            found = head, needed(tx, fed.config.rewards.stale_rounds), states_of(tx, fed)
+    finally:
+        database.close()
+    with contextlib.closing(sqlite3.connect(copy)) as file:
+        file.execute("PRAGMA journal_mode=DELETE")
+    return found
+
+
+def _newest_head(tx: Connection) -> SignedHead | None:
+    text = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
+    return SignedHead.from_json(text) if text else None
+
+
+def states_of(tx: Connection, fed: Federation) -> dict[str, Path]:
+    """The state files that versions left to the next round."""
+    found = {}
+    for server_round, residual in tx.execute(select(versions.c.server_round, versions.c.residual)).all():
+        names = {residual_name(server_round), optimizer_name(server_round), *([residual] if residual else [])}
+        for name in sorted(names):
+            path = fed.folder / "residuals" / name
+            if path.exists():
+                found[f"residuals/{name}"] = path
+            elif name == residual:
+                raise GymError(ErrorCode.STATE_CORRUPT, f"{path}, which a version names, is missing")
+    return found
+
+
+def _require_same_ledger(fed: Federation, head: SignedHead | None) -> None:
+    if head is None:
+        return
+    with fed.database.reading() as tx:
+        found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
+    if found != head.head.hash:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"entry {head.size} was another one when the database was copied than it is now",
+            "somebody put another database in its place meanwhile",
+        )
+
+
+def _copy_object(fed: Federation, place: Place, sha256: str, what: str, there: dict[str, int]) -> int | None:
+    """Copy an object that is not there yet; gives its size, or None for one that the hub has not got yet."""
+    try:
+        path = fed.store.local_path(sha256)
+    except GymError as error:
+        with fed.database.reading() as tx:
+            if error.code is not ErrorCode.NOT_FOUND or sha256 in essential(tx):
+                raise GymError(
+                    ErrorCode.STATE_CORRUPT,
+                    f"object {sha256}, {what}, is missing: {error.message}",
+                    "restore the hub from an older backup",
+                ) from error
+        return None  # an upload that is under way, or an update whose file was never sent
+    size = path.stat().st_size
+    if there.get(sha256) == size:
+        return size
+    found, size = place.put(path, object_name(sha256))
+    if found != sha256:
+        place.drop_objects({sha256})
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"object {sha256}, {what}, does not hash to its name",
+            "restore the hub from an older backup",
+        )
+    return size
+
+
+def _data_files(fed: Federation) -> dict[str, Path]:
+    """The coordinator's own data, where the config names files inside the hub's folder."""
+    named = [fed.config.gate.heldout, fed.config.root.data if fed.config.root else None]
+    found = {}
+    for text in named:
+        if text is None or "task:" in text or Path(text).is_absolute():
+            continue
+        path = (fed.folder / text).resolve()
+        if path.is_file() and path.is_relative_to(fed.folder):
+            found[str(path.relative_to(fed.folder))] = path
+    return found
+
+
+def _keys(fed: Federation, policy: KeyPolicy) -> dict[str, bytes]:
+    """The files of ``keys/`` as they go into the backup.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED`` for a private key that would lie there in the open.
+    """
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    found = {}
+    secret: bytes | None = None
+    for path in sorted((fed.folder / "keys").iterdir()):
+        if not path.is_file() or path.name.startswith("."):
+            continue
+        content = path.read_bytes()
+        is_private = _PRIVATE in content and not is_encrypted(content)
+        is_secret = path.name == SESSION_KEY and not is_encrypted(content)
+        if is_secret and not policy.include_plain:
+            continue  # a restored hub makes another one, and its contributors log in again
+        if is_private and not policy.include_plain:
+            if policy.passphrase is None:
+                raise GymError(
+                    ErrorCode.PERMISSION_DENIED,
+                    f"{path} is not under a passphrase, and a backup with it is as good as the hub itself",
+                    "add --encrypt-keys (GYM_BACKUP_PASSPHRASE), or --include-plain-keys",
+                )
+            secret = secret or policy.passphrase()
+            content = encrypted_pem(load_pem_private_key(content, None), secret)
+        found[path.name] = content
+    return found
+
+
+def _drop_old(place: Place, server: str, keep: int) -> list[str]:
+    own = [name for name, manifest in place.manifests().items() if manifest.server == server]
+    old = own[: max(0, len(own) - keep)]
+    for name in old:
+        place.drop(name)
+    named = {sha256 for manifest in place.manifests().values() for sha256 in manifest.objects}
+    place.drop_objects(set(place.objects()) - named)
+    return old
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder is not there, or has nothing in it."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def drop_folder(folder: Path) -> None:
+    """Delete what a killed restore left."""
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,182 @@
+"""Where backups lie: a folder, or any fsspec URL, with the same few operations.
+
+objects/ab/<sha256>              every object once, whichever snapshots name it
+snapshots/<time>-<entries>/      database, config, keys and state of one moment, and manifest.json, written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import fsync_folder
+from gym_server.backup.manifest import MANIFEST, Manifest
+
+_READ_BYTES = 1 << 20
+_PARTIAL = ".partial"
+
+
+class Place:
+    """One destination of backups.
+
+    Args:
+        url: A folder, or an fsspec URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._fs, root = fsspec.core.url_to_fs(url)
+        self._root = str(root).rstrip("/")
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+
+    def put(self, local: Path, name: str) -> tuple[str, int]:
+        """Copy a local file to ``name``, whole or not at all; gives the sha256 and size of what was read."""
+        digest, size = hashlib.sha256(), 0
+        target = f"{self._root}/{name}"
+        self._fs.makedirs(self._fs._parent(target), exist_ok=True)
+        written = f"{target}.{secrets.token_hex(8)}{_PARTIAL}" if self._is_local else target
+        try:
+            with open(local, "rb") as source, self._fs.open(written, "wb") as file:
+                while block := source.read(_READ_BYTES):
+                    digest.update(block)
+                    size += len(block)
+                    file.write(block)
+                if self._is_local:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if self._is_local:
+                os.replace(written, target)
+                fsync_folder(Path(target).parent)
+        except BaseException:
+            with suppress(OSError):
+                self._fs.rm_file(written)
+            raise
+        return digest.hexdigest(), size
+
+    def get(self, name: str, local: Path, sha256: str, mode: int = 0o600) -> None:
+        """Copy ``name`` to a new local file.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` when it is missing, or has not this sha256.
+        """
+        digest = hashlib.sha256()
+        local.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            for block in self._blocks(name):
+                digest.update(block)
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != sha256:
+            raise self._corrupt(name, f"has sha256 {digest.hexdigest()}, its manifest says {sha256}")
+
+    def check(self, name: str, sha256: str) -> None:
+        """Raise ``STATE_CORRUPT`` unless ``name`` is there and has this sha256."""
+        digest = hashlib.sha256()
+        for block in self._blocks(name):
+            digest.update(block)
+        if digest.hexdigest() != sha256:
+            raise self._corrupt(name, f"has sha256 {digest.hexdigest()}, its manifest says {sha256}")
+
+    def manifests(self) -> dict[str, Manifest]:
+        """Every finished snapshot by its name, oldest first.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a manifest that cannot be read.
+        """
+        found = {}
+        for path in sorted(self._find("snapshots")):
+            folder, _, file = path.rpartition("/")
+            if file == MANIFEST:
+                name = folder.rpartition("/")[2]
+                try:
+                    document = json.loads(self._fs.cat_file(path))
+                except ValueError as error:
+                    raise self._corrupt(f"snapshots/{name}/{MANIFEST}", "is not JSON") from error
+                found[name] = Manifest.from_dict(document)
+        return dict(sorted(found.items(), key=lambda item: (item[1].created_at, item[0])))
+
+    def objects(self) -> dict[str, int]:
+        """Every object that is here, with its size."""
+        found = {}
+        for path, told in self._find("objects").items():
+            name = path.rpartition("/")[2]
+            if len(name) == 64:
+                found[name] = int(told["size"])
+        return found
+
+    def drop_unfinished(self) -> int:
+        """Delete what killed backups left: snapshots without a manifest, and partial files. Returns how many files."""
+        finished = {f"{self._root}/snapshots/{name}" for name in self.manifests()}
+        gone = 0
+        for path in [*self._find("snapshots"), *self._find("objects")]:
+            in_snapshot = path.startswith(f"{self._root}/snapshots/")
+            if path.endswith(_PARTIAL) or (
+                in_snapshot and path.rpartition("/")[0] not in _parents(finished, path)
+            ):
+                self._fs.rm_file(path)
+                gone += 1
+        if self._is_local:
+            _drop_empty(Path(self._root) / "snapshots")
+        return gone
+
+    def drop(self, snapshot: str) -> None:
+        """Delete a snapshot, its manifest first, so that a kill leaves an unfinished one and no wrong one."""
+        folder = f"snapshots/{snapshot}"
+        self._fs.rm_file(f"{self._root}/{folder}/{MANIFEST}")
+        for path in self._find(folder):
+            self._fs.rm_file(path)
+        if self._is_local:
+            _drop_empty(Path(self._root) / "snapshots")
+
+    def drop_objects(self, names: set[str]) -> None:
+        """Delete objects."""
+        for name in names:
+            self._fs.rm_file(f"{self._root}/{object_name(name)}")
+
+    def _find(self, folder: str) -> dict[str, dict[str, int]]:
+        path = f"{self._root}/{folder}"
+        if not self._fs.exists(path):
+            return {}
+        return dict(self._fs.find(path, detail=True))
+
+    def _blocks(self, name: str) -> Iterator[bytes]:
+        try:
+            with self._fs.open(f"{self._root}/{name}", "rb") as file:
+                while block := file.read(_READ_BYTES):
+                    yield block
+        except FileNotFoundError as error:
+            raise self._corrupt(name, "is missing") from error
+
+    def _corrupt(self, name: str, what: str) -> GymError:
+        return GymError(
+            ErrorCode.STATE_CORRUPT, f"{self.url}: {name} {what}", "take another snapshot: --snapshot NAME"
+        )
+
+
+def object_name(sha256: str) -> str:
+    """Where an object lies in a place."""
+    return f"objects/{sha256[:2]}/{sha256}"
+
+
+def _parents(finished: set[str], path: str) -> set[str]:
+    """The folders of ``path`` that are inside of a finished snapshot."""
+    return {folder for one in finished if path.startswith(one + "/") for folder in [path.rpartition("/")[0]]}
+
+
+def _drop_empty(root: Path) -> None:
+    if root.is_dir():
+        for folder in root.iterdir():
+            if folder.is_dir() and not any(path.is_file() for path in folder.rglob("*")):
+                shutil.rmtree(folder)

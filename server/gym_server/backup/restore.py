@@ -1,0 +1,270 @@
+"""`gym-server restore`: a hub's folder from a backup, whole or not at all, and the statement that it goes on.
+
+Everything is brought into a folder beside the new one, checked, signed, and then renamed into place. A killed restore
+leaves nothing but that folder, which the next one deletes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from gym_fed.config import load_config
+from gym_fed.config.server import ServerConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.identity.passphrase import PassphraseSource
+from gym_fed.ledger import SignedHead, SignedRestored
+from gym_server.backup import postgres
+from gym_server.backup.backup import SESSION_KEY, is_empty
+from gym_server.backup.manifest import DATABASE, Manifest
+from gym_server.backup.place import Place, object_name
+from gym_server.federation import (
+    CONFIG_NAME,
+    PASSPHRASE_VARIABLE,
+    SESSION_KEY_BYTES,
+    Federation,
+    FolderLock,
+    objects_url,
+)
+from gym_server.ledger import Ledger
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
+from gym_server.store.tables import ledger
+
+NEWEST_HEAD = "newest-head.json"
+
+
+def restore(
+    url: str,
+    folder: Path,
+    *,
+    snapshot: str | None = None,
+    known: SignedHead | None = None,
+    fork: bool = False,
+    reason: str = "restored from a backup",
+    database_url: str | None = None,
+) -> dict[str, Any]:
+    """Make a hub's folder out of a snapshot.
+
+    Args:
+        url: Where the backups are.
+        folder: A new or empty one.
+        snapshot: Its name; None: the newest.
+        known: The newest head of the hub that anybody holds, as far as the coordinator knows.
+        fork: Go on although what followed the snapshot is lost for good.
+        reason: Shown to contributors.
+        database_url: An empty PostgreSQL database, in place of the config's.
+
+    Returns:
+        ``snapshot``, ``server``, ``entries`` (that stand), ``lost`` (how many are known to be lost), ``objects``.
+
+    Raises:
+        GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder with something in it;
+            ``STATE_CORRUPT`` for what is not what was backed up; ``STALE`` when a newer state is known.
+    """
+    folder = folder.resolve()
+    if not is_empty(folder):
+        raise GymError(
+            ErrorCode.FILE_EXISTS,
+            f"{folder} is not empty",
+            "restore into a new folder; a folder that was put back already: leave --from away",
+        )
+    place = Place(url)
+    name, manifest = _chosen(place, snapshot)
+    lost = _newer_head(place, manifest, known)
+    if lost is not None and not fork:
+        raise GymError(
+            ErrorCode.STALE,
+            f"snapshot {name} ends at entry {manifest.size}, and the hub has signed entry {lost.size} since",
+            "use a newer snapshot; if there is none, --fork goes on without what is lost, and contributors are asked",
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = folder.with_name(f".{folder.name}.restoring")
+    with _alone(work):
+        fresh = work / "hub"
+        _bring(place, name, manifest, fresh, database_url)
+        failpoint("restore-brought")
+        signed = _sign(fresh, manifest, lost, reason, database_url)
+        failpoint("restore-signed")
+        fsync_folder(fresh)
+        if folder.exists():
+            folder.rmdir()
+        os.replace(fresh, folder)
+        fsync_folder(folder.parent)
+    failpoint("restore-renamed")
+    return {
+        "snapshot": name,
+        "dir": str(folder),
+        "server": manifest.server,
+        "entries": signed.statement.restored_at_entry,
+        "lost": None if lost is None else lost.size - manifest.size,
+        "objects": len(manifest.objects),
+    }
+
+
+def fork_in_place(
+    folder: Path, reason: str, at_entry: int | None = None, known: SignedHead | None = None
+) -> SignedRestored:
+    """Sign the statement for a folder that was put back without ``restore``.
+
+    Args:
+        folder: The hub's; it must not run.
+        reason: Shown to contributors.
+        at_entry: The last entry that stands, where the hub has gone on since; None: the newest.
+        known: A head that contributors hold, and the hub cannot show.
+
+    Raises:
+        GymError: ``STATE_LOCKED`` while the hub runs; what ``Ledger.restored`` raises.
+    """
+    lock = FolderLock(folder)
+    try:
+        with Federation.open(folder) as fed:
+            return fed.ledger.restored(reason, at_entry, known)
+    finally:
+        lock.release()
+
+
+def read_head(path: Path) -> SignedHead:
+    """A head from a file: ``keys/newest-head.json``, or what `gym-client ledger head --json` printed.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` for what is none.
+    """
+    try:
+        return SignedHead.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no head at {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"{path} is not JSON: {error}") from error
+
+
+@contextlib.contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """An empty working folder that nobody else uses, and that is gone afterwards."""
+    work.mkdir(mode=0o700, exist_ok=True)
+    lock = FolderLock(work)
+    try:
+        for path in work.iterdir():
+            if path.name != "hub.lock":
+                shutil.rmtree(path)
+        yield
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        lock.release()
+
+
+def _chosen(place: Place, snapshot: str | None) -> tuple[str, Manifest]:
+    found = place.manifests()
+    if not found or (snapshot is not None and snapshot not in found):
+        what = f"no snapshot {snapshot!r}" if snapshot else "no snapshot"
+        there = f"there are {', '.join(found)}" if found else "gym-server backup makes one"
+        raise GymError(ErrorCode.NOT_FOUND, f"{what} in {place.url}", there)
+    if len({manifest.server for manifest in found.values()}) > 1 and snapshot is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{place.url} has backups of several hubs",
+            f"name one with --snapshot: {', '.join(found)}",
+        )
+    name = snapshot or list(found)[-1]
+    return name, found[name]
+
+
+def _newer_head(place: Place, manifest: Manifest, known: SignedHead | None) -> SignedHead | None:
+    """The highest head beyond the snapshot that is known of: from other snapshots, or given."""
+    heads = [other.signed_head for other in place.manifests().values() if other.server == manifest.server]
+    if known is not None and known.head.server != manifest.server:
+        raise GymError(
+            ErrorCode.USAGE, f"the head given is of {known.head.server}, the backup of {manifest.server}"
+        )
+    newer = [head for head in (*heads, known) if head is not None and head.size > manifest.size]
+    return max(newer, key=lambda head: head.size, default=None)
+
+
+def _bring(place: Place, name: str, manifest: Manifest, fresh: Path, database_url: str | None) -> None:
+    fresh.mkdir(mode=0o700)
+    for path, file in manifest.files.items():
+        if path != DATABASE:
+            place.get(f"snapshots/{name}/{path}", fresh / path, file.sha256)
+    config = _config(fresh, database_url)
+    archive = fresh / ".database"
+    place.get(f"snapshots/{name}/{DATABASE}", archive, manifest.files[DATABASE].sha256)
+    if manifest.database == "postgresql":
+        postgres.load(config.storage.database, archive)
+        archive.unlink()
+    else:
+        os.replace(archive, _sqlite_path(fresh, config))
+    staging = fresh / "staging"
+    store = ObjectStore(objects_url(fresh, config), staging)
+    for sha256 in sorted(manifest.objects):
+        if not store.has(sha256):
+            part = staging / f"restored-{sha256}"
+            place.get(object_name(sha256), part, sha256)
+            store.adopt(part, sha256)
+        failpoint("restore-object")
+    if not (fresh / "keys" / SESSION_KEY).exists():
+        write_atomically(fresh / "keys" / SESSION_KEY, secrets.token_bytes(SESSION_KEY_BYTES), mode=0o600)
+
+
+def _sign(
+    fresh: Path, manifest: Manifest, lost: SignedHead | None, reason: str, database_url: str | None
+) -> SignedRestored:
+    """Verify the ledger that was brought, and append the statement to it."""
+    config = _config(fresh, database_url)
+    key = SigningKey.load(fresh / "keys" / "ledger.pem", PassphraseSource(PASSPHRASE_VARIABLE).get)
+    if server_id(key.public_key) != manifest.server:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"the backup's key is not that of {manifest.server}")
+    anchor = fresh / "keys" / NEWEST_HEAD
+    anchor.unlink(missing_ok=True)  # of the moment when keys were copied, which was after the database
+    database = Database.open(config.storage.database, fresh)
+    try:
+        found = Ledger(database, key, anchor)
+        found.verify()
+        head = manifest.signed_head
+        if head is not None:
+            with database.reading() as tx:
+                stored = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
+            if stored != head.head.hash:
+                raise GymError(
+                    ErrorCode.STATE_CORRUPT,
+                    f"the backup's database has not the entry {head.size} of its manifest",
+                )
+        return found.restored(reason, None, lost)
+    finally:
+        database.close()
+
+
+def _config(fresh: Path, database_url: str | None) -> ServerConfig:
+    """The config that was brought; with ``database_url`` the file itself says so from now on."""
+    path = fresh / CONFIG_NAME
+    if database_url is not None:
+        import yaml
+
+        text = path.read_text(encoding="utf-8")
+        document = yaml.safe_load(text)
+        if (document.get("storage") or {}).get("database") != database_url:
+            document["storage"] = {**(document.get("storage") or {}), "database": database_url}
+            write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o600)
+    return load_config(path, ServerConfig)
+
+
+def _sqlite_path(fresh: Path, config: ServerConfig) -> Path:
+    prefix = "sqlite:///"
+    name = config.storage.database.removeprefix(prefix)
+    if not config.storage.database.startswith(prefix) or name.startswith("/"):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "storage.database of the backup is not inside the hub's folder, and the backup is of SQLite",
+            "pass --database sqlite:///hub.db",
+        )
+    return fresh / name
