@@ -86,6 +86,10 @@ class Narrator(Display):
                 self._thread = threading.Thread(target=self._watch, name="narrator", daemon=True)
                 self._thread.start()
 
+    def still(self, what: str, seconds: float) -> None:
+        with self._lock:
+            self._inner.still(what, seconds)
+
     def close(self) -> None:
         self._closed.set()
         with self._lock:
@@ -100,7 +104,7 @@ class Narrator(Display):
         with self._lock:
             seconds = self._clock() - self._since
             if self._what and seconds >= self._next:
-                self._next = self._next if self._often else 2 * seconds
+                self._next = self._next if self._often else 2 * self._next
                 self._inner.still(self._what, seconds)
 
     def _watch(self) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,28 @@ CASES: dict[str, dict[str, Any]] = {
 WANTED = {"factors": {"lora"}, "grids": {"ternary", "int4", "dense"}}
 
 
-@pytest.mark.parametrize("case", quick(sorted(CASES), "grids"))
+def assert_soups_came_back_as_factors(federation: Federation) -> None:
+    """The hub announced it, stored it, and the second round's training began from it on both machines."""
+    assert "soups travel as LoRA factors" in federation.hub.log()
+    with contextlib.closing(sqlite3.connect(federation.hub.folder / "hub.db")) as database:
+        soups = database.execute("SELECT soup_sha256, soup_bytes FROM versions ORDER BY height").fetchall()
+    for sha256, _ in soups:
+        (path,) = (federation.hub.folder / "objects").rglob(sha256)
+        with DeltaFile.open(path) as soup:
+            codecs = {name: soup.record(name).codec for name in soup.names}
+            large = {
+                codec for name, codec in codecs.items() if ".mlp." in name
+            }  # of the others values are smaller
+            assert large == {"lora"}
+            assert not any("embed" in name for name in codecs)
+    for name in ("ann", "bob"):
+        lines = (federation.folder / name / "receipts.jsonl").read_text().splitlines()
+        sent = [line for line in map(json.loads, lines) if line.get("verdict") == "admitted"]
+        assert [line["bytes_down"] for line in sent] == [0, soups[0][1]]  # the first soup, and nothing else
+        assert all(line["bytes_up"] > 0 for line in sent)
+
+
+@pytest.mark.parametrize("case", quick(sorted(CASES), "factors", "grids"))
 def test_two_rounds_with_another_codec(tmp_path: Path, tiny_base: Path, case: str) -> None:
     federation = Federation(tmp_path, tiny_base, **CASES[case])
     try:
@@ -41,5 +65,7 @@ def test_two_rounds_with_another_codec(tmp_path: Path, tiny_base: Path, case: st
                 with DeltaFile.open(path) as delta:
                     seen.add(frozenset(delta.record(name).codec for name in delta.names))
         assert frozenset(WANTED[case]) in seen
+        if case == "factors":
+            assert_soups_came_back_as_factors(federation)
     finally:
         federation.close()
