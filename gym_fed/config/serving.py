@@ -63,6 +63,27 @@ class EngineConfig(StrictModel):
     """How sign deltas are multiplied: exactly in float32, or by table look-up (faster, about 1% of the term's norm)."""
 
 
+class ConnectionsConfig(StrictModel):
+    """What HTTP connections may take: how many there are, and how slow they may be."""
+
+    max_connections: int = Field(default=2000, ge=8)
+    """In all, as far as the process may open so many files. Beyond it one that has asked nothing makes room."""
+
+    max_per_address: int = Field(default=256, ge=4)
+    """From one address, by the same rule. Behind a reverse proxy all come from one: set it as high as the above."""
+
+    header_seconds: float = Field(default=10.0, gt=0)
+    """A connection whose request's headers are not there by then is closed; so is one that asks nothing for so long."""
+
+    body_seconds: float = Field(default=10.0, gt=0)
+    """Beyond it, a request's body must have come at ``min_bytes_per_second`` on average."""
+
+    min_bytes_per_second: int = Field(default=16 << 10, ge=1)
+
+    stalled_seconds: float = Field(default=60.0, gt=0)
+    """A client that takes nothing of its answer for so long is given up."""
+
+
 class ServingConfig(StrictModel):
     """`gym api` and `gym batch`."""
 
@@ -100,6 +121,8 @@ class ServingConfig(StrictModel):
     """JSON lines of who used which version and how much, for `gym-server ledger attribute --usage`."""
 
     request_timeout_seconds: float = Field(default=600.0, gt=0)
+
+    connections: ConnectionsConfig = ConnectionsConfig()
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:

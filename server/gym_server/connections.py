@@ -1,4 +1,4 @@
-"""The hub's TCP connections: how many the process may have, and how many come from one address.
+"""The hub's TCP connections: a port that is free, and how many come from one address.
 
 gRPC accepts connections by itself and counts them only in all, so one address could take every place. The warden
 looks at the process's own sockets and hangs up on what an address has beyond its share: connections that never made a
@@ -11,7 +11,6 @@ import contextlib
 import errno
 import logging
 import os
-import resource
 import socket
 import threading
 import time
@@ -25,35 +24,10 @@ from gym_server.limits import network_of
 log = logging.getLogger("gym_server")
 
 _FILES = Path("/proc/self/fd")
-_SPARE_FILES = 256
-"""For the database, objects and logs, beside the connections."""
 _PAUSE_SECONDS = 0.5
 _LARGEST_SHARE = 0.05
 """Of one core, that looking may take."""
 _MAX_CALLERS = 20_000
-
-
-def raise_file_limit(connections: int) -> int:
-    """Raise the process's limit of open files as far as it may be raised.
-
-    Returns:
-        How many connections fit: ``connections``, or fewer where the limit is low, which the log says.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        hard = max(soft, connections + _SPARE_FILES)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    fitting = max(16, hard - _SPARE_FILES)
-    if fitting < connections:
-        log.warning(
-            "this process may open %d files, so %d connections fit instead of limits.connections: %d; "
-            "raise the hard limit (ulimit -Hn, LimitNOFILE= in systemd)",
-            hard,
-            fitting,
-            connections,
-        )
-    return min(fitting, connections)
 
 
 def require_free(address: str) -> None:

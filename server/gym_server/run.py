@@ -15,10 +15,11 @@ from flwr.serverapp import Grid
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.tls import private_pem
+from gym_fed.open_files import raise_file_limit
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
-from gym_server.connections import Warden, raise_file_limit, require_free
+from gym_server.connections import Warden, require_free
 from gym_server.downloads import Downloads
 from gym_server.federation import Federation, FolderLock
 from gym_server.grid import HubGrid
@@ -119,7 +120,7 @@ class _Server:
         limits = self._fed.config.limits
         loop.set_default_executor(ThreadPoolExecutor(_CALL_THREADS, "call"))
         warden = Warden(limits.connections_per_address)
-        options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections))
+        options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections, log))
         guard = Guard(self._fed.accounts, limits, on_call=warden.called)
         server = grpc.aio.server(interceptors=[guard], options=options)
         hub_pb2_grpc.add_HubServicer_to_server(hub, server)

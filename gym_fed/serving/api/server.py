@@ -7,6 +7,7 @@ left then, or at a second signal, is broken off.
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ import uvicorn
 from gym_fed.config.serving import ServingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.app import create_app
+from gym_fed.serving.api.connections import Connections
 from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.keys import KeyFile
@@ -58,7 +60,7 @@ def run_server(
         Whether every answer that was under way was finished.
 
     Raises:
-        GymError: What cannot be loaded, ``USAGE`` for an address that cannot be listened at.
+        GymError: What cannot be loaded, ``ADDRESS_IN_USE``, ``USAGE`` for an address that cannot be listened at.
     """
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:
@@ -91,11 +93,14 @@ class _Life:
         self._finished = True
 
     async def run(self) -> bool:
+        connections = Connections(self._config.connections)
         uvicorn_config = uvicorn.Config(
             create_app(self._gateway),
+            http=connections.protocol(),
+            ws="none",
             access_log=False,
             log_config=None,
-            log_level="warning",
+            log_level="error",  # a warning for every malformed request would fill the disk
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
@@ -105,6 +110,7 @@ class _Life:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
+        watching = asyncio.ensure_future(connections.watch())
         loading = self._load()
         self._on_listening(self._address)
         try:
@@ -119,6 +125,7 @@ class _Life:
                 self._on_ready(self._address, loading.result())
             await serving
         finally:
+            watching.cancel()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             if loading.done() and not loading.cancelled() and loading.exception() is None:
@@ -185,7 +192,7 @@ def listen(config: ServingConfig) -> socket.socket:
     """The socket of ``host`` and ``port``, whose connections send what is small at once.
 
     Raises:
-        GymError: ``USAGE``.
+        GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.
     """
     try:
         info = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
@@ -201,8 +208,9 @@ def listen(config: ServingConfig) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
         raise GymError(
-            ErrorCode.USAGE,
+            ErrorCode.ADDRESS_IN_USE if in_use else ErrorCode.USAGE,
             f"cannot listen at {config.host} port {config.port}: {error.strerror}",
             "give another --port, or 0 for a free one",
         ) from error

@@ -1,0 +1,37 @@
+"""How many files, and so connections, this process may have open."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+_SPARE_FILES = 256
+"""For databases, models and logs, beside the connections."""
+
+
+def raise_file_limit(connections: int, log: logging.Logger) -> int:
+    """Raise the process's limit of open files as far as it may be raised.
+
+    Args:
+        connections: That are to fit.
+        log: Told when they do not.
+
+    Returns:
+        How many connections fit: ``connections``, or fewer where the hard limit is low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _SPARE_FILES
+    if hard == resource.RLIM_INFINITY:
+        hard = max(soft, wanted)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    fitting = max(16, hard - _SPARE_FILES)
+    if fitting < connections:
+        log.warning(
+            "this process may open %d files, so %d connections fit and not %d; raise the hard limit "
+            "(ulimit -Hn, or LimitNOFILE= in systemd)",
+            hard,
+            fitting,
+            connections,
+        )
+    return min(fitting, connections)

@@ -1,0 +1,165 @@
+"""HTTP connections: how many there may be, of one address too, and how slow.
+
+The server is told to close connections that ask nothing, ask too slowly, or do not take their answer. When there are
+too many, one that has asked nothing yet makes room for the next, so that silent ones never keep anybody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from gym_fed.config.serving import ConnectionsConfig
+from gym_fed.open_files import raise_file_limit
+
+_log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 << 10
+"""Of one request, its first line included."""
+_LOOK_SECONDS = 0.5
+_MINUTE_SECONDS = 60.0
+
+
+class Connections:
+    """All connections of one server. For the event loop's thread.
+
+    Args:
+        config: What is let be.
+    """
+
+    def __init__(self, config: ConnectionsConfig) -> None:
+        self._config = config
+        self._most = raise_file_limit(config.max_connections, _log)
+        self._open: dict[Any, None] = {}  # oldest first
+        self._by_address: Counter[str] = Counter()
+        self._closed: Counter[str] = Counter()
+        self._told = time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """Uvicorn's protocol, whose connections are counted here."""
+
+        class Counted(_Counted):
+            connections_of_server = self
+
+        return Counted
+
+    async def watch(self) -> None:
+        """Close what is too slow; until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            for connection in list(self._open):
+                why = connection.too_slow(now, self._config)
+                if why:
+                    self._close(connection, why)
+            if self._closed and now - self._told >= _MINUTE_SECONDS:
+                self._told = now
+                told = ", ".join(f"{count} {why}" for why, count in sorted(self._closed.items()))
+                _log.info("connections closed: %s", told)
+                self._closed.clear()
+
+    def add(self, connection: Any, address: str) -> None:
+        """Count a connection; whoever is too much goes."""
+        self._open[connection] = None
+        self._by_address[address] += 1
+        if self._by_address[address] > self._config.max_per_address:
+            self._make_room([one for one in self._open if one.address == address], "too many of one address")
+        elif len(self._open) > self._most:
+            self._make_room(list(self._open), "too many")
+
+    def remove(self, connection: Any) -> None:
+        """A connection is over."""
+        if connection in self._open:
+            del self._open[connection]
+            self._by_address[connection.address] -= 1
+            if not self._by_address[connection.address]:
+                del self._by_address[connection.address]
+
+    def _make_room(self, among: list[Any], why: str) -> None:
+        """The oldest that is not being answered goes; where all are, the newest."""
+        idle = [one for one in among[:-1] if not one.is_busy]
+        self._close(idle[0] if idle else among[-1], why)
+
+    def _close(self, connection: Any, why: str) -> None:
+        self._closed[why] += 1
+        connection.end()
+        self.remove(connection)
+
+
+class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """A connection that knows how far its request is."""
+
+    connections_of_server: Connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self._moved = time.monotonic()
+        self._came = self._unsent = 0
+        self._phase: Any = None
+        peer = transport.get_extra_info("peername")
+        self.address = _network(str(peer[0])) if isinstance(peer, tuple) else ""
+        self.connections_of_server.add(self, self.address)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections_of_server.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._came += len(data)
+        if not self.is_busy and self._came > MAX_HEADER_BYTES + len(data):
+            self.end()
+            return
+        super().data_received(data)
+        self._note_phase()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request's headers are there and its answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def too_slow(self, now: float, config: ConnectionsConfig) -> str:
+        """Why the connection is to be closed; empty when it may go on."""
+        self._note_phase()
+        if not self.is_busy:
+            return "without a request" if now - self._since > config.header_seconds else ""
+        if self.cycle.more_body and not self.flow.read_paused:
+            allowed = config.body_seconds + self._came / config.min_bytes_per_second
+            return "with a slow body" if now - self._since > allowed else ""
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent or unsent != self._unsent:
+            self._unsent, self._moved = unsent, now
+        return "that took no answer" if now - self._moved > config.stalled_seconds else ""
+
+    def end(self) -> None:
+        """Close at once; what waits to be written is dropped."""
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def _note_phase(self) -> None:
+        """Times and bytes begin anew with every request, and again when its answer is complete."""
+        phase = (self.cycle, self.is_busy)
+        if phase != self._phase:
+            self._phase = phase
+            self._since = self._moved = time.monotonic()
+            self._came = 0
+
+
+def _network(host: str) -> str:
+    """An IPv4 address, or the /64 of an IPv6 one, which one household has."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(mapped or ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
