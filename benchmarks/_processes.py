@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,9 @@ from pathlib import Path
 from types import TracebackType
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from demo.end_together import end_together
 
 _SAMPLE_SECONDS = 0.05
 
@@ -83,6 +87,7 @@ class Processes:
         return "\n".join(f"--- {f.name}\n{f.read_text(errors='replace')[-2000:]}" for f in files)
 
     def __enter__(self) -> Processes:
+        end_together()
         self._watcher.start()
         return self
 

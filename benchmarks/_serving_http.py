@@ -16,6 +16,9 @@ from pathlib import Path
 import httpx
 from _serving_sides import Load, Speeds
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from demo.end_together import end_together
+
 BIN = Path(sys.executable).parent
 START_SECONDS = 180.0
 
@@ -23,6 +26,7 @@ START_SECONDS = 180.0
 @contextmanager
 def server(command: Sequence[str], port: int, log: Path) -> Iterator[str]:
     """The address of a server that runs within the block; its output goes to ``log``."""
+    end_together()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from demo.end_together import end_together
+
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).resolve().parents[1]
 _POLL_SECONDS = 0.2
@@ -36,6 +38,7 @@ def run_federation(
     Raises:
         RuntimeError: When a process fails, naming its log.
     """
+    end_together()
     processes: dict[str, subprocess.Popen[str]] = {}
     try:
         command = [BIN / "gym-server", "run", "--dir", folder / "hub", "--json", "--exit-when-done"]

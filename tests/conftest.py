@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from demo.end_together import end_together
+
+end_together()  # a suite that is killed leaves no hub and no contributor behind
+
 # A suite in the background of a script ignores Ctrl-C, and its children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
