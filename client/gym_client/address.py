@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import whole_number
 from gym_fed.wire.limits import DEFAULT_PORT
 
 
@@ -27,7 +28,7 @@ class Address:
         if not colon or port.endswith("]") or (":" in host and not host.endswith("]")):
             host, port = text.strip(), str(DEFAULT_PORT)
         host = host.removeprefix("[").removesuffix("]")
-        if not host or any(c in host for c in "/@ \t[]") or not (port.isascii() and port.isdecimal()):
+        if not host or any(c in host for c in "/@ \t[]") or whole_number(port, 5) is None:
             raise GymError(ErrorCode.USAGE, f"{text!r} is not an address", "give host or host:port")
         if not 1 <= int(port) <= 65535:
             raise GymError(ErrorCode.USAGE, f"{text!r}: port {port} is not from 1 to 65535")

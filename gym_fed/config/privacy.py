@@ -113,6 +113,9 @@ class PrivacyConfig(ReleasePrivacy):
     epsilon: Annotated[float, Field(gt=0)]
     """The budget of the whole run. The round that would exceed it is not begun."""
 
+    end_when_spent: bool = False
+    """Allow ``rounds.num_rounds`` to be more than the budget pays for: the run ends when it is spent."""
+
     @model_validator(mode="after")
     def _count_fits(self) -> PrivacyConfig:
         if self.adaptive_clipping is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.endpoint import Endpoint
 from gym_fed.config.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.private import check_private
 from gym_fed.config.problems import Problem, Problems
@@ -136,7 +137,8 @@ class ServerConfig(StrictModel):
     """The whole of ``gym-server.yaml``."""
 
     name: str = Field("a gym-fed community", max_length=80)
-    listen: str = Field("127.0.0.1:9443", pattern=r"^.+:\d{1,5}$")
+    listen: str = "127.0.0.1:9443"
+    """host:port; port 0 takes any free one."""
     advertise: str | None = None
     """host:port that invites carry, when it differs from ``listen``."""
     base_model: str = "gym-nano"
@@ -176,6 +178,19 @@ class ServerConfig(StrictModel):
             soup = self.soup.model_copy(update={"codec": CodecPolicy(codec="as-merged")})
             object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
         return self
+
+    @field_validator("listen")
+    @classmethod
+    def _can_listen(cls, text: str) -> str:
+        Endpoint.parse(text, least_port=0)
+        return text
+
+    @field_validator("advertise")
+    @classmethod
+    def _can_be_reached(cls, text: str | None) -> str | None:
+        if text is not None and Endpoint.parse(text).is_everywhere:
+            raise ValueError(f"nobody can connect to {text}; name the host as contributors reach it")
+        return text
 
     @model_validator(mode="after")
     def _parts_fit(self) -> ServerConfig:

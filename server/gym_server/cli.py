@@ -12,6 +12,7 @@ import typer
 
 from gym_fed.console import VersionOption, err, out, print_json, print_table, run_app
 from gym_server.care_cli import add_care_commands
+from gym_server.invite_cli import invite, invites_app
 from gym_server.key_cli import add_key_commands
 from gym_server.ledger_commands import app as ledger_app
 from gym_server.variant_cli import app as variants_app
@@ -24,6 +25,8 @@ app = typer.Typer(
 )
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(variants_app, name="variants")
+app.command()(invite)
+app.add_typer(invites_app, name="invites")
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -75,9 +78,15 @@ def run(
     overrides: Override = [],  # noqa: B006 (typer copies it)
     exit_when_done: Annotated[bool, typer.Option(help="Leave when all rounds are committed.")] = False,
     insecure: Annotated[bool, typer.Option(help="Plain text, on a loopback address only.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look whether all is there that rounds need, and leave.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve the hub: rounds continue where they stopped."""
+    if check:
+        _check(folder, tuple(overrides), as_json)
+        return
     from gym_server.federation import Federation
     from gym_server.rounds import Round
     from gym_server.run import run_hub
@@ -116,26 +125,18 @@ def run(
             err.print(f"stopped: {ending}" if ending else "stopped; run the same command to continue")
 
 
-@app.command()
-def invite(
-    folder: Folder = DEFAULT_FOLDER,
-    note: Annotated[str, typer.Option(help="For whom; kept on the hub only.")] = "",
-    valid_hours: Annotated[float, typer.Option(min=0.01, help="How long it can be used.")] = 168.0,
-    as_json: AsJson = False,
-) -> None:
-    """Make a one-time invite."""
-    from gym_fed.identity.invite import Invite, format_invite
+def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    from gym_server.checks_at_start import check_at_start
     from gym_server.federation import Federation
 
-    with Federation.open(folder) as fed:
-        host, _, port = (fed.config.advertise or fed.config.listen).rpartition(":")
-        token = fed.accounts.invite(note, valid_hours * 3600)
-        text = format_invite(Invite(host, int(port), fed.fingerprint, token))
+    with Federation.open(folder, overrides) as fed:
+        notes = check_at_start(fed)
     if as_json:
-        print_json({"invite": text, "valid_hours": valid_hours})
+        print_json({"ready": True, "notes": notes})
         return
-    out.print(text)
-    err.print(f"use it once, within {valid_hours:g} h: gym-client join --invite {text[:24]}...", markup=False)
+    for note in notes:
+        err.print(f"note: {note}")
+    out.print("all is there that rounds need")
 
 
 @app.command()

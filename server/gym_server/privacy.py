@@ -79,6 +79,28 @@ def is_spent(fed: Federation) -> bool:
     return privacy is not None and _after_next(fed, privacy) > privacy.epsilon
 
 
+def rounds_paid(fed: Federation, wanted: int) -> int:
+    """How many more rounds the budget pays for, ``wanted`` at most."""
+    privacy = fed.config.privacy
+    if privacy is None:
+        return wanted
+    with fed.database.reading() as tx:
+        spent = _events(tx)
+    low, high = 0, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        more = _event(privacy).model_copy(update={"count": middle})
+        fits = epsilon([*spent, more], privacy.target_delta) <= privacy.epsilon
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def has_begun(fed: Federation) -> bool:
+    """Whether anything of the budget is spent."""
+    with fed.database.reading() as tx:
+        return bool(_events(tx))
+
+
 def end_of_run(fed: Federation) -> str:
     """Why no more rounds are opened, in words."""
     privacy = fed.config.privacy

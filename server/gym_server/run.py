@@ -19,6 +19,7 @@ from gym_fed.open_files import raise_file_limit
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
+from gym_server.checks_at_start import check_at_start
 from gym_server.connections import Warden, require_free
 from gym_server.downloads import Downloads
 from gym_server.federation import Federation, FolderLock
@@ -76,8 +77,12 @@ def run_hub(
                 "plain text is possible on 127.0.0.1 only; drop --insecure",
             )
 
-        federation.check_soup()
-        privacy.check_promise(federation)
+        if server_app is None:
+            for note in check_at_start(federation):
+                log.warning("%s", note)
+        else:
+            federation.check_soup()
+            privacy.check_promise(federation)
         if server_app is not None and federation.config.privacy is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

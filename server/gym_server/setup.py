@@ -17,7 +17,7 @@ TEMPLATE = """\
 
 name: {name}
 listen: 127.0.0.1:9443          # 0.0.0.0:9443 opens the hub to other machines
-# advertise: hub.example.org:9443  # what invites carry, when it differs from `listen`
+# advertise: hub.example.org:9443  # what invites carry, when it differs from `listen`; needed with 0.0.0.0
 
 base_model: {base_model}        # gym-nano, or a model folder; every contributor must have the same weights
 
@@ -90,6 +90,7 @@ rewards:
 #   noise_multiplier: 1.0       # the noise, over the most that one contributor can change
 #   clipping_norm: 1.0          # every update is scaled down to this L2 norm
 #   epsilon: 8.0                # budget of the whole run: the round that would exceed it is not begun
+#   end_when_spent: false       # true: num_rounds may be more than the budget pays for
 #   target_delta: 1.0e-5
 
 # Variants that contributors keep here for themselves and each other (docs/coordinate.md).

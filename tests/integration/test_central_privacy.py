@@ -21,7 +21,12 @@ def test_a_killed_hub_adds_the_same_noise_again_and_the_run_ends_where_the_budge
         **PRIVATE,
         "rounds": {"num_rounds": 3, "min_contributors": 2, "deadline_seconds": 240, "lease_seconds": 6},
         "rewards": {**PRIVATE["rewards"], "pool": POOL},
-        "privacy": {"noise_multiplier": 2.0, "clipping_norm": 0.5, "epsilon": 1.1 * one},
+        "privacy": {
+            "noise_multiplier": 2.0,
+            "clipping_norm": 0.5,
+            "epsilon": 1.1 * one,
+            "end_when_spent": True,
+        },
     }
     federation = Federation(tmp_path, tiny_base, **private)
     hub = federation.hub

@@ -349,9 +349,8 @@ def test_a_round_without_a_quorum_costs_nothing(hub: PrivateRounds) -> None:
 
 
 def test_the_run_ends_at_its_budget_and_stays_ended_after_a_restart(tmp_path: Path, tiny_base: Path) -> None:
-    folder = private_hub(
-        tmp_path / "hub", tiny_base, privacy={"noise_multiplier": 1.0, "epsilon": (ONE + TWO) / 2}
-    )
+    short = {"noise_multiplier": 1.0, "epsilon": (ONE + TWO) / 2, "end_when_spent": True}
+    folder = private_hub(tmp_path / "hub", tiny_base, privacy=short)
     with Federation.open(folder) as fed:
         rounds = PrivateRounds(fed)
         assert not privacy.is_spent(fed)
@@ -369,9 +368,8 @@ def test_the_run_ends_at_its_budget_and_stays_ended_after_a_restart(tmp_path: Pa
 def test_a_hub_that_has_spent_its_budget_says_so_at_its_end(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = private_hub(
-        tmp_path / "hub", tiny_base, privacy={"noise_multiplier": 1.0, "epsilon": (ONE + TWO) / 2}
-    )
+    short = {"noise_multiplier": 1.0, "epsilon": (ONE + TWO) / 2, "end_when_spent": True}
+    folder = private_hub(tmp_path / "hub", tiny_base, privacy=short)
     with Federation.open(folder) as fed:
         PrivateRounds(fed).run()
         shown = list(privacy_lines(privacy.report(fed)))

@@ -1,0 +1,41 @@
+"""``host:port``, as configs have it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gym_fed.text import plain, whole_number
+
+_EVERYWHERE = {"0.0.0.0", "[::]", "::", "*"}
+
+
+class Endpoint(NamedTuple):
+    """Where something listens, or can be reached."""
+
+    host: str
+    """A name or an address; IPv6 in brackets."""
+
+    port: int
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether this stands for all addresses of a machine, and so for none that others could connect to."""
+        return self.host in _EVERYWHERE
+
+    @classmethod
+    def parse(cls, text: str, least_port: int = 1) -> Endpoint:
+        """Read ``host:port``.
+
+        Raises:
+            ValueError: With what is off, for people.
+        """
+        host, colon, digits = text.rpartition(":")
+        port = whole_number(digits, 5)
+        if not colon or not host or port is None:
+            raise ValueError(f"{plain(text, 80)!r} is not host:port")
+        if not least_port <= port <= 65535:
+            raise ValueError(f"port {port} is not from {least_port} to 65535")
+        bare = host.removeprefix("[").removesuffix("]")
+        if any(not c.isprintable() or c in " /@[]" for c in bare) or (":" in bare and host != f"[{bare}]"):
+            raise ValueError(f"{plain(host, 80)!r} is no host; an IPv6 address stands in brackets, as [::1]")
+        return cls(host, port)
