@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed import flower_env as _flower_env  # sets Flower's variables before anything imports flwr
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _LAZY = {
     "Experiment": "gym_fed.tracking",

@@ -242,7 +242,7 @@ class _Joining:
         return self._going_on(client, work)
 
     def _log_in(self, client: HubClient) -> None:
-        enter(client, self._name, self._door.token)
+        enter(client, self._name, self._door.token, self._stop.is_set)
 
     def _going_on(self, client: HubClient, action: Callable[[], T]) -> T:
         """Ask when it turns out that the hub was restored from a backup, and do it again."""
@@ -261,7 +261,7 @@ def _speaks_no_tls(error: GymError) -> bool:
     return isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
 
 
-def enter(client: HubClient, name: str, token: str) -> None:
+def enter(client: HubClient, name: str, token: str, should_stop: Callable[[], bool] = lambda: False) -> None:
     """Authenticate, after enrolling where that is still to be done."""
     if client.pin.contributor:
         try:
@@ -270,7 +270,7 @@ def enter(client: HubClient, name: str, token: str) -> None:
         except GymError as error:
             if error.code is not ErrorCode.UNAUTHENTICATED:
                 raise
-    client.enrol(name, token)
+    client.enrol(name, token, should_stop)
     client.authenticate()
 
 

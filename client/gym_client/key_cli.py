@@ -262,7 +262,12 @@ def transfer(
     folder = open_home(home, passphrase_file)
     with enrolled_client(folder, server, insecure) as client:
         order = TransferOrder(
-            sender=client.pin.contributor, to=to, amount=amount, server=client.pin.server, issued_at=now()
+            sender=client.pin.contributor,
+            to=to,
+            amount=amount,
+            server=client.pin.server,
+            tls=client.pin.fingerprint,
+            issued_at=now(),
         )
         request = pb.TransferRequest(statement_json=order.to_json(), signature=client.sign(order.signed()))
         told = json.loads(client.call("Transfer", request).receipt_json)

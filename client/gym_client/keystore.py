@@ -67,7 +67,14 @@ class Keystore:
                 f"no private key for {public_key[:16]}... in {path.parent}",
                 "gym-client key import FILE, in a home of its own",
             )
-        return self._load(path)
+        found = self._load(path)
+        if found.public_key.hex() != public_key:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{path} holds the key {found.public_key.hex()}, not {public_key}",
+                "restore the file from a backup of the home",
+            )
+        return found
 
     def keep_main(self) -> None:
         """Copy the newest key to ``keys/``, where it outlives being replaced."""

@@ -70,6 +70,47 @@ class ServerPin(StrictModel):
         return self.model_copy(update=changes)
 
 
+def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) -> None:
+    """Whether every address that says it is one hub has that hub's keys.
+
+    A hub is known by its TLS key: a second address may lead to it, but with the same key. Where the keys differ, one of
+    the two only copies the other's id, and nothing is signed for either of them under that id.
+
+    Args:
+        home: Whose pins.
+        pin: Of the hub that answered.
+        server: The id that follows from the ledger key that it showed.
+        ledger_key: That key, hex.
+
+    Raises:
+        GymError: ``SERVER_KEY_CHANGED`` naming both addresses and the files of their pins.
+    """
+    for path in sorted(home.servers.glob("*.json")):
+        other = ServerPin.read(path)
+        if (
+            other.address == pin.address
+            or other.server != server
+            or not (pin.fingerprint and other.fingerprint)
+        ):
+            continue  # plain text is for loopback, and vouches for no key
+        same_ledger = not other.ledger_key or other.ledger_key == ledger_key
+        if other.fingerprint == pin.fingerprint and same_ledger:
+            continue
+        what = "TLS key" if same_ledger else "ledger key"
+        raise GymError(
+            ErrorCode.SERVER_KEY_CHANGED,
+            f"{pin.address} says that it is the hub {server}, which is known at {other.address} with another {what}: "
+            f"pinned {other.fingerprint}, found {pin.fingerprint}",
+            "one of them copies the other: ask the coordinator for the fingerprint. If the hub has moved and got "
+            f"another TLS key, delete {path} and join again; if not, delete {home.servers / path_name(pin)}",
+        )
+
+
+def path_name(pin: ServerPin) -> str:
+    """Name of the file of a pin."""
+    return f"{Address.parse(pin.address).file_name}.json"
+
+
 def pin_path(home: Home, address: Address) -> Path:
     """File of an address's pin."""
     return home.servers / f"{address.file_name}.json"

@@ -105,7 +105,11 @@ def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymErr
         old = store.find(pin.public_key) if pin.public_key else store.main()
         with _client(home, pin, old) as client:
             statement = Rotation(
-                rotate=pin.account, new_key=new.public_key.hex(), server=pin.server, issued_at=now()
+                rotate=pin.account,
+                new_key=new.public_key.hex(),
+                server=pin.server,
+                tls=client.pin.fingerprint,
+                issued_at=now(),
             )
             request = pb.RotateKeyRequest(
                 new_public_key=new.public_key,
@@ -126,7 +130,11 @@ def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymErr
 
 def _declare(home: Home, pin: ServerPin, signer: SigningKey) -> GymError | None:
     statement = Revocation(
-        revoke=pin.account, key=signer.public_key.hex(), server=pin.server, issued_at=now()
+        revoke=pin.account,
+        key=signer.public_key.hex(),
+        server=pin.server,
+        tls=pin.fingerprint,
+        issued_at=now(),
     )
     request = pb.RevokeKeyRequest(
         contributor=pin.account,

@@ -6,7 +6,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,13 +15,15 @@ import grpc
 from gym_client.address import Address
 from gym_client.home import Home
 from gym_client.hub_keys import key_for
-from gym_client.pins import ServerPin
+from gym_client.pins import ServerPin, require_one_pin
 from gym_client.trust import check_fingerprint, fetch_certificate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
+from gym_fed.identity.login import do_work, enrolment_claim, login_claim
 from gym_fed.identity.tls import TLS_NAME, fingerprint
 from gym_fed.wire.errors import from_rpc_error
-from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, SESSION_KEY
+from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, SESSION_KEY
+from gym_fed.wire.protocol import require_hub
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
 
@@ -58,37 +60,42 @@ class HubClient:
         """Who the hub is; its ledger key is held against the pin, and pinned at first sight.
 
         Raises:
-            GymError: ``SERVER_KEY_CHANGED`` when it signs its ledger with another key than before.
+            GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` when it signs its ledger with another key than
+                before, or says that it is a hub which this home knows by another key.
         """
         try:
             reply: pb.StatusReply = self.call("Status", pb.StatusRequest())
         except GymError:
             self._require_one_ledger("")  # a hub that is away says nothing that could explain a proof
             raise
+        require_hub(reply.protocol, reply.software_version)
+        self._check_ledger_key(reply.ledger_public_key)
         found = server_id(reply.ledger_public_key)
-        if self.pin.server and found != self.pin.server:
-            raise GymError(
-                ErrorCode.SERVER_KEY_CHANGED,
-                f"{self.address} signs its ledger as {found}, not as {self.pin.server}",
-                "it is another hub at the same address; ask its coordinator",
-            )
+        require_one_pin(self.home, self.pin, found, reply.ledger_public_key.hex())
         self._repin(server=found, name=reply.name, ledger_key=reply.ledger_public_key.hex())
         self._see(reply)
         return reply
 
-    def enrol(self, name: str, invite: str = "") -> str:
+    def enrol(self, name: str, invite: str = "", should_stop: Callable[[], bool] = lambda: False) -> str:
         """Register this home's key; returns the contributor's id.
 
         Args:
             name: Shown to the coordinator and in the ledger.
             invite: The token of an invite, or empty.
+            should_stop: Asked now and then while a proof of work is made.
 
         Raises:
-            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` under the hub's policy.
+            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` under the hub's policy; ``BUSY`` while it takes no
+                more enrolments from here; ``INTERRUPTED`` after ``should_stop``.
         """
-        signature = self._key.sign({"enrol": name, "invite": invite, "server": self._server()})
+        bits, server = self.status().enrolment_work_bits, self._server()
         request = pb.EnrolRequest(
-            public_key=self._key.public_key, name=name, invite=invite, signature=signature
+            public_key=self._key.public_key,
+            name=name,
+            invite=invite,
+            signature=self._key.sign(enrolment_claim(name, invite, server, self.pin.fingerprint)),
+            protocol=PROTOCOL,
+            work=do_work(server, self._key.public_key, bits, should_stop) if bits else b"",
         )
         contributor = self.call("Enrol", request).contributor
         if not _CONTRIBUTOR.fullmatch(
@@ -113,19 +120,17 @@ class HubClient:
                     f"gym-client join --server {self.address}",
                 )
             nonce, now = secrets.token_hex(16), int(time.time())
-            claim = {
-                "authenticate": self.pin.contributor,
-                "instance": self._instance,
-                "issued_at": now,
-                "nonce": nonce,
-                "server": self._server(),
-            }
+            server = self._server()
+            claim = login_claim(
+                self.pin.contributor, self._instance, now, nonce, server, self.pin.fingerprint
+            )
             request = pb.AuthenticateRequest(
                 contributor=self.pin.contributor,
                 instance=self._instance,
                 issued_at_seconds=now,
                 nonce=nonce,
                 signature=self._key.sign(claim),
+                protocol=PROTOCOL,
             )
             reply = self.call("Authenticate", request)
             self._session, self._expires_at = reply.session, reply.expires_at_seconds
@@ -264,6 +269,19 @@ class HubClient:
 
         if self.pin.ledger_key and method not in ("RevokeKey", "Status", "LedgerProof"):
             Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
+
+    def _check_ledger_key(self, key: bytes) -> None:
+        """The whole key, where the pin has it: its id is shorter than a patient attacker's search."""
+        found, pinned = server_id(key), self.pin
+        if (pinned.server and found != pinned.server) or (
+            pinned.ledger_key and key.hex() != pinned.ledger_key
+        ):
+            raise GymError(
+                ErrorCode.SERVER_KEY_CHANGED,
+                f"{self.address} signs its ledger as {found} (key {key.hex()}), "
+                f"not as {pinned.server} (key {pinned.ledger_key})",
+                "it is another hub at the same address; ask its coordinator",
+            )
 
     def _server(self) -> str:
         if not self.pin.server:

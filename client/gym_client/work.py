@@ -22,6 +22,7 @@ from gym_client.private_round import PrivateRound
 from gym_client.residuals import Residuals
 from gym_client.secure import SecureRound
 from gym_client.tasks import FinishedUpdate, TaskFolder, Trained
+from gym_fed.config.lineage import check_lineage
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
@@ -46,13 +47,14 @@ class Setup:
 
 
 def parse_task(text: str) -> TaskSpec:
-    """Read a task strictly.
+    """Read a task strictly, and recompute the chain of versions that it names.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` naming every key that is unknown, and every value that is off.
+        GymError: ``POLICY_REFUSED`` naming every key that is unknown, and every value that is off; ``BASE_MISMATCH``
+            naming the version that does not follow from the one before it.
     """
     try:
-        return TaskSpec.model_validate_json(text)
+        spec = TaskSpec.model_validate_json(text)
     except ValidationError as error:
         lines = []
         for problem in error.errors():
@@ -64,6 +66,8 @@ def parse_task(text: str) -> TaskSpec:
             f"the task is refused: {'; '.join(lines)}",
             "a task may carry data for training and nothing else; tell the coordinator",
         ) from error
+    check_lineage(spec)
+    return spec
 
 
 def perform(

@@ -119,7 +119,7 @@ class LimitsConfig(StrictModel):
     """An upload from which no byte comes for this long is ended; it can be resumed."""
     enrolments_per_minute: float = Field(6, gt=0)
     """Of new accounts, from one address; guesses of invites count too."""
-    enrolment_work_bits: int = Field(20, ge=0, le=30)
+    enrolment_work_bits: int = Field(20, ge=0, le=24)
     """Proof of work for enrolment under the policy ``open``: 2**bits hashes, about a second of one core at 20."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
     """Bytes of uploads that no update and no variant names, unfinished ones included."""

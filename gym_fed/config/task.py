@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from gym_fed.config.algorithms.preference import (
     DpoSettings,
@@ -136,6 +136,16 @@ class SoupReference(StrictModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size_bytes: int = Field(ge=1)
     version_digest: str = Field(pattern=_DIGEST)
+    server_round: int | None = Field(default=None, ge=1)
+    """The round that made the version, without which its digest cannot be recomputed; None only in a task of 0.1."""
+
+    @model_serializer(mode="wrap")
+    def _as_it_came(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A task of 0.1 is written as it was read: its bytes are compared with those on disk."""
+        data: dict[str, Any] = handler(self)
+        if self.server_round is None:
+            data.pop("server_round", None)
+        return data
 
 
 class TaskSpec(StrictModel):

@@ -7,8 +7,15 @@ one's id cannot copy its TLS key, so a claim that was made to it is of no use el
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.limits import PROTOCOL
+
+MAX_WORK_BITS = 24
+"""More proof of work than this no contributor does, and no hub may ask for: 16 million hashes, half a minute."""
+
+_HASHES_BETWEEN_LOOKS = 1 << 14
 
 PLAIN_TEXT = ""
 """Stands for the TLS key on a connection without TLS, which is possible on loopback only."""
@@ -47,10 +54,24 @@ def work_is_done(server: str, public_key: bytes, work: bytes, bits: int) -> bool
     return int.from_bytes(digest, "big") >> (256 - bits) == 0
 
 
-def do_work(server: str, public_key: bytes, bits: int) -> bytes:
-    """The shortest ``work`` that ``work_is_done`` accepts; takes 2**bits hashes on average."""
+def do_work(
+    server: str, public_key: bytes, bits: int, should_stop: Callable[[], bool] = lambda: False
+) -> bytes:
+    """Some ``work`` that ``work_is_done`` accepts; takes 2**bits hashes on average.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` for more than ``MAX_WORK_BITS``; ``INTERRUPTED`` once ``should_stop`` says so.
+    """
+    if bits > MAX_WORK_BITS:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the hub asks for a proof of work of {bits} bits; more than {MAX_WORK_BITS} is never needed",
+            "tell its coordinator: limits.enrolment_work_bits",
+        )
     prefix = hashlib.sha256(server.encode() + public_key)
     for number in range(2**64):
+        if number % _HASHES_BETWEEN_LOOKS == 0 and should_stop():
+            raise GymError(ErrorCode.INTERRUPTED, "stopped before enrolment", "run the same command again")
         work = number.to_bytes(8, "big")
         attempt = prefix.copy()
         attempt.update(work)

@@ -1,7 +1,8 @@
 """What an owner signs about an account: its key is replaced, its key is lost, its credits go to somebody.
 
-A statement names the hub that it is for, when it was made, and a nonce, so that it counts once and in one place. Its
-canonical JSON is signed, sent, and kept in the ledger.
+A statement names the hub that it is for, the TLS key of that hub, when it was made, and a nonce, so that it counts once
+and in one place: a hub that copies another one's id cannot pass a statement on to it. Its canonical JSON is signed,
+sent, and kept in the ledger.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest, canonical_json
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature
+from gym_fed.wire.protocol import UNNUMBERED, require_contributor
 
 MAX_STATEMENT_BYTES = 4096
 CLOCK_SKEW_SECONDS = 300
@@ -34,10 +36,15 @@ class Statement(StrictModel):
     issued_at: int = Field(ge=0, lt=2**53)
     """Unix seconds."""
     nonce: str = Field(default_factory=lambda: secrets.token_hex(16), pattern=r"^[0-9a-f]{32}$")
+    tls: str | None = Field(default=None, pattern=r"^(sha256:[0-9a-f]{64})?$")
+    """The TLS key of the hub, as in ``gym_fed.identity.login``. None only in a ledger, of a statement made by 0.1."""
 
     def signed(self) -> dict[str, Any]:
         """The plain data that is signed."""
-        return self.model_dump(mode="json", by_alias=True)
+        data = self.model_dump(mode="json", by_alias=True)
+        if self.tls is None:
+            del data["tls"]
+        return data
 
     def to_json(self) -> str:
         return canonical_json(self.signed()).decode()
@@ -53,14 +60,22 @@ class Statement(StrictModel):
         """Raises ``SIGNATURE_INVALID``."""
         verify_signature(public_key, self.signed(), signature)
 
-    def check_fresh(self, server: str, now: float) -> None:
-        """Whether it is for this hub and was made about now.
+    def check_fresh(self, server: str, tls: str, now: float) -> None:
+        """Whether it is for this hub, under the TLS key that this hub has, and was made about now.
 
         Raises:
-            GymError: ``STALE``.
+            GymError: ``STALE``; ``PROTOCOL_MISMATCH`` for a statement of gym-fed 0.1, which names no TLS key.
         """
         if self.server != server:
             raise GymError(ErrorCode.STALE, f"the statement is for hub {self.server[:64]}, this is {server}")
+        if self.tls is None:
+            require_contributor(UNNUMBERED)
+        if self.tls != tls:
+            raise GymError(
+                ErrorCode.STALE,
+                f"the statement is for a hub with the TLS key {self.tls or 'none'}, this one has {tls or 'none'}",
+                "another hub passed it on; compare the fingerprint in servers/ with the coordinator's",
+            )
         if abs(now - self.issued_at) > CLOCK_SKEW_SECONDS:
             raise GymError(
                 ErrorCode.STALE,

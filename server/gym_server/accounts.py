@@ -1,13 +1,17 @@
 """Enrolment, invites, sessions and nodes: who may speak to the hub, and as whom.
 
 A session token is ``contributor.node.expiry.hmac``; the key of the HMAC is on disk, so sessions outlive restarts. The
-HMAC covers the account's public key too, so that a session ends when the key is replaced or revoked.
+HMAC covers the hub's id, its TLS key, the account's public key and the time at which it enrolled, so that a session is
+good here only, and ends when the key is replaced or revoked, and when the account leaves, though it may come back. All
+sessions end when `keys/session.key` is removed and the hub started again.
 """
 
 from __future__ import annotations
 
 import hmac
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +19,10 @@ from sqlalchemy import Connection, select, update
 
 from gym_fed.config.server import EnrolmentConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.invite import new_token, token_hash
 from gym_fed.identity.keys import contributor_id, verify_signature
+from gym_fed.identity.login import enrolment_claim, login_claim, work_is_done
 from gym_fed.text import is_name, plain, whole_number
 from gym_server.keys import Keys, RevokedKey, check_signer, key_row
 from gym_server.ledger import Ledger
@@ -28,7 +34,10 @@ MAX_NAME = 80
 """Characters of a contributor's name."""
 
 SESSION_SECONDS = 3600
+_LONGEST_CALL_SECONDS = 3000
+"""A call that began within its session may last that much longer."""
 _CLOCK_SKEW_SECONDS = 300
+_MAX_WORK_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,8 @@ class Session:
     contributor: str
     node_id: int
     public_key: bytes
+    expires: float
+    """Unix seconds."""
 
 
 class Accounts:
@@ -50,16 +61,33 @@ class Accounts:
         keys: Keys,
         policy: EnrolmentConfig,
         server: str,
+        tls: str,
         session_key: bytes,
+        work_bits: int = 0,
         nodes_per_account: int = LimitsConfig().nodes_per_account,
     ) -> None:
+        """What ``Federation`` opens.
+
+        Args:
+            database: Where the accounts are.
+            ledger: Enrolments and departures go there.
+            keys: The keys of the accounts over time.
+            policy: Who may enrol.
+            server: Id of the hub.
+            tls: Fingerprint of the hub's TLS key, which every claim names; ``PLAIN_TEXT`` where it has none.
+            session_key: Of the HMAC of sessions, 32 bytes.
+            work_bits: Proof of work that an enrolment under the policy ``open`` needs.
+            nodes_per_account: Installations of one account.
+        """
         self._database = database
         self._ledger = ledger
         self.keys = keys
         self._policy = policy
         self._server = server
+        self._tls = tls
         self._session_key = session_key
         self._nodes_per_account = nodes_per_account
+        self.work_bits = work_bits if policy.policy == "open" else 0
 
     def invite(self, note: str, valid_seconds: float) -> str:
         """A new one-time token; only its hash is kept."""
@@ -72,11 +100,12 @@ class Accounts:
             )
         return token
 
-    def enrol(self, public_key: bytes, name: str, invite: str, signature: bytes) -> str:
-        """Register a key; the same key again is answered with the same id.
+    def enrol(self, public_key: bytes, name: str, invite: str, signature: bytes, work: bytes = b"") -> str:
+        """Register a key; the same key again is answered with the same id. What is refused writes nothing.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy.
+            GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy or for want of
+                proof of work.
         """
         name = name.strip()
         if not is_name(name, MAX_NAME):
@@ -85,7 +114,10 @@ class Accounts:
                 f"name {plain(name, 80)!r} is empty, has more than {MAX_NAME} characters, or some that nobody sees",
                 "choose another with --name",
             )
-        verify_signature(public_key, {"enrol": name, "invite": invite, "server": self._server}, signature)
+        with self._signed_for_us():
+            verify_signature(public_key, enrolment_claim(name, invite, self._server, self._tls), signature)
+        if self.work_bits and self._is_new(public_key):
+            self._check_work(public_key, work)
         return self._register(public_key, name, invite)
 
     def meet(self, public_key: bytes) -> str:
@@ -101,7 +133,14 @@ class Accounts:
             key = key_row(tx, public_key)
             contributor = key.contributor if key is not None else contributor_id(public_key)
             account = accounts.c.contributor == contributor
-            status = tx.scalar(select(accounts.c.status).where(account))
+            row = tx.execute(select(accounts).where(account)).first()
+            status = None if row is None else row.status
+            if key is None and row is not None:
+                raise GymError(
+                    ErrorCode.PERMISSION_DENIED,
+                    f"another key has the id {contributor} here",
+                    "make another key, in a home of its own",
+                )
             if key is not None and key.status != "active":
                 what = "revoked" if key.status == "revoked" else "replaced by another one"
                 raise GymError(
@@ -110,7 +149,7 @@ class Accounts:
                     "enrol with the account's current key, or with a new one as somebody new",
                 )
             if status == "left":
-                tx.execute(update(accounts).where(account).values(status="active"))
+                tx.execute(update(accounts).where(account).values(status="active", enrolled_at=time.time()))
             if status is None:
                 self._check_policy(tx, contributor, invite)
                 tx.execute(
@@ -146,21 +185,16 @@ class Accounts:
             )
         if not 8 <= len(instance) <= 64 or not instance.isalnum():
             raise GymError(ErrorCode.USAGE, f"instance {instance[:64]!r} is not 8 to 64 letters and digits")
-        signed = {
-            "authenticate": contributor,
-            "instance": instance,
-            "issued_at": issued_at,
-            "nonce": nonce,
-            "server": self._server,
-        }
+        signed = login_claim(contributor, instance, issued_at, nonce, self._server, self._tls)
         with self._database.reading() as tx:
             row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
             if row is not None:
-                check_signer(tx, row, signed, signature)
-        public_key = _active(row, contributor)
+                with self._signed_for_us():
+                    check_signer(tx, row, signed, signature)
+        _active(row, contributor)
         node_id = self._node(contributor, instance)
         expires = int(now + SESSION_SECONDS)
-        return self._token(contributor, node_id, expires, public_key), expires, node_id
+        return self._token(row, node_id, expires), expires, node_id
 
     def session(self, token: str) -> Session:
         """Who a token speaks for.
@@ -173,19 +207,20 @@ class Accounts:
         row = self._row(parts[0])
         node_id, expires = map(whole_number, parts[1:3]) if len(parts) == 4 else (None, None)
         if row is not None and node_id is not None and expires is not None:
-            contributor = parts[0]
-            if hmac.compare_digest(token, self._token(contributor, node_id, expires, row.public_key)):
-                if expires < time.time():
-                    raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")
-                return Session(contributor, node_id, _active(row, contributor))
+            known = self._token(row, node_id, expires)
+            if hmac.compare_digest(token.encode(), known.encode()):
+                _check_age(expires)
+                return Session(row.contributor, node_id, _active(row, row.contributor), expires)
         raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
 
     def check(self, session: Session) -> None:
         """Whether a session that was good still is; called while a call lasts.
 
         Raises:
-            GymError: ``KEY_REVOKED``; ``UNAUTHENTICATED`` when the key was replaced, or the account left.
+            GymError: ``KEY_REVOKED``; ``UNAUTHENTICATED`` when the key was replaced, the account left, or the call has
+                gone on for long after the session's end.
         """
+        _check_age(session.expires + _LONGEST_CALL_SECONDS)
         if _active(self._row(session.contributor), session.contributor) != session.public_key:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
@@ -248,10 +283,44 @@ class Accounts:
         with self._database.transaction() as tx:
             return node_of(tx, contributor, instance, self._nodes_per_account)
 
-    def _token(self, contributor: str, node_id: int, expires: int, public_key: bytes) -> str:
-        claim = f"{contributor}.{node_id}.{expires}"
-        bound = f"{claim}.{public_key.hex()}".encode()
+    def _token(self, row: Any, node_id: int, expires: int) -> str:
+        claim = f"{row.contributor}.{node_id}.{expires}"
+        bound = canonical_json(
+            [claim, row.public_key.hex(), repr(float(row.enrolled_at)), self._server, self._tls]
+        )
         return f"{claim}.{hmac.digest(self._session_key, bound, 'sha256').hex()}"
+
+    def _is_new(self, public_key: bytes) -> bool:
+        with self._database.reading() as tx:
+            return key_row(tx, public_key) is None
+
+    def _check_work(self, public_key: bytes, work: bytes) -> None:
+        if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"enrolment here needs a proof of work of {self.work_bits} bits, and none was given",
+                "gym-client join does it: about a second of one core at 20 bits",
+            )
+
+    @contextmanager
+    def _signed_for_us(self) -> Iterator[None]:
+        """Says what a signature that does not fit may come from."""
+        try:
+            yield
+        except GymError as error:
+            if error.code is not ErrorCode.SIGNATURE_INVALID:
+                raise
+            raise GymError(
+                error.code,
+                f"{error.message}, or was made for another hub than {self._server} with the TLS key "
+                f"{self._tls or 'none (plain text)'}",
+                "compare the fingerprint in servers/ with the coordinator's; another hub may have passed this on",
+            ) from error
+
+
+def _check_age(until: float) -> None:
+    if until < time.time():
+        raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")
 
 
 def _active(row: Any, contributor: str) -> bytes:

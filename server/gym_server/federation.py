@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-import secrets
 from pathlib import Path
 
 from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
 from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
 from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.identity.login import PLAIN_TEXT
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.identity.tls import fingerprint
 from gym_server.accounts import Accounts
@@ -31,12 +30,12 @@ from gym_server.ledger import Ledger
 from gym_server.payouts import Payouts
 from gym_server.queue import MessageQueue
 from gym_server.rounds import Journal
+from gym_server.session_key import create_session_key, session_key
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
 from gym_server.variants import Variants
 
 CONFIG_NAME = "gym-server.yaml"
-SESSION_KEY_BYTES = 32
 PASSPHRASE_VARIABLE = "GYM_SERVER_PASSPHRASE"
 RUN_ID = 1
 """Flower's run id: a hub's folder holds one federation, which is one run."""
@@ -45,7 +44,14 @@ RUN_ID = 1
 class Federation:
     """The opened state of one hub. Close it, or use it as a context manager."""
 
-    def __init__(self, folder: Path, config: ServerConfig, base: BaseSpec, database: Database) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: ServerConfig,
+        base: BaseSpec,
+        database: Database,
+        insecure: bool = False,
+    ) -> None:
         self.folder = folder
         self.config = config
         self.base = base
@@ -60,16 +66,19 @@ class Federation:
         self.queue = MessageQueue(database, config.rounds.lease_seconds)
         self.journal = Journal(database, self.ledger, base.digest)
         hold = config.rewards.hold_seconds
-        self.payouts = Payouts(database, self.ledger, self.server, hold)
+        tls = PLAIN_TEXT if insecure else self.fingerprint
+        self.payouts = Payouts(database, self.ledger, self.server, tls, hold)
         self.journal.at_commit.append(self.payouts.settle)
-        self.keys = Keys(database, self.ledger, self.server, self.payouts, hold)
+        self.keys = Keys(database, self.ledger, self.server, tls, self.payouts, hold)
         self.accounts = Accounts(
             database,
             self.ledger,
             self.keys,
             config.enrolment,
             self.server,
-            (folder / "keys" / "session.key").read_bytes(),
+            tls,
+            session_key(folder / "keys", self.passphrase),
+            config.limits.enrolment_work_bits,
             config.limits.nodes_per_account,
         )
         self.admission = Admission(
@@ -85,8 +94,13 @@ class Federation:
         self.variants = Variants(database, self.ledger, self.store, base, config)
 
     @classmethod
-    def open(cls, folder: Path, overrides: tuple[str, ...] = ()) -> Federation:
+    def open(cls, folder: Path, overrides: tuple[str, ...] = (), insecure: bool = False) -> Federation:
         """Open a folder that ``gym-server init`` made.
+
+        Args:
+            folder: The hub's.
+            overrides: ``a.b=value`` settings that win over the config file.
+            insecure: Served in plain text, on loopback: what contributors sign then names no TLS key.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` where there is no hub, ``CONFIG_INVALID``, ``STATE_CORRUPT``, and
@@ -95,7 +109,7 @@ class Federation:
         folder = folder.resolve()
         config = read_config(folder, overrides)
         database = Database.open(config.storage.database, folder)
-        return cls(folder, config, _base_spec(database, config), database)
+        return cls(folder, config, _base_spec(database, config), database, insecure)
 
     def check_soup(self) -> None:
         """Whether the smallest round that may be merged is enough for the rules.
@@ -176,7 +190,7 @@ def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str
     keys.mkdir(parents=True, mode=0o700)
     key = SigningKey.generate()
     key.save(keys / "ledger.pem", passphrase)
-    write_atomically(keys / "session.key", secrets.token_bytes(SESSION_KEY_BYTES), mode=0o600)
+    create_session_key(keys, passphrase)
     return server_id(key.public_key), create_certificate(keys / "tls.key", keys / "tls.crt", passphrase)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-import gym_fed
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
@@ -25,6 +24,7 @@ from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
 from gym_server.admission import Candidate, Receipt
 from gym_server.downloads import Downloads
+from gym_server.entrance import EntranceCalls
 from gym_server.federation import RUN_ID, Federation
 from gym_server.guard import current_session
 from gym_server.ledger.calls import LedgerCalls
@@ -40,7 +40,7 @@ MAX_RECORDS_BYTES = 256 << 10
 """What a reply's records may weigh; tensors are objects and do not count."""
 
 
-class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
+class Hub(EntranceCalls, LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
     """The service. Refusals are raised as ``GymError``; the guard turns them into gRPC status and trailer."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
@@ -62,62 +62,6 @@ class Hub(LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
             config.limits.streams_per_account,
             self.finished.is_set,
         )
-
-    # ---- status, enrolment, sessions ----
-
-    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        return await asyncio.to_thread(self._status)
-
-    def _status(self) -> pb.StatusReply:
-        fed, current, head = self._fed, self._fed.journal.current(), self._fed.journal.head()
-        ledger_head = fed.ledger.newest_head()
-        connected = len(fed.queue.node_ids())
-        join_bytes, round_bytes = self._downloads.announced(head.height, connected)
-        recipe = {
-            "recipe": fed.config.recipe_at(head.height).model_dump(mode="json"),
-            "codec": fed.config.codec.model_dump(mode="json"),
-            "num_parameters": fed.base.num_parameters,
-            "soup": self._downloads.form.to_dict(),
-        }
-        return pb.StatusReply(
-            name=fed.config.name,
-            software_version=gym_fed.__version__,
-            ledger_public_key=fed.key.public_key,
-            enrolment=fed.config.enrolment.policy,
-            base_model=fed.public_base_name,
-            base_digest=fed.base.digest,
-            version_height=head.height,
-            version_digest=head.digest,
-            server_round=current.server_round if current else 0,
-            round_state=current.state if current else "",
-            num_rounds=fed.config.rounds.num_rounds,
-            num_connected=connected,
-            finished=self.finished.is_set(),
-            recipe_json=json.dumps(recipe),
-            max_update_bytes=fed.config.admission.max_update_bytes,
-            join_download_bytes=join_bytes,
-            round_download_bytes=round_bytes,
-            privacy_json=privacy.status_json(fed),
-            ledger_head_json=ledger_head.to_json() if ledger_head else "",
-            restored_json=fed.ledger.statements(),
-        )
-
-    async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:
-        contributor = await asyncio.to_thread(
-            self._fed.accounts.enrol, request.public_key, request.name, request.invite, request.signature
-        )
-        return pb.EnrolReply(contributor=contributor)
-
-    async def Authenticate(self, request: pb.AuthenticateRequest, context: Any) -> pb.AuthenticateReply:
-        token, expires, node_id = await asyncio.to_thread(
-            self._fed.accounts.authenticate,
-            request.contributor,
-            request.instance,
-            request.issued_at_seconds,
-            request.nonce,
-            request.signature,
-        )
-        return pb.AuthenticateReply(session=token, expires_at_seconds=int(expires), node_id=node_id)
 
     # ---- work ----
 

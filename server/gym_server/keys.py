@@ -42,6 +42,7 @@ class Keys:
         database: Where it is.
         ledger: Told of every change.
         server: Id of the hub.
+        tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
         payouts: Transfers that a revocation cancels.
         hold_seconds: How long a replaced key can still revoke the account.
         clock: Unix seconds; tests bring their own.
@@ -52,6 +53,7 @@ class Keys:
         database: Database,
         ledger: Ledger,
         server: str,
+        tls: str,
         payouts: Payouts,
         hold_seconds: float,
         clock: Callable[[], float] = time.time,
@@ -59,6 +61,7 @@ class Keys:
         self._database = database
         self._ledger = ledger
         self._server = server
+        self._tls = tls
         self._payouts = payouts
         self._hold = hold_seconds
         self._clock = clock
@@ -129,7 +132,7 @@ class Keys:
         if statement.new_key != new_key.hex():
             raise GymError(ErrorCode.USAGE, "the statement names another new key than the one sent")
         statement.verify(new_key, new_signature)
-        statement.check_fresh(self._server, self._clock())
+        statement.check_fresh(self._server, self._tls, self._clock())
         with self._database.transaction() as tx:
             account = _account(tx, statement.rotate)
             if account.public_key == new_key:
@@ -161,7 +164,7 @@ class Keys:
         if (statement.revoke, statement.key) != (contributor, signing_key.hex()):
             raise GymError(ErrorCode.USAGE, "the statement is about another account or key than the request")
         statement.verify(signing_key, signature)
-        statement.check_fresh(self._server, self._clock())
+        statement.check_fresh(self._server, self._tls, self._clock())
         with self._database.transaction() as tx:
             account, signer = _account(tx, contributor), key_row(tx, signing_key)
             if signer is None or signer.contributor != contributor:

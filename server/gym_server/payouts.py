@@ -31,6 +31,7 @@ class Payouts:
         database: Where they are.
         ledger: Told of every step.
         server: Id of the hub.
+        tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
         hold_seconds: The hold period.
         clock: Unix seconds; tests bring their own.
     """
@@ -40,12 +41,14 @@ class Payouts:
         database: Database,
         ledger: Ledger,
         server: str,
+        tls: str,
         hold_seconds: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
         self._ledger = ledger
         self._server = server
+        self._tls = tls
         self._hold = hold_seconds
         self._clock = clock
 
@@ -66,7 +69,7 @@ class Payouts:
             order.verify(sender.public_key, signature)
             known = tx.execute(select(transfers).where(transfers.c.transfer == order.digest)).first()
             if known is None:
-                order.check_fresh(self._server, now)
+                order.check_fresh(self._server, self._tls, now)
                 self.settle(tx)
                 self._check(tx, order)
                 self._enter(tx, order, signature, now)

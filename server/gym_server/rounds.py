@@ -15,9 +15,9 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
+from gym_fed.config.lineage import next_digest
 from gym_fed.config.task import SoupReference, TaskSpec
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_digest
 from gym_server.ledger import Ledger
 from gym_server.store.database import Database
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
@@ -86,11 +86,6 @@ class SoupRecord:
     """What the sum of masked votes was taken with, for the version's entry."""
 
 
-def next_digest(parent: str, soup_sha256: str, server_round: int) -> str:
-    """Digest of the version that a soup leads to: a chain, so it names every soup before it."""
-    return "sha256:" + canonical_digest({"parent": parent, "soup": soup_sha256, "server_round": server_round})
-
-
 class Journal:
     """Rounds and versions of one federation."""
 
@@ -152,7 +147,12 @@ class Journal:
         with self._database.reading() as tx:
             rows = tx.execute(query).all()
         return [
-            SoupReference(sha256=r.soup_sha256, size_bytes=r.soup_bytes, version_digest=r.digest)
+            SoupReference(
+                sha256=r.soup_sha256,
+                size_bytes=r.soup_bytes,
+                version_digest=r.digest,
+                server_round=r.server_round,
+            )
             for r in rows
         ]
 

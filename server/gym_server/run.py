@@ -69,7 +69,7 @@ def run_hub(
         GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``ADDRESS_IN_USE``, ``UNAVAILABLE``.
     """
     lock = FolderLock(folder) if folder.is_dir() else None
-    with Federation.open(folder, overrides) as federation:
+    with Federation.open(folder, overrides, insecure) as federation:
         if insecure and not federation.config.listen.startswith(_LOOPBACK):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

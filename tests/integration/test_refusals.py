@@ -285,7 +285,13 @@ def test_every_verdict_is_in_a_ledger_that_verifies(
 
 def revoke(contributor: RawContributor) -> None:
     account, key = contributor.key.contributor, contributor.key
-    said = Revocation(revoke=account, key=key.public_key.hex(), server=contributor.server, issued_at=now())
+    said = Revocation(
+        revoke=account,
+        key=key.public_key.hex(),
+        server=contributor.server,
+        tls=contributor.tls,
+        issued_at=now(),
+    )
     request = pb.RevokeKeyRequest(
         contributor=account,
         signing_key=key.public_key,
@@ -327,7 +333,13 @@ def test_an_update_signed_by_a_replaced_key_is_refused_and_the_new_key_answers_t
     contributor.upload(delta)
     manifest = contributor.manifest(task, delta)
     new = SigningKey.generate()
-    said = Rotation(rotate=account, new_key=new.public_key.hex(), server=contributor.server, issued_at=now())
+    said = Rotation(
+        rotate=account,
+        new_key=new.public_key.hex(),
+        server=contributor.server,
+        tls=contributor.tls,
+        issued_at=now(),
+    )
     request = pb.RotateKeyRequest(
         new_public_key=new.public_key,
         statement_json=said.to_json(),
@@ -350,6 +362,7 @@ def test_a_transfer_of_what_nobody_has_is_refused_over_the_wire(contributor: Raw
         to="c0000000000000000",
         amount=1,
         server=contributor.server,
+        tls=contributor.tls,
         issued_at=now(),
     )
     request = pb.TransferRequest(statement_json=order.to_json(), signature=order.sign(contributor.key))

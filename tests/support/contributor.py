@@ -18,10 +18,11 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TaskSpec
 from gym_fed.delta import BaseSpec, encode_delta, model_tensors
 from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.identity.login import do_work, enrolment_claim, login_claim
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.identity.tls import TLS_NAME
+from gym_fed.identity.tls import TLS_NAME, fingerprint
 from gym_fed.wire.errors import from_rpc_error
-from gym_fed.wire.limits import CHANNEL_OPTIONS, DELTA_STYPE, SESSION_KEY
+from gym_fed.wire.limits import CHANNEL_OPTIONS, DELTA_STYPE, PROTOCOL, SESSION_KEY
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
 
@@ -32,6 +33,7 @@ class RawContributor:
     def __init__(self, address: str, name: str = "raw", key: SigningKey | None = None) -> None:
         host, _, port = address.rpartition(":")
         pem = ssl.get_server_certificate((host, int(port))).encode()
+        self.tls = fingerprint(pem)
         self.channel = grpc.secure_channel(
             address,
             grpc.ssl_channel_credentials(root_certificates=pem),
@@ -45,19 +47,18 @@ class RawContributor:
         self.session = ""
 
     def enrol(self, invite: str = "") -> RawContributor:
-        signed = {"enrol": self.name, "invite": invite, "server": self.server}
+        signed = enrolment_claim(self.name, invite, self.server, self.tls)
         request = pb.EnrolRequest(
-            public_key=self.key.public_key, name=self.name, invite=invite, signature=self.key.sign(signed)
+            public_key=self.key.public_key,
+            name=self.name,
+            invite=invite,
+            signature=self.key.sign(signed),
+            protocol=PROTOCOL,
+            work=do_work(self.server, self.key.public_key, self.status.enrolment_work_bits),
         )
         self.call(self.stub.Enrol, request)
         now, nonce, instance = int(time.time()), secrets.token_hex(16), "rawinstance"
-        claim = {
-            "authenticate": self.key.contributor,
-            "instance": instance,
-            "issued_at": now,
-            "nonce": nonce,
-            "server": self.server,
-        }
+        claim = login_claim(self.key.contributor, instance, now, nonce, self.server, self.tls)
         reply = self.call(
             self.stub.Authenticate,
             pb.AuthenticateRequest(
@@ -66,6 +67,7 @@ class RawContributor:
                 issued_at_seconds=now,
                 nonce=nonce,
                 signature=self.key.sign(claim),
+                protocol=PROTOCOL,
             ),
         )
         self.session = reply.session

@@ -19,6 +19,7 @@ from gym_server.grid import LOST, HubGrid
 from gym_server.store.tables import nodes
 
 from gym_fed.errors import GymError
+from tests.support.enrolment import enrol
 
 
 class Killed(Exception):
@@ -57,14 +58,12 @@ class LocalGrid(Grid):
         """The file that a contributor trains on."""
         return str(self.homes[name].folder.parent / f"{name}.jsonl")
 
-    def serve(self, fed: Federation, enrol: bool = True) -> LocalGrid:
+    def serve(self, fed: Federation, newcomers: bool = True) -> LocalGrid:
         """Belong to a hub, whose folder may have been opened anew."""
         self._fed = fed
         HubGrid(fed)  # Flower stamps messages with the process's identity, which the hub's own grid sets
-        for number, name in self.names.items() if enrol else ():
-            key = self.homes[name].key
-            signed = {"enrol": name, "invite": "", "server": fed.server}
-            contributor = fed.accounts.enrol(key.public_key, name, "", key.sign(signed))
+        for number, name in self.names.items() if newcomers else ():
+            contributor = enrol(fed, self.homes[name].key, name)
             with fed.database.transaction() as tx:
                 row = {"node_id": number, "contributor": contributor, "instance": name}
                 tx.execute(nodes.insert().values(**row, connected_until=time.time() + 3600))

@@ -29,6 +29,7 @@ from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.v1 import hub_pb2_grpc
+from tests.support.hub import QUICK_ENROLMENT
 
 SPEC = BaseSpec("described", "sha256:" + "ab" * 32, {"a.weight": (16, 64), "b.weight": (8, 32)})
 
@@ -39,7 +40,12 @@ class LoopbackHub:
     def __init__(self, folder: Path, **config: Any) -> None:
         if not folder.exists():
             init_hub(folder, "loopback", "described", "open")
-            values = {"listen": "127.0.0.1:0", "base_model": "described", "enrolment": {"policy": "open"}}
+            values = {
+                "listen": "127.0.0.1:0",
+                "base_model": "described",
+                "enrolment": {"policy": "open"},
+                "limits": QUICK_ENROLMENT,
+            }
             (folder / "gym-server.yaml").write_text(yaml.safe_dump({**values, **config}))
             database = Database.open("sqlite:///hub.db", folder)
             database.set("base:described", json.dumps(SPEC.to_dict()))

@@ -18,6 +18,7 @@ from sqlalchemy import func, select
 from gym_fed.config.server import EnrolmentConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.identity.login import PLAIN_TEXT, enrolment_claim, login_claim
 from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
 
 HOLD = 1000.0
@@ -33,18 +34,20 @@ class Hub:
         self.server = server_id(key.public_key)
         clock = lambda: self.now  # noqa: E731
         self.ledger = Ledger(self.database, key, clock=clock)
-        self.payouts = Payouts(self.database, self.ledger, self.server, HOLD, clock)
-        self.keys = Keys(self.database, self.ledger, self.server, self.payouts, HOLD, clock)
+        self.payouts = Payouts(self.database, self.ledger, self.server, PLAIN_TEXT, HOLD, clock)
+        self.keys = Keys(self.database, self.ledger, self.server, PLAIN_TEXT, self.payouts, HOLD, clock)
         policy = EnrolmentConfig(policy="open")
-        self.accounts = Accounts(self.database, self.ledger, self.keys, policy, self.server, b"s" * 32)
+        self.accounts = Accounts(
+            self.database, self.ledger, self.keys, policy, self.server, PLAIN_TEXT, b"s" * 32
+        )
 
     def enrol(self, key: SigningKey, name: str = "n") -> str:
-        signed = {"enrol": name, "invite": "", "server": self.server}
+        signed = enrolment_claim(name, "", self.server, PLAIN_TEXT)
         return self.accounts.enrol(key.public_key, name, "", key.sign(signed))
 
     def log_in(self, contributor: str, key: SigningKey) -> Session:
-        claim = {"authenticate": contributor, "instance": "instance1", "nonce": "n", "server": self.server}
-        claim["issued_at"] = now = int(time.time())
+        now = int(time.time())
+        claim = login_claim(contributor, "instance1", now, "n", self.server, PLAIN_TEXT)
         token, _, _ = self.accounts.authenticate(contributor, "instance1", now, "n", key.sign(claim))
         return self.accounts.session(token)
 
@@ -59,19 +62,32 @@ class Hub:
 
     def rotate(self, contributor: str, old: SigningKey, new: SigningKey) -> dict[str, Any]:
         said = Rotation(
-            rotate=contributor, new_key=new.public_key.hex(), server=self.server, issued_at=int(self.now)
+            rotate=contributor,
+            new_key=new.public_key.hex(),
+            server=self.server,
+            tls=PLAIN_TEXT,
+            issued_at=int(self.now),
         )
         return self.keys.rotate(said.to_json(), said.sign(old), new.public_key, said.sign(new))
 
     def revoke(self, contributor: str, key: SigningKey) -> dict[str, Any]:
         said = Revocation(
-            revoke=contributor, key=key.public_key.hex(), server=self.server, issued_at=int(self.now)
+            revoke=contributor,
+            key=key.public_key.hex(),
+            server=self.server,
+            tls=PLAIN_TEXT,
+            issued_at=int(self.now),
         )
         return self.keys.revoke(contributor, key.public_key, said.to_json(), said.sign(key))
 
     def transfer(self, sender: str, key: SigningKey, to: str, amount: int) -> dict[str, Any]:
         order = TransferOrder(
-            sender=sender, to=to, amount=amount, server=self.server, issued_at=int(self.now)
+            sender=sender,
+            to=to,
+            amount=amount,
+            server=self.server,
+            tls=PLAIN_TEXT,
+            issued_at=int(self.now),
         )
         return self.payouts.ask(sender, order.to_json(), order.sign(key))
 

@@ -15,10 +15,11 @@ import grpc
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, contributor_id, server_id, verify_signature
+from gym_fed.identity.login import enrolment_claim, login_claim, work_is_done
 from gym_fed.identity.tls import create_certificate
 from gym_fed.ledger import Entry, EntryProof, Head, SignedHead, Tree
 from gym_fed.wire.errors import to_status
-from gym_fed.wire.limits import CHANNEL_OPTIONS, CHUNK_BYTES, SESSION_KEY
+from gym_fed.wire.limits import CHANNEL_OPTIONS, CHUNK_BYTES, PROTOCOL, SESSION_KEY
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
 
@@ -34,6 +35,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self.server = server_id(self.key.public_key)
         self.port = 0
         self.fingerprint = ""
+        self.protocol, self.software_version, self.work_bits = PROTOCOL, "0.2.0", 4
         self.objects: dict[str, bytes] = {}
         self.parts: dict[str, bytes] = {}
         self.declared: dict[str, int] = {}
@@ -117,13 +119,17 @@ class TinyHub(hub_pb2_grpc.HubServicer):
             enrolment="open",
             privacy_json=self.privacy_json,
             ledger_head_json=self.heads[-1].to_json() if self.heads else "",
+            protocol=self.protocol,
+            software_version=self.software_version,
+            enrolment_work_bits=self.work_bits,
             **self.announces,
         )
 
     def Enrol(self, request: Any, context: Any) -> pb.EnrolReply:
         self._enter("Enrol", request, context, is_open=True)
-        signed = {"enrol": request.name, "invite": request.invite, "server": self.server}
+        signed = enrolment_claim(request.name, request.invite, self.server, self.fingerprint)
         verify_signature(request.public_key, signed, request.signature)
+        assert work_is_done(self.server, request.public_key, request.work, self.work_bits)
         self.enrolled[contributor_id(request.public_key)] = request.public_key
         return pb.EnrolReply(contributor=contributor_id(request.public_key))
 
@@ -131,13 +137,14 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self._enter("Authenticate", request, context, is_open=True)
         if request.contributor not in self.enrolled:
             self._refuse(context, GymError(ErrorCode.UNAUTHENTICATED, "not enrolled"))
-        signed = {
-            "authenticate": request.contributor,
-            "instance": request.instance,
-            "issued_at": request.issued_at_seconds,
-            "nonce": request.nonce,
-            "server": self.server,
-        }
+        signed = login_claim(
+            request.contributor,
+            request.instance,
+            request.issued_at_seconds,
+            request.nonce,
+            self.server,
+            self.fingerprint,
+        )
         verify_signature(self.enrolled[request.contributor], signed, request.signature)
         self.sessions.add(request.nonce)
         return pb.AuthenticateReply(

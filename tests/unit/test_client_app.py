@@ -16,8 +16,10 @@ from gym_client.home import Home
 from gym_client.hooks import Hooks, hooks_set
 from gym_client.residuals import Residuals
 from gym_client.tasks import TaskFolder
+from gym_client.work import parse_task
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.lineage import next_digest
 from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback, apply_delta, encode_delta, model_tensors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
@@ -25,7 +27,6 @@ from gym_fed.models import load_model
 from gym_fed.wire.limits import DELTA_STYPE
 
 SERVER = "s" + "0" * 16
-VERSION = "sha256:" + "e" * 64
 RECIPE = {"max_steps": 4, "per_device_train_batch_size": 2, "max_length": 32, "learning_rate": 1e-2}
 
 
@@ -48,6 +49,13 @@ def data(tmp_path: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def reference(parent: str, soup: bytes, server_round: int) -> dict[str, Any]:
+    """A soup as a task names it, and the version that it makes of ``parent``."""
+    name = hashlib.sha256(soup).hexdigest()
+    digest = next_digest(parent, name, server_round)
+    return {"sha256": name, "size_bytes": len(soup), "version_digest": digest, "server_round": server_round}
 
 
 class Rounds:
@@ -183,16 +191,15 @@ def test_work_is_taken_over_when_the_task_comes_again_under_another_id(rounds: R
 def test_soups_are_applied_in_order_and_the_delta_is_against_the_version(
     rounds: Rounds, tmp_path: Path
 ) -> None:
-    first, second = rounds.soup(tmp_path, 0.25, rounds.spec.digest), rounds.soup(tmp_path, 0.5, VERSION)
-    names = [hashlib.sha256(blob).hexdigest() for blob in (first, second)]
-    end = "sha256:" + "f" * 64
-    references = [
-        {"sha256": names[0], "size_bytes": len(first), "version_digest": VERSION},
-        {"sha256": names[1], "size_bytes": len(second), "version_digest": end},
-    ]
-    one = rounds.task(soups=references[:1], version_digest=VERSION)
-    assert manifest_of(rounds.call(one, "m1", {names[0]: first})).base_digest == VERSION
-    two = rounds.task(soups=references, version_digest=end, server_round=2)
+    first = rounds.soup(tmp_path, 0.25, rounds.spec.digest)
+    middle = reference(rounds.spec.digest, first, 1)
+    second = rounds.soup(tmp_path, 0.5, middle["version_digest"])
+    references = [middle, reference(middle["version_digest"], second, 2)]
+    names, end = [r["sha256"] for r in references], references[1]["version_digest"]
+    one = rounds.task(soups=references[:1], version_digest=middle["version_digest"], server_round=2)
+    made_from = manifest_of(rounds.call(one, "m1", {names[0]: first})).base_digest
+    assert made_from == middle["version_digest"]
+    two = rounds.task(soups=references, version_digest=end, server_round=3)
     assert (
         manifest_of(rounds.call(two, "m2", {names[1]: second})).base_digest == end
     )  # the first is in the cache
@@ -203,18 +210,55 @@ def test_soups_are_applied_in_order_and_the_delta_is_against_the_version(
 
 def test_a_soup_of_another_lineage_is_refused(rounds: Rounds, tmp_path: Path) -> None:
     stray = rounds.soup(tmp_path, 0.25, "sha256:" + "9" * 64)
-    name = hashlib.sha256(stray).hexdigest()
-    soups = [{"sha256": name, "size_bytes": len(stray), "version_digest": VERSION}]
-    task = rounds.task(soups=soups, version_digest=VERSION)
+    soup = reference(rounds.spec.digest, stray, 1)
+    task = rounds.task(soups=[soup], version_digest=soup["version_digest"], server_round=2)
     with pytest.raises(GymError) as caught:
-        rounds.call(task, soups={name: stray})
+        rounds.call(task, soups={soup["sha256"]: stray})
     assert caught.value.code is ErrorCode.BASE_MISMATCH
+    assert "does not follow" not in caught.value.message, (
+        "the chain is whole; the soup's own base is another one"
+    )
+
+
+@pytest.mark.parametrize("lie", ["round", "digest", "order"])
+def test_a_chain_of_versions_that_does_not_recompute_is_refused_naming_the_version(
+    rounds: Rounds, tmp_path: Path, lie: str
+) -> None:
+    first = reference(rounds.spec.digest, b"one", 1)
+    second = reference(first["version_digest"], b"two", 2)
+    if lie == "round":
+        second["server_round"] = 3
+    elif lie == "digest":
+        second = reference("sha256:" + "9" * 64, b"two", 2)
+    else:
+        second = reference(first["version_digest"], b"two", 1)
+    task = rounds.task(soups=[first, second], version_digest=second["version_digest"], server_round=4)
+    with pytest.raises(GymError) as caught:
+        rounds.call(task)
+    assert caught.value.code is ErrorCode.BASE_MISMATCH
+    assert f"version 2 of the task ({second['version_digest']}) does not follow" in caught.value.message
+
+
+def test_a_task_of_an_older_hub_without_the_rounds_of_its_versions_is_read_and_kept_as_it_is(
+    rounds: Rounds,
+) -> None:
+    first = reference(rounds.spec.digest, b"one", 2)
+    second = reference(first["version_digest"], b"two", 5)
+    for soup in (first, second):
+        del soup["server_round"]
+    text = json.dumps(
+        rounds.task(soups=[first, second], version_digest=second["version_digest"], server_round=6)
+    )
+    assert parse_task(text).model_dump(mode="json")["soups"] == [first, second]
+    with pytest.raises(GymError, match="version 2 of the task"):
+        parse_task(text.replace('"server_round": 6', '"server_round": 5'))
 
 
 def test_a_soup_whose_bytes_are_not_its_name_is_refused(rounds: Rounds) -> None:
-    soups = [{"sha256": "1" * 64, "size_bytes": 3, "version_digest": VERSION}]
+    soup = reference(rounds.spec.digest, b"other", 1)
+    task = rounds.task(soups=[soup], version_digest=soup["version_digest"], server_round=2)
     with pytest.raises(GymError) as caught:
-        rounds.call(rounds.task(soups=soups, version_digest=VERSION), soups={"1" * 64: b"abc"})
+        rounds.call(task, soups={soup["sha256"]: b"abc"})
     assert caught.value.code is ErrorCode.HASH_MISMATCH
 
 

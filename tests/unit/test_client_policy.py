@@ -10,6 +10,7 @@ import pytest
 from gym_client.policy import Policy
 from gym_client.work import parse_task
 
+from gym_fed.config.lineage import next_digest
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 
@@ -65,9 +66,9 @@ def test_algorithms_and_bases_may_be_listed() -> None:
 
 
 def test_soups_count_as_downloads() -> None:
-    version = "sha256:" + "c" * 64
-    soup = {"sha256": "d" * 64, "size_bytes": 2000, "version_digest": version}
-    text = json.dumps(task(soups=[soup], version_digest=version))
+    version = next_digest(BASE, "d" * 64, 1)
+    soup = {"sha256": "d" * 64, "size_bytes": 2000, "version_digest": version, "server_round": 1}
+    text = json.dumps(task(soups=[soup], version_digest=version, server_round=2))
     assert "2000" in refusal(text, Policy(max_download_bytes=1999))
     Policy(max_download_bytes=2000).check(TaskSpec.model_validate_json(text))
 

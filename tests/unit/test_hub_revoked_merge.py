@@ -12,6 +12,7 @@ from gym_fed.delta import model_tensors
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.statements import TransferOrder, now
+from tests.support.enrolment import enrol
 from tests.support.judged_rounds import Judged
 
 
@@ -36,8 +37,7 @@ class Signed(Judged):
 def enrolled(hub: Signed) -> list[str]:
     keys = [SigningKey.generate() for _ in range(2)]
     for key in keys:
-        signed = {"enrol": "n", "invite": "", "server": hub.fed.server}
-        hub.fed.accounts.enrol(key.public_key, "n", "", key.sign(signed))
+        enrol(hub.fed, key, "n")
     hub.signers = {key.contributor: key for key in keys}
     return [key.contributor for key in keys]
 
@@ -54,7 +54,14 @@ def test_a_transfer_that_is_due_settles_in_the_commit_of_the_next_round(
     hub = Signed(tmp_path / "hub", tiny_base, rewards={"hold_seconds": 0})
     sender, recipient = enrolled(hub)
     hub.round(deltas(hub, 1))
-    order = TransferOrder(sender=sender, to=recipient, amount=200, server=hub.fed.server, issued_at=now())
+    order = TransferOrder(
+        sender=sender,
+        to=recipient,
+        amount=200,
+        server=hub.fed.server,
+        tls=hub.fed.fingerprint,
+        issued_at=now(),
+    )
     signature = order.sign(hub.signers[sender])
     assert hub.fed.payouts.ask(sender, order.to_json(), signature)["status"] == "pending"
     hub.round(deltas(hub, 2))

@@ -196,7 +196,7 @@ def test_a_round_survives_kills_of_the_hub_and_of_a_contributor_at_every_stage(
     for start in range(10):
         with Federation.open(hub) as fed:
             try:
-                DeltaSoup(fed).start(grid.serve(fed, enrol=start == 0))
+                DeltaSoup(fed).start(grid.serve(fed, newcomers=start == 0))
                 break
             except Killed:
                 continue

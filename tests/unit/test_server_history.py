@@ -86,7 +86,9 @@ def forged(hub: Hub, kind: str, **body: Any) -> str:
 
 def test_a_transfer_that_its_owner_did_not_sign_is_found(hub: Hub, owner: SigningKey) -> None:
     account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())
-    order = TransferOrder(sender=account, to=friend, amount=9, server=hub.server, issued_at=int(hub.now))
+    order = TransferOrder(
+        sender=account, to=friend, amount=9, server=hub.server, tls="", issued_at=int(hub.now)
+    )
     told = {"transfer": order.digest, "from": account, "to": friend, "amount": 9, "hold_seconds": HOLD}
     signature = order.sign(SigningKey.generate()).hex()
     said = forged(hub, "transfer", **told, statement=order.signed(), signature=signature)

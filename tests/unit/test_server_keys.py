@@ -200,7 +200,9 @@ def test_two_transfers_cannot_give_the_same_credits_and_one_order_counts_once(
     account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())
     hub.earn(account, 100)
     hub.now += 2 * HOLD
-    order = TransferOrder(sender=account, to=friend, amount=60, server=hub.server, issued_at=int(hub.now))
+    order = TransferOrder(
+        sender=account, to=friend, amount=60, server=hub.server, tls="", issued_at=int(hub.now)
+    )
     signature = order.sign(owner)
     first = hub.payouts.ask(account, order.to_json(), signature)
     assert hub.payouts.ask(account, order.to_json(), signature) == first
@@ -282,7 +284,7 @@ def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(
     monkeypatch.setattr(encryption, "SCRYPT_N", 1 << 10)
     folder = tmp_path / "hub"
     server, _ = init_hub(folder, "n", str(tiny_base), "open", lambda: b"some long words")
-    for name in ("ledger.pem", "tls.key"):
+    for name in ("ledger.pem", "tls.key", "session.key"):
         assert (folder / "keys" / name).read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
     monkeypatch.setenv("GYM_SERVER_PASSPHRASE", "some long words")
     with Federation.open(folder) as fed:

@@ -1,0 +1,55 @@
+"""Whether both ends speak the same version of the wire contract, and what to do where they do not."""
+
+from __future__ import annotations
+
+import re
+
+import gym_fed
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.limits import PROTOCOL
+
+UNNUMBERED = 1
+"""What an end speaks that sends no number: gym-fed 0.1."""
+
+_VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,31}", re.ASCII)
+_UPGRADE = "pip install -U gym-fed"
+
+
+def require_hub(protocol: int, software_version: str) -> None:
+    """What a contributor asks of a hub before anything else.
+
+    Args:
+        protocol: As the hub's status says it; 0 where it says none.
+        software_version: Its version of gym-fed, as it says.
+
+    Raises:
+        GymError: ``PROTOCOL_MISMATCH`` with what to install.
+    """
+    theirs = protocol or UNNUMBERED
+    if theirs == PROTOCOL:
+        return
+    known = _VERSION.fullmatch(software_version)
+    version = software_version if known else "of an unknown version"
+    same = f"pip install gym-fed=={software_version}" if known else "the version that the hub runs"
+    raise GymError(
+        ErrorCode.PROTOCOL_MISMATCH,
+        f"this hub speaks protocol {theirs} (gym-fed {version}), "
+        f"this contributor protocol {PROTOCOL} (gym-fed {gym_fed.__version__})",
+        f"the hub is older: ask its coordinator to run `{_UPGRADE}`, or join with {same}"
+        if theirs < PROTOCOL
+        else f"upgrade this machine: {_UPGRADE}",
+    )
+
+
+def require_contributor(protocol: int) -> None:
+    """What a hub asks of whoever enrols or logs in; raises as ``require_hub``."""
+    theirs = protocol or UNNUMBERED
+    if theirs == PROTOCOL:
+        return
+    raise GymError(
+        ErrorCode.PROTOCOL_MISMATCH,
+        f"this contributor speaks protocol {theirs}, the hub protocol {PROTOCOL} (gym-fed {gym_fed.__version__})",
+        f"upgrade this machine: {_UPGRADE}"
+        if theirs < PROTOCOL
+        else f"the hub is older: ask its coordinator to run `{_UPGRADE}`",
+    )
