@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,13 +25,12 @@ from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.ledger import SignedHead, SignedRestored
 from gym_server.backup import postgres
-from gym_server.backup.backup import SESSION_KEY, is_empty
+from gym_server.backup.backup import is_empty
 from gym_server.backup.manifest import DATABASE, Manifest
 from gym_server.backup.place import Place, object_name
 from gym_server.federation import (
     CONFIG_NAME,
     PASSPHRASE_VARIABLE,
-    SESSION_KEY_BYTES,
     Federation,
     FolderLock,
     objects_url,
@@ -212,8 +210,6 @@ def _bring(place: Place, name: str, manifest: Manifest, fresh: Path, database_ur
             place.get(object_name(sha256), part, sha256)
             store.adopt(part, sha256)
         failpoint("restore-object")
-    if not (fresh / "keys" / SESSION_KEY).exists():
-        write_atomically(fresh / "keys" / SESSION_KEY, secrets.token_bytes(SESSION_KEY_BYTES), mode=0o600)
 
 
 def _sign(
