@@ -9,11 +9,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gc
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from demo.end_together import end_together
+from tests.support import postgres as _postgres
 
 end_together()  # a suite that is killed leaves no hub and no contributor behind
 
@@ -66,3 +68,22 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[_postgres.PostgresServer]:
+    """A PostgreSQL server that ends with the tests."""
+    if reason := _postgres.why_not():
+        pytest.skip(reason)
+    server = _postgres.PostgresServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A new database of each kind that a hub runs on; SQLite's is inside the hub's folder."""
+    if request.param == "sqlite":
+        return "sqlite:///hub.db"
+    server: _postgres.PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database()

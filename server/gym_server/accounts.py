@@ -27,7 +27,7 @@ from gym_fed.text import is_name, plain, whole_number
 from gym_server.keys import Keys, RevokedKey, check_signer, key_row
 from gym_server.ledger import Ledger
 from gym_server.nodes import node_of
-from gym_server.store.database import Database
+from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, invites, nodes
 
 MAX_NAME = 80
@@ -89,6 +89,7 @@ class Accounts:
         self._nodes_per_account = nodes_per_account
         self.work_bits = work_bits if policy.policy == "open" else 0
 
+    @rerun
     def invite(self, note: str, valid_seconds: float) -> str:
         """A new one-time token; only its hash is kept."""
         token, now = new_token(), time.time()
@@ -128,6 +129,7 @@ class Accounts:
         """
         return self._register(public_key, contributor_id(public_key), "")
 
+    @rerun
     def _register(self, public_key: bytes, name: str, invite: str) -> str:
         with self._database.transaction() as tx:
             key = key_row(tx, public_key)
@@ -236,6 +238,7 @@ class Accounts:
         """
         return _active(self._row(contributor), contributor)
 
+    @rerun
     def leave(self, contributor: str) -> None:
         """Withdraw an account; its record stays.
 
@@ -249,6 +252,7 @@ class Accounts:
             tx.execute(update(nodes).where(nodes.c.contributor == contributor).values(connected_until=0.0))
             self._ledger.append(tx, "left", {"contributor": contributor})
 
+    @rerun
     def connected(self, node_id: int, until: float) -> None:
         """Note until when a node counts as connected (0: it is gone)."""
         with self._database.transaction() as tx:
@@ -279,6 +283,7 @@ class Accounts:
         with self._database.reading() as tx:
             return tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
 
+    @rerun
     def _node(self, contributor: str, instance: str) -> int:
         with self._database.transaction() as tx:
             return node_of(tx, contributor, instance, self._nodes_per_account)

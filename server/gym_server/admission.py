@@ -22,7 +22,7 @@ from gym_fed.ledger import SEALED, seal
 from gym_server.ledger import Entry, Ledger
 from gym_server.rounds import COLLECTING
 from gym_server.secure.stages import check_upload
-from gym_server.store.database import Database
+from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import rounds, updates
 
@@ -88,6 +88,7 @@ class Admission:
         self._server = server
         self._base = base
 
+    @rerun
     def judge(self, candidate: Candidate, also: Callable[[Connection, Receipt], None]) -> Receipt:
         """Judge a candidate; the verdict, its ledger entry and whatever ``also`` writes are one transaction.
 

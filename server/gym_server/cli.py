@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import VersionOption, err, out, print_json, print_table, run_app
+from gym_fed.console import VersionOption, err, fail, out, print_json, print_table, run_app
 from gym_server.care_cli import add_care_commands
 from gym_server.invite_cli import invite, invites_app
 from gym_server.key_cli import add_key_commands
 from gym_server.ledger_commands import app as ledger_app
+from gym_server.store.away import StoreAway
 from gym_server.variant_cli import app as variants_app
 
 app = typer.Typer(
@@ -226,7 +227,10 @@ add_care_commands(app)
 def main() -> None:
     """Console entry point."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    run_app(app)
+    try:
+        run_app(app)
+    except StoreAway as away:
+        fail(away.refusal)
 
 
 if __name__ == "__main__":

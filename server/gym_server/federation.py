@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gym_fed.config import load_config
@@ -31,8 +33,10 @@ from gym_server.payouts import Payouts
 from gym_server.queue import MessageQueue
 from gym_server.rounds import Journal
 from gym_server.session_key import create_session_key, session_key
+from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
+from gym_server.store.tenure import Tenure
 from gym_server.variants import Variants
 
 CONFIG_NAME = "gym-server.yaml"
@@ -138,6 +142,22 @@ class Federation:
     def public_base_name(self) -> str:
         """The base's name without this machine's folders."""
         return Path(self.config.base_model).name
+
+    @contextmanager
+    def tenure(self) -> Iterator[Tenure]:
+        """The right to run the rounds of this federation; no other hub on the same database has it meanwhile.
+
+        Raises:
+            GymError: ``STATE_LOCKED``.
+        """
+        try:
+            tenure = Tenure(self.database)
+        except StoreAway as away:
+            raise away.refusal from None
+        try:
+            yield tenure
+        finally:
+            tenure.release()
 
     def close(self) -> None:
         self.database.close()

@@ -26,6 +26,7 @@ from gym_server.accounts import Accounts, Session
 from gym_server.keys import RevokedKey
 from gym_server.limits import Slots, TokenBuckets, address_of
 from gym_server.refusals import Refusals
+from gym_server.store.away import StoreAway
 
 log = logging.getLogger("gym_server")
 
@@ -175,7 +176,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             await asyncio.to_thread(self._accounts.keys.refused, error.contributor, method)
         if isinstance(error, Busy):
             await self._wait_with_refusal()
-        if isinstance(error, GymError):
+        if isinstance(error, StoreAway):
+            self._refusals.note("the hub", method, error.refusal, logging.ERROR)
+            error = error.outside
+        elif isinstance(error, GymError):
             session = _session.get()
             self._refusals.note(session.contributor if session else address, method, error)
         elif (failed := system_error(error, with_place=False)) is not None:

@@ -17,7 +17,7 @@ from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.statements import Revocation, Rotation
 from gym_server.ledger import Ledger
 from gym_server.payouts import Payouts
-from gym_server.store.database import Database
+from gym_server.store.database import Database, rerun
 from gym_server.store.tables import account_keys, accounts, key_refusals, messages, nodes, rounds
 
 ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
@@ -117,6 +117,7 @@ class Keys:
             )
         )
 
+    @rerun
     def rotate(
         self, statement_json: str, signature: bytes, new_key: bytes, new_signature: bytes
     ) -> dict[str, Any]:
@@ -152,6 +153,7 @@ class Keys:
             self._ledger.append(tx, "rotated", body)
         return {"contributor": statement.rotate, "public_key": new_key.hex()}
 
+    @rerun
     def revoke(
         self, contributor: str, signing_key: bytes, statement_json: str, signature: bytes
     ) -> dict[str, Any]:
@@ -181,6 +183,7 @@ class Keys:
             self._revoke(tx, account, told)
         return {"contributor": contributor, "revoked": account.public_key.hex()}
 
+    @rerun
     def revoke_as_coordinator(self, contributor: str, reason: str) -> dict[str, Any]:
         """Revoke an account's key on the coordinator's word.
 
@@ -198,6 +201,7 @@ class Keys:
             "cancelled_transfers": cancelled,
         }
 
+    @rerun
     def rebind(self, contributor: str, public_key: bytes) -> dict[str, Any]:
         """Give an account whose key was revoked another one.
 
@@ -225,6 +229,7 @@ class Keys:
             )
         return {"contributor": contributor, "public_key": public_key.hex()}
 
+    @rerun
     def refused(self, contributor: str, call: str) -> None:
         """Tell the ledger that a revoked key was refused: once a contributor and round, whatever it tries."""
         with self._database.transaction() as tx:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, func, select, update
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.statements import TransferOrder
 from gym_server.ledger import Ledger
-from gym_server.store.database import Database
+from gym_server.store.database import Database, rerun
 from gym_server.store.tables import account_keys, accounts, credits, rounds, royalties, transfers
 
 PENDING, SETTLED, CANCELLED = "pending", "settled", "cancelled"
@@ -52,6 +52,7 @@ class Payouts:
         self._hold = hold_seconds
         self._clock = clock
 
+    @rerun
     def ask(self, caller: str, statement_json: str, signature: bytes) -> dict[str, Any]:
         """Enter a transfer as pending; its amount is reserved from now on. The same order again gets the same answer.
 
@@ -83,6 +84,7 @@ class Payouts:
             self._close(tx, row, SETTLED, {})
         return len(rows)
 
+    @rerun
     def settle_due(self) -> None:
         """Settle what is due, in a transaction of its own; none is taken when nothing is."""
         with self._database.reading() as tx:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, or_, select, update
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_server.store.database import Database
+from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, messages, nodes
 
 
@@ -54,6 +54,7 @@ class MessageQueue:
             ).all()
         return sorted({*connected, *leased})
 
+    @rerun
     def push(
         self,
         node_id: int,
@@ -93,6 +94,7 @@ class MessageQueue:
         """What the node has on lease."""
         return self._first(node_id, "leased")
 
+    @rerun
     def lease(self, node_id: int) -> QueuedMessage | None:
         """Hand the node its next message; None when it holds one or there is none."""
         self.expire()
@@ -112,6 +114,7 @@ class MessageQueue:
             )
         return self.get(str(found))
 
+    @rerun
     def renew(self, message_id: str, node_id: int, progress: str) -> None:
         """Prolong a lease.
 
@@ -126,6 +129,7 @@ class MessageQueue:
                 .values(lease_until=time.time() + self.lease_seconds, progress=progress)
             )
 
+    @rerun
     def expire(self) -> None:
         """Turn messages that nobody works on to ``lost``; those of connected nodes keep waiting for pick-up."""
         now = time.time()
@@ -141,6 +145,7 @@ class MessageQueue:
             alive = messages.c.created_at + messages.c.ttl_seconds >= now
             tx.execute(update(messages).where(waiting, ~(picked_up_later & alive)).values(state="lost"))
 
+    @rerun
     def cancel(self, node_id: int) -> None:
         """Drop everything that a node has open."""
         with self._database.transaction() as tx:
@@ -150,6 +155,7 @@ class MessageQueue:
                 .values(state="lost")
             )
 
+    @rerun
     def close_group(self, group_id: str) -> None:
         """Take back what is still open of a round that is over."""
         with self._database.transaction() as tx:

@@ -19,7 +19,7 @@ from gym_fed.config.lineage import next_digest
 from gym_fed.config.task import SoupReference, TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.ledger import Ledger
-from gym_server.store.database import Database
+from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
 OPEN, COLLECTING, MERGING, COMMITTED, ABORTED = "open", "collecting", "merging", "committed", "aborted"
@@ -174,6 +174,7 @@ class Journal:
 
     # ---- transitions ----
 
+    @rerun
     def open_next(self) -> Round:
         """Open the next round. The latest one must be over."""
         with self._database.transaction() as tx:
@@ -189,6 +190,7 @@ class Journal:
             )
         return self._get(number)
 
+    @rerun
     def start_collecting(self, server_round: int, spec: TaskSpec) -> Round:
         """Fix the task of the round; from here on contributors work on it."""
         with self._database.transaction() as tx:
@@ -196,6 +198,7 @@ class Journal:
             _advance(tx, server_round, OPEN, COLLECTING, values)
         return self._get(server_round)
 
+    @rerun
     def record_task(self, server_round: int, node_id: int, message_id: str) -> None:
         """Note that a node was given the round's task (again, when its lease was lost)."""
         with self._database.transaction() as tx:
@@ -205,11 +208,13 @@ class Journal:
                 round_tasks.insert().values(server_round=server_round, node_id=node_id, message_id=message_id)
             )
 
+    @rerun
     def record_outcome(self, server_round: int, message_id: str, outcome: str) -> None:
         with self._database.transaction() as tx:
             key = (round_tasks.c.server_round == server_round) & (round_tasks.c.message_id == message_id)
             tx.execute(update(round_tasks).where(key).values(outcome=outcome))
 
+    @rerun
     def start_merging(self, server_round: int) -> Round:
         """Freeze the list of admitted updates; later ones are stale."""
         with self._database.transaction() as tx:
@@ -218,6 +223,7 @@ class Journal:
             _advance(tx, server_round, COLLECTING, MERGING, {"merging": json.dumps(list(ids))})
         return self._get(server_round)
 
+    @rerun
     def commit(
         self, merged: Round, soup: SoupRecord, also: Callable[[Connection], object] = lambda _: None
     ) -> Version:
@@ -263,11 +269,7 @@ class Journal:
                     committed_at=time.time(),
                 )
             )
-            tx.execute(
-                readers.insert()
-                .prefix_with("OR IGNORE", dialect="sqlite")
-                .values(sha256=soup.sha256, contributor="*")
-            )
+            insert_if_absent(tx, readers, sha256=soup.sha256, contributor="*")
             for write in soup.also:
                 write(tx, height)
             for judgement in soup.judgements:
@@ -279,6 +281,7 @@ class Journal:
             self._ledger.sign_head(tx)
         return Version(height, digest, soup.residual, merged.server_round)
 
+    @rerun
     def abort(
         self,
         server_round: int,

@@ -27,6 +27,8 @@ from gym_server.grid import HubGrid
 from gym_server.guard import Guard
 from gym_server.hub import Hub, Wakeups
 from gym_server.rounds import Round
+from gym_server.store.away import StoreAway
+from gym_server.store.tenure import Tenure
 from gym_server.strategy import DeltaSoup
 
 log = logging.getLogger("gym_server")
@@ -37,6 +39,10 @@ _FAREWELL_SECONDS = 3.0
 
 _CALL_THREADS = 8
 """For what calls do with the database; what takes long has threads of its own (``gym_server.threads``)."""
+_TENURE_SECONDS = 2.0
+"""How often the lock on the database is looked after."""
+_AWAY_SECONDS = 3.0
+"""How long the strategy waits when the database or the object store is away."""
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
@@ -69,7 +75,10 @@ def run_hub(
         GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``ADDRESS_IN_USE``, ``UNAVAILABLE``.
     """
     lock = FolderLock(folder) if folder.is_dir() else None
-    with Federation.open(folder, overrides, insecure) as federation:
+    with (
+        Federation.open(folder, overrides, insecure) as federation,
+        federation.tenure() as tenure,
+    ):
         if insecure and not federation.config.listen.startswith(_LOOPBACK):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -97,7 +106,7 @@ def run_hub(
             assert server_app is not None
             server_app(grid)
 
-        server = _Server(federation, insecure, own_app if server_app else delta_soup)
+        server = _Server(federation, tenure, insecure, own_app if server_app else delta_soup)
         ending = asyncio.run(server.serve(exit_when_done, on_listening))
     if lock is not None:
         lock.release()
@@ -108,9 +117,14 @@ class _Server:
     """One run of the hub."""
 
     def __init__(
-        self, federation: Federation, insecure: bool, work: Callable[[Grid, Callable[[], bool]], None]
+        self,
+        federation: Federation,
+        tenure: Tenure,
+        insecure: bool,
+        work: Callable[[Grid, Callable[[], bool]], None],
     ) -> None:
         self._fed = federation
+        self._tenure = tenure
         self._insecure = insecure
         self._work = work
         self._wakeups = Wakeups()
@@ -143,6 +157,7 @@ class _Server:
         thread.start()
         done_waiter = asyncio.create_task(done.wait())
         stop_waiter = asyncio.create_task(stopping.wait())
+        tenure_keeper = asyncio.create_task(self._keep_tenure(done))
         await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
         if done.is_set() and self._failure is None:
             ending = await asyncio.to_thread(privacy.end_of_run, self._fed)
@@ -154,6 +169,7 @@ class _Server:
             else:
                 log.info("serving until stopped")
                 await stop_waiter
+        tenure_keeper.cancel()
         self._stop.set()
         await server.stop(_GRACE_SECONDS)
         warden.stop()
@@ -180,9 +196,29 @@ class _Server:
                 ErrorCode.UNAVAILABLE, f"cannot listen on {address}: {error}", "change `listen`"
             ) from error
 
+    async def _keep_tenure(self, done: asyncio.Event) -> None:
+        """End the hub when another one took its database over."""
+        while True:
+            await asyncio.sleep(_TENURE_SECONDS)
+            try:
+                await asyncio.to_thread(self._tenure.keep)
+            except StoreAway as away:
+                log.debug("%s", away)  # the strategy says so
+            except GymError as error:
+                self._failure = error
+                done.set()
+                return
+
     def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
         try:
-            self._work(HubGrid(self._fed, self._wakeups.notify), self._stop.is_set)
+            while True:
+                try:
+                    self._work(HubGrid(self._fed, self._wakeups.notify), self._stop.is_set)
+                    break
+                except StoreAway as away:  # the journal says where to go on, as after a restart of the hub
+                    log.warning("%s; trying again in %.0f s", away, _AWAY_SECONDS)
+                    if self._stop.wait(_AWAY_SECONDS):
+                        break
         except BaseException as error:  # noqa: BLE001 (told to the main thread, which raises it)
             self._failure = error
         finally:

@@ -24,7 +24,7 @@ from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_server.grants import may_read, readable
 from gym_server.keys import REVOKED
 from gym_server.ledger import Ledger
-from gym_server.store.database import Database
+from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
 from gym_server.store.quota import give_up
 from gym_server.store.tables import (
@@ -81,6 +81,7 @@ class Variants:
 
     # ---- changes ----
 
+    @rerun
     def put(self, caller: str, document: str, names: Sequence[str] | None) -> dict[str, Any] | None:
         """Keep a variant, or another revision of one; the same again gets its first receipt, and the readers given.
 
@@ -127,6 +128,7 @@ class Variants:
         failpoint("after-put-variant")
         return receipt
 
+    @rerun
     def remove(self, owner: str, name: str, by: str = "owner", reason: str = "") -> dict[str, Any]:
         """Drop a variant and the rights to read it; again, it is answered in the same way.
 
@@ -153,6 +155,7 @@ class Variants:
                     self._hold(tx, row, reason)
             return self._receipt(tx, owner, name)
 
+    @rerun
     def allow(self, owner: str, name: str) -> None:
         """Let an owner put again what the coordinator took down; nothing is put by it.
 

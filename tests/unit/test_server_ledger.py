@@ -135,7 +135,7 @@ def altered(value: Any, position: int) -> Any:
 
 @pytest.mark.parametrize("table", ["ledger", "ledger_heads", "ledger_subjects", "credits"])
 def test_each_byte_of_the_stored_ledger_counts(written: Ledger, database: Database, table: str) -> None:
-    path = database.url.removeprefix("sqlite:///")
+    path = database.sqlite_path
     file = sqlite3.connect(path, isolation_level=None)
     file.execute("PRAGMA synchronous=OFF")
     names = [row[1] for row in file.execute(f"PRAGMA table_info({table})")]
@@ -203,7 +203,7 @@ def test_a_database_of_schema_1_is_taken_over_with_its_ledger(tmp_path: Path) ->
     for _ in range(2):  # the second time there is nothing left to do
         database = Database.open("sqlite:///hub.db", tmp_path)
         found = Ledger(database, key)
-        assert database.setting("schema_version", "") == "2"
+        assert database.setting("schema_version", "") == "alembic"
         assert found.verify()["entries"] == 3
         assert [entry.sequence for entry in found.about(ANN)] == [1, 2, 3]
         database.close()
@@ -317,10 +317,3 @@ def test_what_is_signed_while_the_ledger_is_verified_does_not_disturb(
     monkeypatch.setattr(LedgerCheck, "entry", lambda *args: (check(*args), write("while it is verified")))
     assert found.verify()["entries"] == 1
     assert SignedHead.from_json(anchor.read_text()).size == 2
-
-
-def test_a_schema_from_the_future_is_not_touched(tmp_path: Path) -> None:
-    database = Database.open("sqlite:///hub.db", tmp_path)
-    database.set("schema_version", "99")
-    with pytest.raises(GymError, match="has schema 99, this version reads 2"):
-        Database.open("sqlite:///hub.db", tmp_path)

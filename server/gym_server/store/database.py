@@ -1,40 +1,82 @@
-"""The SQL side of the hub: SQLite in WAL mode with full synchronisation, or any database SQLAlchemy reaches."""
+"""The SQL side of the hub: SQLite in WAL mode with full synchronisation, or PostgreSQL.
+
+Write transactions come one after the other on both: SQLite's ``BEGIN IMMEDIATE`` takes its lock before it reads, and
+on PostgreSQL an advisory lock is taken before the transaction begins, so that its snapshot holds what the one before it
+wrote. They are SERIALIZABLE besides: should something that does not know of the lock write to the database, the
+transaction is undone, and run again by ``rerun``.
+"""
 
 from __future__ import annotations
 
+import functools
+import random
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, select
+from sqlalchemy import Connection, Engine, Table, create_engine, event, select, text
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.system_errors import system_error
-from gym_server.store.migrations import SCHEMA_VERSION, migrate
-from gym_server.store.tables import metadata, settings
+from gym_server.store.away import StoreAway, WriteConflict
+from gym_server.store.failures import parse_url, shown, told
+from gym_server.store.migrations import bring_up_to_date
+from gym_server.store.tables import settings
+
+LOCK_SECONDS = 30
+"""How long a write transaction waits for the one before it."""
+WRITERS, HUBS = 0x67796D01, 0x67796D02
+"""Names of the advisory locks: of write transactions, and of the hub that runs on the database."""
+_ATTEMPTS = 6
+_FIRST_PAUSE_SECONDS = 0.05
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def rerun(method: Callable[P, T]) -> Callable[P, T]:
+    """For what is one write transaction: run it again, a few times, when the database undid it.
+
+    Nothing was acknowledged to anybody by then. After the last attempt the ``WriteConflict`` (``BUSY``) is raised.
+    """
+
+    @functools.wraps(method)
+    def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        for attempt in range(_ATTEMPTS - 1):
+            with suppress(WriteConflict):
+                return method(*args, **kwargs)
+            time.sleep(random.uniform(0.5, 1.5) * _FIRST_PAUSE_SECONDS * 2**attempt)
+        return method(*args, **kwargs)
+
+    return again
 
 
 class Database:
     """Transactions over one engine. A write transaction is durable when its block ends."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.engine = create_engine(url)
+        self._url = parse_url(url)
+        self._is_sqlite = self._url.get_backend_name() == "sqlite"
+        self.engine = _sqlite(self._url) if self._is_sqlite else _postgresql(self._url)
+        self.at_begin: list[Callable[[Connection], object]] = []
+        """Called at the start of every write transaction, inside it; what they raise ends it."""
         self.before_commit: list[Callable[[Connection], object]] = []
         """Called at the end of every write transaction, inside it."""
         self.after_commit: list[Callable[[Connection], object]] = []
         """Called when a write transaction is durable."""
-        if self.engine.dialect.name == "sqlite":
-            _make_sqlite_durable(self.engine)
 
     @classmethod
     def open(cls, url: str, folder: Path) -> Database:
         """Open an existing or new database; a relative SQLite path is inside ``folder``.
 
+        One of an earlier release is brought up to date in one transaction.
+
         Raises:
-            GymError: ``STATE_CORRUPT`` when the file is no database or has another schema version.
+            GymError: ``CONFIG_INVALID`` for a URL that cannot be used, ``STATE_CORRUPT`` when the file is no database
+                or comes from a later release; ``UNAVAILABLE`` when the server does not answer.
         """
         prefix = "sqlite:///"
         if url.startswith(prefix) and not url.startswith(prefix + "/"):
@@ -44,28 +86,42 @@ class Database:
             url = prefix + str(path)
         database = cls(url)
         try:
-            metadata.create_all(database.engine)
-            found = database.setting("schema_version", SCHEMA_VERSION)
             with database.transaction() as tx:
-                found = migrate(tx, found)
+                bring_up_to_date(tx, database.shown)
+        except StoreAway as away:
+            raise away.refusal from None
         except DatabaseError as error:
-            refused = system_error(error)
-            if refused is not None:
-                raise GymError(refused.code, f"{url}: {refused.message}", refused.hint) from error
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"cannot open the database {url}: {error.orig}"
+                ErrorCode.STATE_CORRUPT, f"cannot open the database {database.shown}: {error.orig}"
             ) from error
-        if found != SCHEMA_VERSION:
-            raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{url} has schema {found}, this version reads {SCHEMA_VERSION}"
-            )
         return database
+
+    @property
+    def shown(self) -> str:
+        """The URL as it may be printed: without a password."""
+        return shown(self._url)
+
+    @property
+    def url(self) -> str:
+        """With the password: for a program that connects, never for a message."""
+        return self._url.render_as_string(hide_password=False)
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The file of a SQLite database; None for another one, or for one in memory."""
+        return Path(self._url.database) if self._is_sqlite and self._url.database else None
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One write transaction: commits at the end, rolls back on any exception."""
-        with self.engine.connect() as connection:
-            with connection.begin():
+        """One write transaction: commits at the end, rolls back on any exception.
+
+        Raises:
+            StoreAway: The database cannot be reached; whether a commit that was under way is stored is not known.
+        """
+        with told(self._url), self.engine.connect() as connection:
+            with self._alone(connection), connection.begin():
+                for call in self.at_begin:
+                    call(connection)
                 yield connection
                 for call in self.before_commit:
                     call(connection)
@@ -74,16 +130,14 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Reads without taking the write lock."""
-        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        """Reads that all see one state of the database, without the write lock."""
+        options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}  # see _begin
+        if not self._is_sqlite:
+            options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with told(self._url), self.engine.connect().execution_options(**options) as connection:
             yield connection
 
-    @contextmanager
-    def snapshot(self) -> Iterator[Connection]:
-        """Reads that all see one state of the database, without taking the write lock."""
-        level = "AUTOCOMMIT" if self.engine.dialect.name == "sqlite" else "REPEATABLE READ"
-        with self.engine.connect().execution_options(isolation_level=level) as connection:
-            yield connection
+    snapshot = reading
 
     def setting(self, key: str, default: str) -> str:
         """The stored value of ``key``, stored as ``default`` on first use."""
@@ -102,12 +156,90 @@ class Database:
     def close(self) -> None:
         self.engine.dispose()
 
+    @contextmanager
+    def _alone(self, connection: Connection) -> Iterator[None]:
+        """Holds the lock of writers around a transaction of PostgreSQL.
 
-def _make_sqlite_durable(engine: Engine) -> None:
+        It is a lock of the session, taken before the transaction begins: a lock that the transaction itself takes by a
+        query comes after its snapshot, which then lacks what the writer before it wrote.
+        """
+        if self._is_sqlite:
+            yield
+            return
+        _outside(connection, f"SELECT pg_advisory_lock({WRITERS})")
+        try:
+            yield
+        finally:
+            if not connection.invalidated and not connection.closed:
+                try:
+                    _outside(connection, f"SELECT pg_advisory_unlock({WRITERS})")
+                except BaseException:
+                    connection.invalidate()  # its end releases the lock
+                    raise
+
+
+def insert_if_absent(tx: Connection, table: Table, **values: Any) -> None:
+    """Insert a row unless one with its key is there."""
+    if tx.dialect.name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+        tx.execute(sqlite_insert(table).values(**values).on_conflict_do_nothing())
+    else:
+        from sqlalchemy.dialects.postgresql import insert
+
+        tx.execute(insert(table).values(**values).on_conflict_do_nothing())
+
+
+def _outside(connection: Connection, statement: str) -> None:
+    """Execute outside of any transaction."""
+    connection.execution_options(isolation_level="AUTOCOMMIT")
+    connection.execute(text(statement))
+    connection.commit()
+    connection.execution_options(isolation_level="SERIALIZABLE")
+
+
+def _postgresql(url: URL) -> Engine:
+    if url.get_backend_name() != "postgresql":
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"storage.database: {url.get_backend_name()} is neither sqlite nor postgresql",
+            "write sqlite:///hub.db, or postgresql+psycopg://USER@HOST/DATABASE",
+        )
+    engine = create_engine(
+        url,
+        isolation_level="SERIALIZABLE",
+        pool_pre_ping=True,  # a server that was restarted meanwhile is not a failure
+        pool_size=8,
+        max_overflow=32,
+        hide_parameters=True,
+        connect_args={"connect_timeout": 10, "application_name": "gym-server"},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _session(connection: Any, _: Any) -> None:
+        with connection.cursor() as cursor:
+            # A commit that was acknowledged is on disk, whatever the server's default is.
+            cursor.execute(
+                "SELECT set_config('synchronous_commit', 'on', false) "
+                "WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            cursor.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+            # The locks of a machine that is gone without a word are free within half a minute.
+            for name, seconds in (("idle", 10), ("interval", 5), ("count", 3)):
+                cursor.execute(f"SET tcp_keepalives_{name} = {seconds}")
+        connection.commit()
+
+    return engine
+
+
+def _sqlite(url: URL) -> Engine:
+    engine = create_engine(url, hide_parameters=True)
+
     @event.listens_for(engine, "connect")
     def _pragmas(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # transactions are begun by the listener below
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+        wait = f"busy_timeout={1000 * LOCK_SECONDS}"
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", wait):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -115,3 +247,5 @@ def _make_sqlite_durable(engine: Engine) -> None:
         # What only reads sees one state from its first select on, and takes no lock that a writer waits for.
         only_reads = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
         connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
+
+    return engine

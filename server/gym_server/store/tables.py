@@ -19,6 +19,9 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
+Int64 = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite's integers have 64 bits, and only a column that is called INTEGER numbers its rows itself."""
+
 
 class UInt64(TypeDecorator[int]):
     """An unsigned 64-bit number in a signed column (two's complement): a stock SuperLink's node ids use every bit."""
@@ -60,7 +63,7 @@ invites = Table(
 nodes = Table(
     "nodes",
     metadata,
-    Column("node_id", Integer, primary_key=True, autoincrement=True),
+    Column("node_id", Int64, primary_key=True, autoincrement=True),
     Column("contributor", String, nullable=False),
     Column("instance", String, nullable=False),
     Column("connected_until", Float, nullable=False, default=0.0),
@@ -96,7 +99,7 @@ messages = Table(
     "messages",
     metadata,
     Column("message_id", String, primary_key=True),
-    Column("node_id", Integer, nullable=False, index=True),
+    Column("node_id", Int64, nullable=False, index=True),
     Column("group_id", String, nullable=False),
     Column("message_type", String, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -176,7 +179,7 @@ credits = Table(
     metadata,
     Column("server_round", Integer, primary_key=True),
     Column("contributor", String, primary_key=True),
-    Column("amount", Integer, nullable=False),
+    Column("amount", Int64, nullable=False),
 )
 
 # What an update of a committed round came to, in the eyes of the rewards.
@@ -215,7 +218,7 @@ secure_messages = Table(
     metadata,
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),
-    Column("node_id", Integer, primary_key=True),
+    Column("node_id", Int64, primary_key=True),
     Column("message_id", String, nullable=False),
     Column("outcome", String, nullable=False, default=""),  # "" while open | replied | failed | lost
     Column("reply", Text),
@@ -263,7 +266,7 @@ royalties = Table(
     metadata,
     Column("usage", String, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
-    Column("amount", Integer, nullable=False),
+    Column("amount", Int64, nullable=False),
     Column("recorded_at", Float, nullable=False),
 )
 
@@ -292,7 +295,7 @@ transfers = Table(
     Column("transfer", String, primary_key=True),  # digest of the statement
     Column("sender", String, nullable=False, index=True),
     Column("recipient", String, nullable=False, index=True),
-    Column("amount", Integer, nullable=False),
+    Column("amount", Int64, nullable=False),
     Column("nonce", String, nullable=False),
     Column("status", String, nullable=False, index=True),  # pending | settled | cancelled
     Column("hold_seconds", Float, nullable=False),  # as it was when it was asked for

@@ -1,0 +1,113 @@
+"""Failures of the database, each with its code and its remedy. No text holds the database's password."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.system_errors import system_error
+from gym_server.store.away import StoreAway, WriteConflict
+
+_CONFLICTS = {"40001", "40P01"}  # serialization_failure, deadlock_detected
+_LOCK_TIMEOUT = "55P03"
+_GONE = (
+    "08",
+    "57P",
+    "53300",
+)  # lost connections, shutdowns and too many connections, by prefix of the SQLSTATE
+_CODES = {
+    "53100": (ErrorCode.DISK_FULL, "make room on the database's disk; then run the hub again"),
+    "25006": (ErrorCode.NOT_WRITABLE, "storage.database names a standby, or a read-only database"),
+    "42501": (ErrorCode.NOT_WRITABLE, "give the role the right to create and change tables in the database"),
+}
+
+
+def parse_url(text: str) -> URL:
+    """A database's URL; what cannot be read is not repeated, since a password may be in it.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    try:
+        url = make_url(text)
+        url.get_dialect().import_dbapi()
+        return url
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "storage.database is no database URL (it is not repeated here, since it may hold a password)",
+            "write sqlite:///hub.db, or postgresql+psycopg://USER@HOST/DATABASE with the password in PGPASSFILE",
+        ) from None
+    except ImportError as error:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"storage.database needs a driver that is not installed: {error.name}",
+            "pip install 'gym-fed[postgres]', and begin the URL with postgresql+psycopg://",
+        ) from None
+
+
+def shown(url: URL) -> str:
+    """The URL without its password, wherever in it the password is."""
+    secret = {name: "***" for name in url.query if name not in ("host", "port", "user", "sslmode")}
+    return url.update_query_dict(secret).render_as_string(hide_password=True)
+
+
+@contextmanager
+def told(url: URL) -> Iterator[None]:
+    """Failures of the database inside the block are raised as what they mean.
+
+    Raises:
+        StoreAway: The database cannot be reached, is too busy, full or read-only, or undid the transaction
+            (``WriteConflict``).
+        GymError: ``USAGE`` for text that it cannot hold.
+    """
+    try:
+        yield
+    except PoolTimeout:
+        raise _away(shown(url), "every connection is in use") from None
+    except DBAPIError as error:
+        meaning = _meaning(url, error)
+        if meaning is None:
+            raise
+        raise meaning from None
+
+
+def _meaning(url: URL, error: DBAPIError) -> Exception | None:
+    name, cause = shown(url), _text(url, error)
+    state = str(getattr(error.orig, "sqlstate", None) or "")
+    if state in _CONFLICTS:
+        return WriteConflict(name)
+    if state == _LOCK_TIMEOUT:
+        return _away(name, "another transaction holds the lock for too long")
+    if state in _CODES:
+        code, hint = _CODES[state]
+        return _away(name, cause, code, hint)
+    if isinstance(error, DataError) and not url.drivername.startswith("sqlite"):
+        return GymError(ErrorCode.USAGE, f"a text or number that the database cannot hold: {cause}")
+    if not state and type(error).__name__ == "ProgrammingError" and hasattr(error.orig, "sqlstate"):
+        return GymError(ErrorCode.CONFIG_INVALID, f"storage.database: {cause}", "correct the URL's options")
+    if error.connection_invalidated or state.startswith(_GONE) or _never_connected(error, state):
+        hint = "look at the database; the password is taken from PGPASSFILE or ~/.pgpass if the URL has none"
+        return _away(name, cause, ErrorCode.UNAVAILABLE, hint)
+    refused = system_error(error) if url.drivername.startswith("sqlite") else None
+    return None if refused is None else _away(name, refused.message, refused.code, refused.hint)
+
+
+def _away(name: str, what: str, code: ErrorCode = ErrorCode.BUSY, hint: str = "try later") -> StoreAway:
+    return StoreAway(GymError(code, f"{name}: {what}", hint))
+
+
+def _never_connected(error: DBAPIError, state: str) -> bool:
+    """PostgreSQL's drivers raise an operational error without a state when no connection comes about."""
+    return not state and type(error).__name__ == "OperationalError" and hasattr(error.orig, "sqlstate")
+
+
+def _text(url: URL, error: DBAPIError) -> str:
+    """The driver's own words, on one line."""
+    text = " ".join(str(error.orig).split())
+    return text.replace(url.password, "***") if url.password else text

@@ -1,0 +1,117 @@
+"""One hub a database: a lock that is held while `gym-server run` lives, wherever its folder and its machine are.
+
+On PostgreSQL it is an advisory lock of a session of its own. A hub that has lost that session, by a restart of the
+server or a cable, may be followed by another one: each hub writes a token into the database when it begins, and every
+write transaction of it looks whether the token is still there. So there is no moment at which two write.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from sqlalchemy import Connection, select, text
+from sqlalchemy.exc import DBAPIError
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.store.database import HUBS, Database
+from gym_server.store.tables import settings
+
+_TOKEN = "running_hub"
+
+
+class Tenure:
+    """The right to run the rounds of a database, from the making of this until ``release``.
+
+    Raises:
+        GymError: ``STATE_LOCKED`` when another hub runs on it.
+        StoreAway: The database cannot be reached.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._file: IO[str] | None = None
+        self._session: Connection | None = None
+        if database.engine.dialect.name == "sqlite":
+            self._file = _lock_beside(database)
+            return
+        self._session = self._take()
+        self._token = secrets.token_hex(16)
+        database.set(_TOKEN, self._token)
+        database.at_begin.append(self._check)
+
+    def keep(self) -> None:
+        """Look after the lock: call it every few seconds.
+
+        Raises:
+            GymError: ``STATE_LOCKED`` when another hub took the database over; ``StoreAway`` while it is away.
+        """
+        if self._file is not None:
+            return
+        try:
+            if self._session is not None:
+                self._session.execute(text("SELECT 1"))
+                return
+        except DBAPIError:
+            self._drop()
+        self._session = self._take()
+        with self._database.reading() as tx:
+            self._check(tx)
+
+    def release(self) -> None:
+        """Let another hub begin."""
+        if self._file is not None:
+            self._file.close()
+        self._drop()
+        if self._check in self._database.at_begin:
+            self._database.at_begin.remove(self._check)
+
+    def _take(self) -> Connection:
+        from gym_server.store.failures import told
+
+        with told(self._database.engine.url):
+            session = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                session.detach()  # never another's in the pool
+                taken = session.scalar(text(f"SELECT pg_try_advisory_lock({HUBS})"))
+            except BaseException:
+                session.close()
+                raise
+        if taken is not True:
+            session.close()
+            raise _locked(self._database)
+        return session
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(DBAPIError):  # it is gone already
+                session.close()
+
+    def _check(self, tx: Connection) -> None:
+        if tx.scalar(select(settings.c.value).where(settings.c.key == _TOKEN)) != self._token:
+            raise _locked(self._database)
+
+
+def _lock_beside(database: Database) -> IO[str] | None:
+    path = database.sqlite_path
+    if path is None:
+        return None
+    file = open(Path(f"{path}.lock"), "a")  # noqa: SIM115 (held for the life of the hub)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise _locked(database) from None
+    return file
+
+
+def _locked(database: Database) -> GymError:
+    return GymError(
+        ErrorCode.STATE_LOCKED,
+        f"another gym-server runs on the database {database.shown}",
+        "stop it first; every hub needs a database of its own",
+    )
