@@ -6,13 +6,17 @@ committed, every contributor merged exactly once a round, the pool paid once a r
 
 from __future__ import annotations
 
+import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
-from tests.support.hub import BIN
+from tests.support.hub import BIN, HubProcess
+from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.quick import quick
+from tests.support.warm import run
 
 SERVER_KILLS = [
     "state-open",
@@ -29,6 +33,17 @@ SERVER_KILLS = [
     "line", quick(SERVER_KILLS, "state-collecting", "after-submit", "before-commit", "after-commit")
 )
 def test_a_server_killed_at_any_line_goes_on_from_there(federation: Federation, line: str) -> None:
+    goes_on_after_a_kill(federation, line)
+
+
+@pytest.mark.parametrize("line", quick(SERVER_KILLS, "before-commit"))
+def test_a_server_on_postgresql_killed_at_any_line_goes_on_from_there(
+    federation_on_postgres: Federation, line: str
+) -> None:
+    goes_on_after_a_kill(federation_on_postgres, line)
+
+
+def goes_on_after_a_kill(federation: Federation, line: str) -> None:
     names = ("ann", "bob")
     federation.hub.start("--exit-when-done", failpoints=line)
     if line != "state-open":  # a hub that nobody has met yet cannot be waited for
@@ -64,3 +79,29 @@ def test_two_servers_on_one_folder_are_refused(federation: Federation) -> None:
     )
     assert second.returncode == 91
     assert "another gym-server runs" in second.stderr
+
+
+def test_two_servers_on_one_database_are_refused(
+    federation_on_postgres: Federation, tmp_path: Path, tiny_base: Path
+) -> None:
+    federation_on_postgres.hub.start()
+    database = {"database": federation_on_postgres.database}
+    other = HubProcess(tmp_path / "elsewhere", {"storage": database}, str(tiny_base))
+    second = run(["gym-server", "run", "--dir", other.folder])
+    assert second.returncode == 91
+    assert "another gym-server runs on the database" in second.stderr
+    assert PASSWORD not in second.stdout + second.stderr
+
+
+def test_a_restart_of_the_database_within_a_round_loses_nothing(
+    federation_on_postgres: Federation, postgres: PostgresServer
+) -> None:
+    federation = federation_on_postgres
+    federation.hub.start("--exit-when-done")
+    federation.join("ann")
+    federation.hub.wait_for("a task", lambda: federation.hub.ask("status")["round_state"] == "collecting")
+    postgres.restart(signal.SIGQUIT)
+    federation.join("bob")
+    federation.finish()
+    assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})
+    assert PASSWORD not in federation.hub.log()

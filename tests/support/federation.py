@@ -25,6 +25,7 @@ class Federation:
     def __init__(self, folder: Path, base: Path, **changes: Any) -> None:
         self.folder = folder
         self.base = base
+        self.database = changes.get("storage", {}).get("database", "")
         self.hub = HubProcess(folder / "hub", {**CONFIG, **changes}, str(base))
         self.clients: dict[str, WarmProcess] = {}
 
