@@ -38,7 +38,11 @@ def generate() -> dict[str, str]:
 def main() -> None:
     """Write what differs; with ``--check`` write nothing and exit 1 when something does."""
     made = generate()
-    present = {str(p.relative_to(OUT)): p.read_text(encoding="utf-8") for p in OUT.rglob("*_pb2*.py*")}
+    present = {
+        str(p.relative_to(OUT)): p.read_text(encoding="utf-8")
+        for p in OUT.rglob("*_pb2*.py*")
+        if p.suffix != ".pyc"
+    }
     different = sorted(name for name in made.keys() | present.keys() if made.get(name) != present.get(name))
     if "--check" in sys.argv[1:]:
         if different:

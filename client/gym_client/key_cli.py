@@ -260,7 +260,7 @@ def transfer(
     from gym_fed.wire.v1 import hub_pb2 as pb
 
     folder = open_home(home, passphrase_file)
-    with enrolled_client(folder, server, insecure) as client:
+    with enrolled_client(folder, server, insecure, may_have_left=True) as client:
         order = TransferOrder(
             sender=client.pin.contributor,
             to=to,

@@ -73,7 +73,7 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
     from gym_fed.wire.v1 import hub_pb2 as pb
 
     display = Display() if as_json else make_display(err, False)
-    with enrolled_client(folder, server, insecure) as client:
+    with enrolled_client(folder, server, insecure, may_have_left=True) as client:
         told = client.status()
         try:
             checked = None
@@ -166,11 +166,11 @@ def compare(
     theirs = SignedHead.from_dict(document)
 
     def prove(sequence: int, size: int) -> EntryProof:
-        with enrolled_client(folder, server, insecure) as client:
+        with enrolled_client(folder, server, insecure, may_have_left=True) as client:
             return ask_proof(client, sequence, size)
 
     def statements() -> list[str]:
-        with enrolled_client(folder, server, insecure) as client:
+        with enrolled_client(folder, server, insecure, may_have_left=True) as client:
             return ask_statements(client)
 
     heads = Heads(folder, key)
@@ -200,7 +200,7 @@ def restored(
 
     folder = open_home(home, passphrase_file)
     accepted = []
-    with folder.locked(), enrolled_client(folder, server, insecure) as client:
+    with folder.locked(), enrolled_client(folder, server, insecure, may_have_left=True) as client:
         while True:
             try:
                 client.status()

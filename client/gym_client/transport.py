@@ -111,9 +111,10 @@ class HubClient:
         self._session, self._expires_at = "", 0
 
     def authenticate(self) -> None:
-        """Open a session, whatever became of the last one."""
+        """Open a session, whatever became of the last one; of an account that was left, one that asks and transfers."""
         with self._lock:
-            if not self.pin.contributor:
+            account = self.pin.account
+            if not account:
                 raise GymError(
                     ErrorCode.UNAUTHENTICATED,
                     f"this key is not enrolled at {self.address}",
@@ -121,16 +122,15 @@ class HubClient:
                 )
             nonce, now = secrets.token_hex(16), int(time.time())
             server = self._server()
-            claim = login_claim(
-                self.pin.contributor, self._instance, now, nonce, server, self.pin.fingerprint
-            )
+            claim = login_claim(account, self._instance, now, nonce, server, self.pin.fingerprint)
             request = pb.AuthenticateRequest(
-                contributor=self.pin.contributor,
+                contributor=account,
                 instance=self._instance,
                 issued_at_seconds=now,
                 nonce=nonce,
                 signature=self._key.sign(claim),
                 protocol=PROTOCOL,
+                left=not self.pin.contributor,
             )
             reply = self.call("Authenticate", request)
             self._session, self._expires_at = reply.session, reply.expires_at_seconds

@@ -33,6 +33,9 @@ from gym_server.store.tables import accounts, invites, nodes
 MAX_NAME = 80
 """Characters of a contributor's name."""
 
+LEFT = "left"
+"""Status of an account that has withdrawn."""
+
 SESSION_SECONDS = 3600
 _LONGEST_CALL_SECONDS = 3000
 """A call that began within its session may last that much longer."""
@@ -49,6 +52,8 @@ class Session:
     public_key: bytes
     expires: float
     """Unix seconds."""
+    has_left: bool = False
+    """Of an account that has left: it may ask for its balance and move it, and nothing else."""
 
 
 class Accounts:
@@ -170,9 +175,17 @@ class Accounts:
         return contributor
 
     def authenticate(
-        self, contributor: str, instance: str, issued_at: int, nonce: str, signature: bytes
+        self,
+        contributor: str,
+        instance: str,
+        issued_at: int,
+        nonce: str,
+        signature: bytes,
+        also_left: bool = False,
     ) -> tuple[str, float, int]:
         """Exchange a signature for a session: token, expiry, node id.
+
+        With ``also_left`` an account that has left gets one, too: without a node, for ``LEFT_METHODS`` of the guard.
 
         Raises:
             GymError: ``UNAUTHENTICATED`` for an unknown contributor or a clock that is off; ``SIGNATURE_INVALID``;
@@ -193,8 +206,9 @@ class Accounts:
             if row is not None:
                 with self._signed_for_us():
                     check_signer(tx, row, signed, signature)
-        _active(row, contributor)
-        node_id = self._node(contributor, instance)
+        _active(row, contributor, also_left)
+        has_left = row is not None and row.status == LEFT
+        node_id = 0 if has_left else self._node(contributor, instance)
         expires = int(now + SESSION_SECONDS)
         return self._token(row, node_id, expires), expires, node_id
 
@@ -212,7 +226,8 @@ class Accounts:
             known = self._token(row, node_id, expires)
             if hmac.compare_digest(token.encode(), known.encode()):
                 _check_age(expires)
-                return Session(row.contributor, node_id, _active(row, row.contributor), expires)
+                key = _active(row, row.contributor, also_left=True)
+                return Session(row.contributor, node_id, key, expires, row.status == LEFT)
         raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
 
     def check(self, session: Session) -> None:
@@ -223,7 +238,8 @@ class Accounts:
                 gone on for long after the session's end.
         """
         _check_age(session.expires + _LONGEST_CALL_SECONDS)
-        if _active(self._row(session.contributor), session.contributor) != session.public_key:
+        row = self._row(session.contributor)
+        if _active(row, session.contributor, session.has_left) != session.public_key:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
                 f"the key of {session.contributor} was replaced meanwhile",
@@ -248,7 +264,7 @@ class Accounts:
         with self._database.transaction() as tx:
             account = accounts.c.contributor == contributor
             _active(tx.execute(select(accounts).where(account)).first(), contributor)
-            tx.execute(update(accounts).where(account).values(status="left"))
+            tx.execute(update(accounts).where(account).values(status=LEFT))
             tx.execute(update(nodes).where(nodes.c.contributor == contributor).values(connected_until=0.0))
             self._ledger.append(tx, "left", {"contributor": contributor})
 
@@ -291,7 +307,14 @@ class Accounts:
     def _token(self, row: Any, node_id: int, expires: int) -> str:
         claim = f"{row.contributor}.{node_id}.{expires}"
         bound = canonical_json(
-            [claim, row.public_key.hex(), repr(float(row.enrolled_at)), self._server, self._tls]
+            [
+                claim,
+                row.public_key.hex(),
+                repr(float(row.enrolled_at)),
+                row.status == LEFT,
+                self._server,
+                self._tls,
+            ]
         )
         return f"{claim}.{hmac.digest(self._session_key, bound, 'sha256').hex()}"
 
@@ -328,11 +351,11 @@ def _check_age(until: float) -> None:
         raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")
 
 
-def _active(row: Any, contributor: str) -> bytes:
+def _active(row: Any, contributor: str, also_left: bool = False) -> bytes:
     """The key of an account's row."""
     if row is not None and row.status == "revoked":
         raise RevokedKey(contributor)
-    if row is None or row.status != "active":
+    if row is None or (row.status != "active" and not (also_left and row.status == LEFT)):
         what = "is not enrolled" if row is None else f"has {row.status}"
         raise GymError(ErrorCode.UNAUTHENTICATED, f"contributor {contributor!r} {what}", "enrol again")
     return bytes(row.public_key)

@@ -82,5 +82,6 @@ class EntranceCalls:
             request.issued_at_seconds,
             request.nonce,
             request.signature,
+            request.left,
         )
         return pb.AuthenticateReply(session=token, expires_at_seconds=int(expires), node_id=node_id)

@@ -31,6 +31,8 @@ from gym_server.store.away import StoreAway
 log = logging.getLogger("gym_server")
 
 OPEN_METHODS = {"Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof", "RotateKey", "RevokeKey"}
+LEFT_METHODS = {"Account", "Ledger", "Transfer"}
+"""What an account that has left may still call: what it earned stays its own."""
 LONG_METHODS = {"Work"}
 """Calls that last for hours; they are bounded by ``WorkStreams``, and hold no slot."""
 
@@ -132,7 +134,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         try:
             with self._share(method, token, address):
                 if method not in OPEN_METHODS:
-                    _session.set(await self._authenticate(token))
+                    _session.set(await self._authenticate(token, method))
                 yield
         except Exception as error:  # noqa: BLE001 (every failure must become a status)
             await self._end(context, method, address, error)
@@ -157,7 +159,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 raise Busy(who, "has too many calls under way", "wait until one of them has ended")
             yield
 
-    async def _authenticate(self, token: str) -> Session:
+    async def _authenticate(self, token: str, method: str) -> Session:
         try:
             session = await asyncio.to_thread(self._accounts.session, token)
         except GymError:
@@ -167,6 +169,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._known.move_to_end(token)
         if len(self._known) > _MAX_TOKENS:
             self._known.popitem(last=False)
+        if session.has_left and method not in LEFT_METHODS:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED, f"contributor {session.contributor!r} has left", "enrol again"
+            )
         return session
 
     async def _end(self, context: Any, method: str, address: str, error: Exception) -> None:

@@ -45,6 +45,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         self.events: queue.Queue[pb.WorkEvent | None] = queue.Queue()
         self.verdicts: list[dict[str, Any]] = []
         self.sessions: set[str] = set()
+        self.left: set[str] = set()
         self.enrolled: dict[str, bytes] = {}
         self.heartbeats: list[str] = []
         self.hook: Callable[[str, Any], None] = lambda method, request: None
@@ -147,6 +148,8 @@ class TinyHub(hub_pb2_grpc.HubServicer):
         )
         verify_signature(self.enrolled[request.contributor], signed, request.signature)
         self.sessions.add(request.nonce)
+        if request.contributor in self.left and not request.left:
+            self._refuse(context, GymError(ErrorCode.UNAUTHENTICATED, "has left"))
         return pb.AuthenticateReply(
             session=request.nonce, expires_at_seconds=int(time.time()) + 3600, node_id=7
         )
@@ -254,6 +257,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
 
     def Leave(self, request: Any, context: Any) -> pb.LeaveReply:
         self._enter("Leave", request, context)
+        self.left.update(self.enrolled)
         return pb.LeaveReply()
 
 

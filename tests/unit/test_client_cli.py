@@ -104,7 +104,9 @@ def test_status_and_leave(tmp_path: Path, hub: TinyHub) -> None:
     assert (told["balance"], told["verdicts"]) == (3, hub.verdicts)
     assert "merged" in gym_client("status", *place).stdout
     assert gym_client("leave", *place).returncode == 0
-    assert error_of("status", *place)["code"] == "unauthenticated"
+    told = json.loads(gym_client("status", "--home", tmp_path / "h", "--json").stdout)
+    assert told["balance"] == 3  # what was earned stays, and the home knows where
+    assert error_of("leave", *place)["code"] == "unauthenticated"
 
 
 def test_plain_lines_come_about_ten_a_phase() -> None:

@@ -91,20 +91,22 @@ class EnrolReply(_message.Message):
     def __init__(self, contributor: _Optional[str] = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
-    __slots__ = ("contributor", "instance", "issued_at_seconds", "nonce", "signature", "protocol")
+    __slots__ = ("contributor", "instance", "issued_at_seconds", "nonce", "signature", "protocol", "left")
     CONTRIBUTOR_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ISSUED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     contributor: str
     instance: str
     issued_at_seconds: int
     nonce: str
     signature: bytes
     protocol: int
-    def __init__(self, contributor: _Optional[str] = ..., instance: _Optional[str] = ..., issued_at_seconds: _Optional[int] = ..., nonce: _Optional[str] = ..., signature: _Optional[bytes] = ..., protocol: _Optional[int] = ...) -> None: ...
+    left: bool
+    def __init__(self, contributor: _Optional[str] = ..., instance: _Optional[str] = ..., issued_at_seconds: _Optional[int] = ..., nonce: _Optional[str] = ..., signature: _Optional[bytes] = ..., protocol: _Optional[int] = ..., left: _Optional[bool] = ...) -> None: ...
 
 class AuthenticateReply(_message.Message):
     __slots__ = ("session", "expires_at_seconds", "node_id")
