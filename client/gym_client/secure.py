@@ -22,8 +22,8 @@ from pydantic import ValidationError
 
 from gym_client.begun import Begun, rounds_folder
 from gym_client.home import Home
+from gym_client.secure_state import SecureState
 from gym_client.tasks import TaskFolder, Trained, drop_old
-from gym_fed.config.base import StrictModel
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
@@ -66,25 +66,6 @@ if TYPE_CHECKING:
     from gym_fed.wire.v1 import hub_pb2 as pb
 
 _OPEN = ("", "admitted")
-
-
-class _State(StrictModel):
-    """What must survive a kill."""
-
-    mask_private: str
-    cipher_private: str
-    seed: str
-    advert: SignedAdvert
-    roster: Roster | None = None
-    shares: Shares | None = None
-    """What was sealed for the others; sent again as it is."""
-    own: tuple[str, str] | None = None
-    """This contributor's own shares, of its seed and of its mask key."""
-    received: dict[str, tuple[str, str]] | None = None
-    """Shares of the others' seeds and mask keys; with it the list of who masks is fixed."""
-    votes: str | None = None
-    """sha256 of the one vector that was masked."""
-    survivors: list[str] | None = None
 
 
 class SecureRound:
@@ -150,7 +131,7 @@ class SecureRound:
             task=self._task,
         )
         signed = SignedAdvert.sign(advert, self._key)
-        state = _State(
+        state = SecureState(
             mask_private=mask_private.hex(),
             cipher_private=cipher_private.hex(),
             seed=seed.hex(),
@@ -320,9 +301,9 @@ class SecureRound:
     def _path(self) -> Path:
         return self._folder / "state.json"
 
-    def _load(self) -> _State:
+    def _load(self) -> SecureState:
         try:
-            return _State.model_validate_json(self._path.read_bytes())
+            return SecureState.model_validate_json(self._path.read_bytes())
         except FileNotFoundError as error:
             raise self._refused(
                 "this machine has no keys of the round (it came late, or its folder is new)"
@@ -332,24 +313,24 @@ class SecureRound:
                 ErrorCode.STATE_CORRUPT, f"{self._path}: {error}", "delete the folder to sit this round out"
             ) from error
 
-    def _keep(self, state: _State) -> None:
+    def _keep(self, state: SecureState) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self._path, state.model_dump_json().encode(), mode=0o600)
 
-    def _roster(self, state: _State) -> Roster:
+    def _roster(self, state: SecureState) -> Roster:
         if state.roster is None:
             raise self._refused("the hub passes on shares before it has said who began")
         check_tasks(state.roster.adverts, self._task)  # before every stage that gives anything away
         return state.roster
 
-    def _adverts(self, state: _State) -> dict[str, Advert]:
+    def _adverts(self, state: SecureState) -> dict[str, Advert]:
         return self._roster(state).of()
 
-    def _pair_key(self, state: _State, other: Advert) -> bytes:
+    def _pair_key(self, state: SecureState, other: Advert) -> bytes:
         private, public = bytes.fromhex(state.cipher_private), bytes.fromhex(other.cipher_key)
         return shared_key(private, public, "share", self._spec.server, self._spec.server_round)
 
-    def _masks(self, state: _State) -> list[Mask]:
+    def _masks(self, state: SecureState) -> list[Mask]:
         private, adverts = bytes.fromhex(state.mask_private), self._adverts(state)
         assert state.received is not None
         masks = [Mask(bytes.fromhex(state.seed))]
