@@ -140,6 +140,8 @@ def _refusal(error: BaseException) -> _Refusal | None:
         return _Refusal(code, why, "")
     if isinstance(error, sqlite3.Error):
         code_number = getattr(error, "sqlite_errorcode", None)
+        if code_number == sqlite3.SQLITE_IOERR_SHMSIZE:  # the file beside the write-ahead log cannot grow
+            return _FULL
         return None if code_number is None else _BY_SQLITE.get(code_number & 0xFF)
     named = _OS_ERROR.search(str(error)) if isinstance(error, Exception) else None
     return None if named is None else _BY_ERRNO.get(int(named[1]))

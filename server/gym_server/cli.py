@@ -204,6 +204,9 @@ def model(
     output: Annotated[Path, typer.Argument(help="A new folder for the model.")],
     folder: Folder = DEFAULT_FOLDER,
     version: Annotated[int | None, typer.Option(help="Height of the version; the newest by default.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the base's")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a global version as a model folder that anything can load."""
@@ -211,12 +214,13 @@ def model(
     from gym_server.publish import write_version
 
     with Federation.open(folder) as fed:
-        found = write_version(fed, output, version)
+        found = write_version(fed, output, version, dtype)
     if as_json:
         print_json(found)
     else:
         out.print(
-            f"version {found['height']} of {found['base_model']} is in {output}; try: gym chat {output}"
+            f"version {found['height']} of {found['base_model']} is in {output}, in {found['dtype']}; "
+            f"try: gym chat {output}"
         )
 
 

@@ -1,0 +1,148 @@
+"""Failures of the system become errors with a code and a remedy: by errno, from SQLite, and on real disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.system_errors import system_error
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, ErrorCode.DISK_FULL),
+        (errno.EDQUOT, ErrorCode.DISK_FULL),
+        (errno.EROFS, ErrorCode.NOT_WRITABLE),
+        (errno.EACCES, ErrorCode.NOT_WRITABLE),
+        (errno.EPERM, ErrorCode.NOT_WRITABLE),
+        (errno.EIO, ErrorCode.NOT_WRITABLE),
+        (errno.ENOENT, ErrorCode.FILE_NOT_FOUND),
+        (errno.EEXIST, ErrorCode.FILE_EXISTS),
+        (errno.EMFILE, ErrorCode.BUSY),
+        (errno.EADDRINUSE, ErrorCode.ADDRESS_IN_USE),
+        (errno.ECONNREFUSED, ErrorCode.UNAVAILABLE),
+        (errno.EXDEV, ErrorCode.NOT_WRITABLE),
+    ],
+)
+def test_an_errno_has_one_code_and_names_the_file(number: int, code: ErrorCode) -> None:
+    found = system_error(OSError(number, os.strerror(number), "/hub/hub.db"))
+    assert found is not None
+    assert found.code is code
+    assert found.message.startswith("/hub/hub.db: ")
+    told = system_error(OSError(number, os.strerror(number), "/hub/hub.db"), with_place=False)
+    assert told is not None
+    assert "hub.db" not in str(told), "what goes over the wire names no file"
+
+
+def test_what_rust_and_sqlalchemy_say_of_a_full_disk_is_understood() -> None:
+    rust = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert (found := system_error(rust)) is not None
+    assert found.code is ErrorCode.DISK_FULL
+    inner = sqlite3.OperationalError("database or disk is full")
+    inner.sqlite_errorcode = sqlite3.SQLITE_FULL
+    assert (found := system_error(OperationalError("INSERT", {}, inner))) is not None
+    assert found.code is ErrorCode.DISK_FULL
+    for defect in (ValueError("x"), KeyError("y"), sqlite3.OperationalError("no such table: x")):
+        assert system_error(defect) is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if not shutil.which("mount") or os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_disk_that_is_really_full_ends_commands_with_its_code(small_disk: Path) -> None:
+    assert command("gym-server", "init", "--dir", str(small_disk / "hub"))[0] == 0
+    (small_disk / "home").mkdir()
+    fill(small_disk / "filler")
+    with pytest.raises(GymError) as caught:
+        write_atomically(small_disk / "more", b"x" * 100_000)
+    assert caught.value.code is ErrorCode.DISK_FULL
+    status, text = command("gym-client", "id", "--home", str(small_disk / "home"))
+    assert (status, "Traceback" in text) == (ErrorCode.DISK_FULL.exit_code, False), text
+    status, text = command("gym-server", "invite", "--count", "1000", "--dir", str(small_disk / "hub"))
+    assert (status, "Traceback" in text) == (ErrorCode.DISK_FULL.exit_code, False), text
+    status, text = command(
+        "gym-server", "run", "--dir", str(small_disk / "hub"), "--set", "listen=127.0.0.1:0"
+    )
+    assert (status, "Traceback" in text) == (ErrorCode.DISK_FULL.exit_code, False), text
+
+
+def test_a_disk_that_becomes_read_only_ends_commands_with_its_code(small_disk: Path) -> None:
+    assert command("gym-server", "init", "--dir", str(small_disk / "hub"))[0] == 0
+    (small_disk / "home").mkdir()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    for words in (
+        ("gym-server", "invite", "--dir", str(small_disk / "hub")),
+        ("gym-server", "run", "--dir", str(small_disk / "hub"), "--set", "listen=127.0.0.1:0"),
+        ("gym-server", "init", "--dir", str(small_disk / "second")),
+        ("gym-client", "id", "--home", str(small_disk / "home")),
+    ):
+        status, text = command(*words)
+        assert (status, "Traceback" in text) == (ErrorCode.NOT_WRITABLE.exit_code, False), (words, text)
+
+
+def test_a_folder_of_somebody_else_ends_commands_with_its_code(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("a folder of somebody else needs root, and setpriv to give up root's right to every file")
+    folder = tmp_path / "theirs"
+    assert command("gym-server", "init", "--dir", str(folder / "hub"))[0] == 0
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    folder.chmod(0o755)
+    (folder / "hub").chmod(0o755)
+    no_override = "-dac_override,-dac_read_search"
+    plain_user = ("setpriv", f"--bounding-set={no_override}", f"--inh-caps={no_override}")
+    for words in (
+        ("gym-server", "status", "--dir", str(folder / "hub")),
+        ("gym-server", "run", "--dir", str(folder / "hub")),
+        ("gym-client", "id", "--home", str(folder)),
+    ):
+        status, text = command(*words, under=plain_user)
+        assert (status, "Traceback" in text) == (ErrorCode.NOT_WRITABLE.exit_code, False), (words, text)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(b"x" * size)
+            except OSError:
+                size //= 2
+
+
+def command(*words: str, under: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Exit status of a command and everything that it wrote."""
+    done = subprocess.run(
+        [*under, Path(sys.executable).parent / words[0], *words[1:]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout + done.stderr
