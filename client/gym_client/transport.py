@@ -225,8 +225,8 @@ class HubClient:
         self._stub: Any = hub_pb2_grpc.HubStub(self._channel)
 
     def _metadata(self, method: str) -> tuple[tuple[tuple[str, str], ...], str]:
-        if method in _OPEN_CALLS:
-            return (), ""
+        if method in _OPEN_CALLS:  # a session, if there is one, has them counted as the account's
+            return (((SESSION_KEY, self._session),) if self._session else ()), ""
         with self._lock:
             if not self._session or self._expires_at < time.time() + _MIN_SECONDS_LEFT:
                 self.authenticate()
