@@ -98,6 +98,13 @@ rewards:
 #   max_per_contributor: 100
 #   max_total_bytes: 68719476736
 
+# What one account, or one address, may use of the hub (docs/coordinate.md).
+# limits:
+#   nodes_per_account: 8        # installations of one account
+#   calls_per_second: 50        # of one account, and of one address before it has logged in
+#   connections_per_address: 256
+#   unreferenced_bytes_per_account: 4294967296 # uploads that nothing names
+
 storage:
   database: sqlite:///hub.db
   objects: objects              # a folder, or an fsspec URL
