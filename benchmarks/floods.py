@@ -53,7 +53,7 @@ from gym_fed.wire.v1 import hub_pb2_grpc
 
 HONEST, ROUNDS = 20, 3
 FLOODS = ("instances", "work streams", "mute uploads", "mute TCP", "calls", "enrolments", "status")
-HONEST_HOST, FLOOD_HOST = "127.0.0.1", "127.0.0.2"
+HONEST_HOST, FLOOD_HOST = "127.0.0.1", "[::1]"
 """The hub listens on both, and sees each caller under the address that it called."""
 P99_SECONDS, GROWTH_MB, GIVE_UP_SECONDS = 2.0, 100.0, 90.0
 BIN = Path(sys.executable).parent
@@ -188,7 +188,7 @@ class Contributor(threading.Thread):
         return self.client
 
     def run(self) -> None:
-        with suppress(GymError, grpc.RpcError, ValueError), WorkStream(self.connect()) as stream:
+        with suppress(grpc.RpcError, ValueError), WorkStream(self.connect()) as stream:
             while not self.stopped.is_set():
                 event = stream.next(0.2)
                 if isinstance(event, pb.WorkEvent) and event.HasField("task"):
@@ -375,12 +375,12 @@ class Flood:
         await self._together([upload(index) for index in range(1000)])
 
     async def mute_TCP(self) -> None:
-        host, port = self.address.split(":")
+        host, _, port = self.address.rpartition(":")
 
         async def connect() -> None:
             while True:
                 with suppress(OSError):
-                    reader, writer = await asyncio.open_connection(host, int(port))
+                    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
                     await reader.read()
                     writer.close()
                 await asyncio.sleep(0.2)

@@ -89,8 +89,8 @@ class VariantsConfig(StrictModel):
     max_bytes: int | None = Field(None, ge=1024)
     """Of one variant; by default what an update may have, ``admission.max_update_bytes``."""
     max_total_bytes: int = Field(64 << 30, ge=1024)
-    """Of all variants that the hub has now. Files of replaced and removed ones, and uploads that nothing was made of, are
-    bounded by ``limits.unreferenced_bytes_per_account``."""
+    """Of all variants that the hub has now. Files of replaced and removed ones, and uploads that nothing was made of,
+    are bounded by ``limits.unreferenced_bytes_per_account``."""
     max_changes_per_hour: int = Field(100, ge=1)
     """Puts and removals of one contributor that the ledger tells of; beyond it puts are refused for a while."""
 
