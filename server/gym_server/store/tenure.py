@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -17,10 +18,12 @@ from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_server.store.away import StoreAway
 from gym_server.store.database import HUBS, Database
 from gym_server.store.tables import settings
 
 _TOKEN = "running_hub"
+_GHOST_SECONDS = 2.0
 
 
 class Tenure:
@@ -38,7 +41,12 @@ class Tenure:
         if database.engine.dialect.name == "sqlite":
             self._file = _lock_beside(database)
             return
-        self._session = self._take()
+        end = time.monotonic() + _GHOST_SECONDS
+        while (session := self._take()) is None:  # a hub that was killed just now is gone in a moment
+            if time.monotonic() > end:
+                raise _locked(database)
+            time.sleep(0.1)
+        self._session = session
         self._token = secrets.token_hex(16)
         database.set(_TOKEN, self._token)
         database.at_begin.append(self._check)
@@ -57,9 +65,12 @@ class Tenure:
                 return
         except DBAPIError:
             self._drop()
-        self._session = self._take()
         with self._database.reading() as tx:
             self._check(tx)
+        self._session = self._take()
+        if self._session is None:
+            what = f"{self._database.shown}: the lock of this hub's broken connection is not free yet"
+            raise StoreAway(GymError(ErrorCode.BUSY, what))
 
     def release(self) -> None:
         """Let another hub begin."""
@@ -69,7 +80,8 @@ class Tenure:
         if self._check in self._database.at_begin:
             self._database.at_begin.remove(self._check)
 
-    def _take(self) -> Connection:
+    def _take(self) -> Connection | None:
+        """A session that has the lock; None while another one has it."""
         from gym_server.store.failures import told
 
         with told(self._database.engine.url):
@@ -82,7 +94,7 @@ class Tenure:
                 raise
         if taken is not True:
             session.close()
-            raise _locked(self._database)
+            return None
         return session
 
     def _drop(self) -> None:
