@@ -28,7 +28,7 @@ from gym_fed.ledger.subjects import subjects
 revision = "0001"
 down_revision = None
 
-_metadata = MetaData()
+schema = MetaData()
 
 
 def upgrade() -> None:
@@ -38,8 +38,8 @@ def upgrade() -> None:
     checked them and signed the first head.
     """
     tx = op.get_bind()
-    _metadata.create_all(tx)
-    ledger, moved, named = (_metadata.tables[n] for n in ("ledger", "ledger_signatures", "ledger_subjects"))
+    schema.create_all(tx)
+    ledger, moved, named = (schema.tables[n] for n in ("ledger", "ledger_signatures", "ledger_subjects"))
     if "signature" not in {column["name"] for column in inspect(tx).get_columns("ledger")}:
         return
     copied = select(ledger.c.sequence, literal_column("signature", LargeBinary))
@@ -50,10 +50,10 @@ def upgrade() -> None:
             tx.execute(named.insert().values(sequence=sequence, contributor=contributor))
 
 
-Table("settings", _metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
+Table("settings", schema, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
 Table(
     "accounts",
-    _metadata,
+    schema,
     Column("contributor", String, primary_key=True),
     Column("name", String, nullable=False),
     Column("public_key", LargeBinary, nullable=False, unique=True),
@@ -62,7 +62,7 @@ Table(
 )
 Table(
     "invites",
-    _metadata,
+    schema,
     Column("token_hash", String, primary_key=True),
     Column("note", String, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -71,7 +71,7 @@ Table(
 )
 Table(
     "nodes",
-    _metadata,
+    schema,
     Column("node_id", Integer, primary_key=True, autoincrement=True),
     Column("contributor", String, nullable=False),
     Column("instance", String, nullable=False),
@@ -80,14 +80,14 @@ Table(
 )
 Table(
     "objects",
-    _metadata,
+    schema,
     Column("sha256", String, primary_key=True),
     Column("size_bytes", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
 )
 Table(
     "uploads",
-    _metadata,
+    schema,
     Column("contributor", String, primary_key=True),
     Column("sha256", String, primary_key=True),
     Column("size_bytes", BigInteger, nullable=False),
@@ -95,13 +95,13 @@ Table(
 )
 Table(
     "readers",
-    _metadata,
+    schema,
     Column("sha256", String, primary_key=True),
     Column("contributor", String, primary_key=True),
 )
 Table(
     "messages",
-    _metadata,
+    schema,
     Column("message_id", String, primary_key=True),
     Column("node_id", Integer, nullable=False, index=True),
     Column("group_id", String, nullable=False),
@@ -119,7 +119,7 @@ Table(
 )
 Table(
     "rounds",
-    _metadata,
+    schema,
     Column("server_round", Integer, primary_key=True),
     Column("state", String, nullable=False),
     Column("spec", Text),
@@ -132,7 +132,7 @@ Table(
 )
 Table(
     "round_tasks",
-    _metadata,
+    schema,
     Column("server_round", Integer, primary_key=True),
     Column("node_id", BigInteger, primary_key=True),
     Column("message_id", String, nullable=False),
@@ -140,7 +140,7 @@ Table(
 )
 Table(
     "updates",
-    _metadata,
+    schema,
     Column("update_id", String, primary_key=True),
     Column("contributor", String, nullable=False),
     Column("server_round", Integer, nullable=False, index=True),
@@ -161,7 +161,7 @@ Table(
 )
 Table(
     "versions",
-    _metadata,
+    schema,
     Column("height", Integer, primary_key=True),
     Column("digest", String, nullable=False, unique=True),
     Column("server_round", Integer, nullable=False, unique=True),
@@ -175,14 +175,14 @@ Table(
 )
 Table(
     "credits",
-    _metadata,
+    schema,
     Column("server_round", Integer, primary_key=True),
     Column("contributor", String, primary_key=True),
     Column("amount", Integer, nullable=False),
 )
 Table(
     "contributions",
-    _metadata,
+    schema,
     Column("update_id", String, primary_key=True),
     Column("contributor", String, nullable=False, index=True),
     Column("server_round", Integer, nullable=False, index=True),
@@ -193,14 +193,14 @@ Table(
 )
 Table(
     "reputations",
-    _metadata,
+    schema,
     Column("contributor", String, primary_key=True),
     Column("value", Float, nullable=False),
     Column("height", Integer, nullable=False),
 )
 Table(
     "secure_stages",
-    _metadata,
+    schema,
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),
     Column("members", Text),
@@ -208,7 +208,7 @@ Table(
 )
 Table(
     "secure_messages",
-    _metadata,
+    schema,
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),
     Column("node_id", Integer, primary_key=True),
@@ -219,7 +219,7 @@ Table(
 )
 Table(
     "ledger",
-    _metadata,
+    schema,
     Column("sequence", Integer, primary_key=True),
     Column("kind", String, nullable=False),
     Column("body", Text, nullable=False),
@@ -228,26 +228,26 @@ Table(
 )
 Table(
     "ledger_heads",
-    _metadata,
+    schema,
     Column("size", Integer, primary_key=True),
     Column("head", Text, nullable=False),
     Column("frontier", Text, nullable=False),
 )
 Table(
     "ledger_signatures",
-    _metadata,
+    schema,
     Column("sequence", Integer, primary_key=True),
     Column("signature", LargeBinary, nullable=False),
 )
 Table(
     "ledger_subjects",
-    _metadata,
+    schema,
     Column("sequence", Integer, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
 )
 Table(
     "royalties",
-    _metadata,
+    schema,
     Column("usage", String, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
     Column("amount", Integer, nullable=False),
@@ -255,7 +255,7 @@ Table(
 )
 Table(
     "account_keys",
-    _metadata,
+    schema,
     Column("public_key", LargeBinary, primary_key=True),
     Column("contributor", String, nullable=False, index=True),
     Column("status", String, nullable=False),
@@ -264,13 +264,13 @@ Table(
 )
 Table(
     "key_refusals",
-    _metadata,
+    schema,
     Column("contributor", String, primary_key=True),
     Column("server_round", Integer, primary_key=True),
 )
 Table(
     "transfers",
-    _metadata,
+    schema,
     Column("transfer", String, primary_key=True),
     Column("sender", String, nullable=False, index=True),
     Column("recipient", String, nullable=False, index=True),
@@ -284,7 +284,7 @@ Table(
 )
 Table(
     "privacy_seeds",
-    _metadata,
+    schema,
     Column("server_round", Integer, primary_key=True),
     Column("merging", String, primary_key=True),
     Column("seed", LargeBinary, nullable=False),
@@ -292,7 +292,7 @@ Table(
 )
 Table(
     "privacy_spending",
-    _metadata,
+    schema,
     Column("server_round", Integer, primary_key=True),
     Column("contributor", String, primary_key=True),
     Column("mechanism", String, nullable=False),
@@ -300,7 +300,7 @@ Table(
 )
 Table(
     "variants",
-    _metadata,
+    schema,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("slot", String, nullable=False, unique=True),
@@ -316,14 +316,14 @@ Table(
 )
 Table(
     "variant_readers",
-    _metadata,
+    schema,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("reader", String, primary_key=True, index=True),
 )
 Table(
     "variant_takedowns",
-    _metadata,
+    schema,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("delta_sha256", String, primary_key=True),
@@ -331,7 +331,7 @@ Table(
 )
 Table(
     "published",
-    _metadata,
+    schema,
     Column("digest", String, primary_key=True),
     Column("height", Integer, nullable=False),
 )
