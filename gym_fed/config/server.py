@@ -128,9 +128,12 @@ class LimitsConfig(StrictModel):
 class StorageConfig(StrictModel):
     """Where state lives; relative paths are inside the hub's folder."""
 
-    database: str = "sqlite:///hub.db"
+    database: str = Field("sqlite:///hub.db", repr=False)
+    """``sqlite:///FILE``, or ``postgresql+psycopg://USER@HOST/DATABASE`` with the password in ``PGPASSFILE``."""
     objects: str = "objects"
-    """A folder, or any fsspec URL."""
+    """A folder; ``s3://BUCKET/PREFIX`` with the credentials in the environment; or any fsspec URL."""
+    max_local_copy_bytes: int = Field(8 << 30, ge=1 << 20)
+    """Of a remote object store: copies beyond it go from this machine, those unused for longest first."""
 
 
 class ServerConfig(StrictModel):

@@ -64,7 +64,9 @@ class Federation:
         self.key = SigningKey.load(folder / "keys" / "ledger.pem", self.passphrase.get)
         self.server = server_id(self.key.public_key)
         self.fingerprint = fingerprint((folder / "keys" / "tls.crt").read_bytes())
-        self.store = ObjectStore(objects_url(folder, config), folder / "staging")
+        self.store = ObjectStore(
+            objects_url(folder, config), folder / "staging", config.storage.max_local_copy_bytes
+        )
         private = config.privacy is not None or config.secure_aggregation is not None
         self.ledger = Ledger(database, self.key, folder / "keys" / "newest-head.json", private=private)
         self.queue = MessageQueue(database, config.rounds.lease_seconds)

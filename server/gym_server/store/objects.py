@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder
+from gym_server.store.remote import RemoteObjects
 
 _READ_BYTES = 1 << 20
 
@@ -33,55 +35,66 @@ class StoredObject:
 
 
 class ObjectStore:
-    """A folder or an fsspec URL with one file per object.
+    """A folder, S3, or an fsspec URL with one file per object.
 
     Args:
         url: Where objects live; a plain path is a local folder.
         staging: Local folder for parts, and for copies of remote objects that are being mapped.
+        max_copy_bytes: What these copies may have together.
     """
 
-    def __init__(self, url: str, staging: Path) -> None:
-        self._fs, self._root = fsspec.core.url_to_fs(url)
-        self._is_local = isinstance(self._fs, LocalFileSystem)
-        self.staging = staging
+    def __init__(self, url: str, staging: Path, max_copy_bytes: int = 8 << 30) -> None:
+        self.staging = staging.resolve()
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._is_local:  # single updates are nobody's but the hub's
-            Path(self._root).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._remote: RemoteObjects | None = None
+        self._fs: Any = LocalFileSystem()
+        if url.startswith("file://") or "://" not in url:
+            self._root = str(Path(url.removeprefix("file://")).resolve())
+            Path(self._root).mkdir(parents=True, exist_ok=True, mode=0o700)  # nobody's but the hub's
         else:
-            self._fs.makedirs(self._root, exist_ok=True)
+            self._remote = RemoteObjects(url, self.staging, max_copy_bytes)
+            self._fs, self._root = self._remote.fs, self._remote.root
 
     def has(self, sha256: str) -> bool:
-        return bool(self._fs.exists(self._path(sha256)))
+        """Whether the store holds an object.
+
+        Raises:
+            StoreAway: A remote store does not answer.
+        """
+        path = self._path(sha256)
+        return Path(path).exists() if self._remote is None else self._remote.has(path)
 
     def local_path(self, sha256: str) -> Path:
         """A local file with the object's bytes, to be mapped; a remote object is copied once.
 
         Raises:
             GymError: ``NOT_FOUND`` when the store does not hold it.
+            StoreAway: A remote store does not answer, or gives other bytes.
         """
-        if not self.has(sha256):
+        path = self._path(sha256)
+        try:
+            if self._remote is not None:
+                return self._remote.copy(path, sha256)
+        except FileNotFoundError:
+            raise GymError(ErrorCode.NOT_FOUND, f"no object {sha256}") from None
+        if not Path(path).exists():
             raise GymError(ErrorCode.NOT_FOUND, f"no object {sha256}")
-        if self._is_local:
-            return Path(self._path(sha256))
-        copy = self.staging / f"{sha256}.copy"
-        if not copy.exists():
-            part = self.staging / f"{sha256}.fetch"
-            self._fs.get_file(self._path(sha256), str(part))
-            os.replace(part, copy)
-        return copy
+        return Path(path)
 
     def listed(self) -> dict[str, StoredObject]:
         """Every object that is there, by its sha256."""
-        found = {}
-        for path, told in self._fs.find(self._root, detail=True).items():
-            name = path.rpartition("/")[2]
-            if len(name) == 64:
-                found[name] = StoredObject(int(told["size"]), _modified(told))
-        return found
+        with nullcontext() if self._remote is None else self._remote.told():
+            paths = self._fs.find(self._root, detail=True)
+            return {
+                path.rpartition("/")[2]: StoredObject(int(told["size"]), self._modified(path, told))
+                for path, told in paths.items()
+                if len(path.rpartition("/")[2]) == 64
+            }
 
     def delete(self, sha256: str) -> None:
         """Delete an object, and the local copy of a remote one."""
-        self._fs.rm_file(self._path(sha256))
+        with nullcontext() if self._remote is None else self._remote.told():
+            self._fs.rm_file(self._path(sha256))
         (self.staging / f"{sha256}.copy").unlink(missing_ok=True)
 
     def part_path(self, owner: str, sha256: str) -> Path:
@@ -93,6 +106,7 @@ class ObjectStore:
 
         Raises:
             GymError: ``HASH_MISMATCH``; the file is removed, since no continuation can mend it.
+            StoreAway: A remote store does not take it; the file is still there.
         """
         found = file_sha256(part)
         if found != sha256:
@@ -107,53 +121,64 @@ class ObjectStore:
             part.unlink()
             return size
         target = self._path(sha256)
-        self._fs.makedirs(self._fs._parent(target), exist_ok=True)
-        if self._is_local:
+        if self._remote is None:
+            Path(target).parent.mkdir(exist_ok=True)
             os.replace(part, target)
             fsync_folder(Path(target).parent)
         else:
-            self._fs.put_file(str(part), target)
-            part.unlink()
+            self._remote.put(part, target, sha256)
         return size
 
     def put_bytes(self, data: bytes) -> str:
         """Store small bytes; returns their sha256."""
         sha256 = hashlib.sha256(data).hexdigest()
         if not self.has(sha256):
-            part = self.part_path("hub", sha256)
-            with open(part, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            self.adopt(part, sha256)
+            part = self._own_part(sha256)
+            try:
+                with open(part, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.adopt(part, sha256)
+            finally:
+                part.unlink(missing_ok=True)
         return sha256
 
     def put_file(self, path: Path) -> str:
         """Store a copy of a local file; returns its sha256."""
         sha256 = file_sha256(path)
         if not self.has(sha256):
-            part = self.part_path("hub", sha256)
-            shutil.copyfile(path, part)
-            with open(part, "rb+") as file:
-                os.fsync(file.fileno())
-            self.adopt(part, sha256)
+            part = self._own_part(sha256)
+            try:
+                shutil.copyfile(path, part)
+                with open(part, "rb+") as file:
+                    os.fsync(file.fileno())
+                self.adopt(part, sha256)
+            finally:
+                part.unlink(missing_ok=True)
         return sha256
+
+    def _own_part(self, sha256: str) -> Path:
+        """Where the hub writes an object of its own: two threads may put the same at once."""
+        return self.part_path(f"hub-{secrets.token_hex(8)}", sha256)
+
+    def _modified(self, path: str, told: dict[str, Any]) -> float:
+        """When a file was written, by what fsspec's implementations call it; now where none says so."""
+        for key in ("mtime", "LastModified", "last_modified", "created"):
+            value = told.get(key)
+            if isinstance(value, datetime):
+                value = value.timestamp()
+            if isinstance(value, (int, float)):
+                return float(value)
+        try:
+            return float(self._fs.modified(path).timestamp())  # obstore's lists do not say
+        except (NotImplementedError, FileNotFoundError):
+            return time.time()
 
     def _path(self, sha256: str) -> str:
         if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
             raise GymError(ErrorCode.USAGE, f"{sha256[:80]!r} is not a sha256 in hex")
         return f"{self._root}/{sha256[:2]}/{sha256}"
-
-
-def _modified(told: dict[str, Any]) -> float:
-    """When a file was written, by what fsspec's implementations call it; now where none says so."""
-    for key in ("mtime", "LastModified", "last_modified", "created"):
-        value = told.get(key)
-        if isinstance(value, (int, float)):
-            return float(value)
-        if isinstance(value, datetime):
-            return value.timestamp()
-    return time.time()
 
 
 def file_sha256(path: Path) -> str:
