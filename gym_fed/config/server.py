@@ -42,9 +42,28 @@ class RoundsConfig(StrictModel):
     deadline_seconds: float = Field(1800, gt=0)
     lease_seconds: float = Field(60, ge=1)
     """A contributor that is silent for this long loses its task."""
+    grace_factor: float = Field(1.5, ge=1)
+    """Once the quorum is there, those still at work have this many times as long as nine in ten updates of the last
+    ten committed rounds took, from the round's start. Before three are known: a quarter of the deadline more."""
+    grace_min_seconds: float = Field(30, ge=0)
+    """The least that the others get after the quorum."""
+    grace_max_seconds: float | None = Field(None, gt=0)
+    """The most; absent: half the deadline. The deadline bounds it in any case."""
+    backoff_seconds: float = Field(5, gt=0)
+    """How long the hub waits after a round that was aborted; twice as long after each further one in a row. It goes on
+    at once when somebody comes who was not there yet."""
+    backoff_max_seconds: float = Field(300, gt=0)
     learning_rate_decay: float = Field(1.0, gt=0, le=1)
     """The recipe's learning rate is multiplied by it after every committed round. FedAvg on data that differs between
     contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> RoundsConfig:
+        if self.grace_max_seconds is not None and self.grace_max_seconds < self.grace_min_seconds:
+            raise ValueError(f"grace_max_seconds is below grace_min_seconds ({self.grace_min_seconds:g})")
+        if self.backoff_max_seconds < self.backoff_seconds:
+            raise ValueError(f"backoff_max_seconds is below backoff_seconds ({self.backoff_seconds:g})")
+        return self
 
 
 class AdmissionConfig(StrictModel):

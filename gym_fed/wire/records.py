@@ -6,7 +6,7 @@ The only module of the wire that touches Flower; public API only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -19,6 +19,13 @@ PutObject = Callable[[bytes], None]
 """Keeps the bytes of an array under their sha256."""
 GetObject = Callable[[pb.ArrayRef], bytes]
 """Gives the bytes that a reference names."""
+
+MAX_RECORDS = 64
+MAX_REFERENCES = 16_384
+MAX_ENTRIES = 4_096
+"""Entries of all metric and config records together."""
+MAX_VALUES = 65_536
+"""Values of all lists in them together: a list of Python objects takes many times its bytes on the wire."""
 
 
 def reference(sha256: str, size_bytes: int) -> Array:
@@ -46,8 +53,10 @@ def from_wire(wire: pb.Records, get: GetObject) -> RecordDict:
     """Convert back; deltas stay references, other arrays get their bytes from ``get``.
 
     Raises:
-        GymError: ``USAGE`` when the record names are inconsistent.
+        GymError: ``USAGE`` when the record names are inconsistent, ``TOO_LARGE`` for more of them than ``check_counts``
+            allows.
     """
+    check_counts(wire)
     names = {*wire.arrays, *wire.metrics, *wire.configs}
     if set(wire.order) != names or len(wire.order) != len(names):
         raise GymError(
@@ -65,9 +74,41 @@ def from_wire(wire: pb.Records, get: GetObject) -> RecordDict:
     return records
 
 
+def check_counts(wire: pb.Records) -> None:
+    """Bound what records take once they are Python objects, before the first of them is made.
+
+    Raises:
+        GymError: ``TOO_LARGE`` for more records, references, entries or values than the module's limits.
+    """
+    entries = [*_entries(wire)]
+    counts = {
+        "records": (len(wire.arrays) + len(wire.metrics) + len(wire.configs), MAX_RECORDS),
+        "names in their order": (len(wire.order), MAX_RECORDS),
+        "references": (sum(len(record.arrays) for record in wire.arrays.values()), MAX_REFERENCES),
+        "entries": (len(entries), MAX_ENTRIES),
+        "values": (sum(_length(entry.value) for entry in entries), MAX_VALUES),
+    }
+    for what, (found, most) in counts.items():
+        if found > most:
+            raise GymError(ErrorCode.TOO_LARGE, f"{found} {what} in one message; {most} are allowed")
+
+
 def references(wire: pb.Records) -> list[pb.ArrayRef]:
     """Every object that the records name."""
     return [ref for name in wire.order if name in wire.arrays for ref in wire.arrays[name].arrays]
+
+
+def _entries(wire: pb.Records) -> Iterator[pb.Entry]:
+    for records in (wire.metrics, wire.configs):
+        for record in records.values():
+            yield from record.entries
+
+
+def _length(value: pb.Value) -> int:
+    """How many objects a value becomes."""
+    kind = value.WhichOneof("value")
+    found = getattr(value, kind) if kind is not None else None
+    return len(found.values) if hasattr(found, "values") else 1
 
 
 def _array_to_wire(name: str, array: Array, put: PutObject) -> pb.ArrayRef:

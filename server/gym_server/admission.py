@@ -229,9 +229,11 @@ class Admission:
         row = tx.execute(select(rounds).where(rounds.c.server_round == candidate.server_round)).first()
         if manifest.server_round != candidate.server_round or row is None or row.state != COLLECTING:
             state = row.state if row else "unknown"
+            late = "late: " if row is not None and manifest.server_round == candidate.server_round else ""
             raise GymError(
                 ErrorCode.STALE,
-                f"round {manifest.server_round} takes no more updates (round {candidate.server_round} is {state})",
+                f"{late}round {manifest.server_round} takes no more updates "
+                f"(round {candidate.server_round} is {state})",
                 "wait for the next round",
             )
         expected = json.loads(row.spec)["version_digest"]

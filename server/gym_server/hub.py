@@ -28,16 +28,14 @@ from gym_server.entrance import EntranceCalls
 from gym_server.federation import RUN_ID, Federation
 from gym_server.guard import current_session
 from gym_server.ledger.calls import LedgerCalls
-from gym_server.queue import QueuedMessage, check_held, record_reply
+from gym_server.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
+from gym_server.replies import MAX_RECORDS_BYTES, check_reply
 from gym_server.rewards.standing import rewards_of
 from gym_server.store.tables import accounts, credits, messages, nodes, updates
 from gym_server.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.threads import heavily
 from gym_server.transfers import Transfers
 from gym_server.variant_calls import VariantCalls
-
-MAX_RECORDS_BYTES = 256 << 10
-"""What a reply's records may weigh; tensors are objects and do not count."""
 
 
 class Hub(EntranceCalls, LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
@@ -156,8 +154,9 @@ class Hub(EntranceCalls, LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
             raise GymError(ErrorCode.NOT_FOUND, f"no task {request.message_id}")
         if message.node_id != node_id:
             raise GymError(ErrorCode.PERMISSION_DENIED, f"task {request.message_id} belongs to another node")
-        if message.state == "replied":
+        if message.state in ("replied", SET_ASIDE):
             return self._again(message, request)
+        self._check_reply(contributor, message, request)
         if "update" not in request.content.configs:
             return self._accept_plain(contributor, message, request)
         candidate = self._candidate(contributor, message, request)
@@ -176,6 +175,16 @@ class Hub(EntranceCalls, LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
 
         receipt = self._fed.admission.judge(candidate, answer)
         return receipt.to_json()
+
+    def _check_reply(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> None:
+        """Refuse what nobody could read, before it is kept; the task stays with its node, which may answer better."""
+
+        def size_of(sha256: str) -> int:
+            self._transfers.check_sent(contributor, sha256)
+            return self._fed.store.size(sha256)
+
+        cap = self._fed.config.admission.max_update_bytes
+        check_reply(pb.Records.FromString(message.content), request, cap, size_of)
 
     def _candidate(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> Candidate:
         fields = {entry.key: entry.value for entry in request.content.configs["update"].entries}

@@ -1,21 +1,30 @@
 """The message queue between the grid and the nodes: pushed, leased, replied, or lost.
 
 A message that no node holds or a lease that nobody renews turns to ``lost``, so that no round waits for a
-contributor that went away. A node that comes back in time is given what it holds again.
+contributor that went away. A node that comes back in time is given what it holds again. What is open when its round
+goes on without it turns to ``late``. A stored reply that cannot be read is ``set-aside``, and never met again.
+
+An account is one participant, however many installations it runs: it is seen as one node, the one that holds a task.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, or_, select, update
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, messages, nodes
+
+LOST, LATE, SET_ASIDE = "lost", "late", "set-aside"
+_OVER = (LOST, LATE)
+"""States of a message that nobody works on and nobody answered."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +50,34 @@ class MessageQueue:
         self.lease_seconds = lease_seconds
 
     def node_ids(self) -> list[int]:
-        """Nodes that are connected, or hold a lease."""
+        """One node of every account that is connected or holds a lease: that with a task, else the first."""
         now = time.time()
+        open_task = messages.c.state.in_(("queued", "leased")) & (messages.c.lease_until > now)
         with self._database.reading() as tx:
-            connected = tx.scalars(
-                select(nodes.c.node_id)
+            rows = tx.execute(
+                select(nodes.c.node_id, nodes.c.contributor, nodes.c.connected_until)
                 .join(accounts, accounts.c.contributor == nodes.c.contributor)
-                .where(nodes.c.connected_until > now, accounts.c.status == "active")
+                .where(accounts.c.status == "active")
+                .where((nodes.c.connected_until > now) | nodes.c.node_id.in_(_nodes_with(open_task)))
             ).all()
-            leased = tx.scalars(
-                select(messages.c.node_id).where(messages.c.state == "leased", messages.c.lease_until > now)
+            busy = set(tx.scalars(_nodes_with(open_task)))
+            leased = set(tx.scalars(_nodes_with(open_task & (messages.c.state == "leased"))))
+        found: dict[str, tuple[tuple[bool, bool, int], int]] = {}
+        for row in rows:
+            if row.connected_until <= now and row.node_id not in leased:
+                continue
+            rank = (row.node_id not in leased, row.node_id not in busy, row.node_id)
+            found[row.contributor] = min(found.get(row.contributor, (rank, row.node_id)), (rank, row.node_id))
+        return sorted(node_id for _, node_id in found.values())
+
+    def accounts_of(self, node_ids: Iterable[int]) -> dict[int, str]:
+        """The account of each node that is known here; on a stock Flower grid none is."""
+        mine = [node_id for node_id in node_ids if node_id < 2**63]  # a stock SuperLink's use every bit
+        with self._database.reading() as tx:
+            rows = tx.execute(
+                select(nodes.c.node_id, nodes.c.contributor).where(nodes.c.node_id.in_(mine))
             ).all()
-        return sorted({*connected, *leased})
+            return {int(row.node_id): str(row.contributor) for row in rows}
 
     @rerun
     def push(
@@ -69,7 +94,7 @@ class MessageQueue:
             b"\0".join((str(node_id).encode(), group_id.encode(), message_type.encode(), content))
         ).hexdigest()
         with self._database.transaction() as tx:
-            where = (messages.c.fingerprint == fingerprint) & (messages.c.state != "lost")
+            where = (messages.c.fingerprint == fingerprint) & messages.c.state.not_in(_OVER)
             found = tx.scalar(select(messages.c.message_id).where(where))
             if found is not None:
                 return str(found)
@@ -116,12 +141,15 @@ class MessageQueue:
 
     @rerun
     def renew(self, message_id: str, node_id: int, progress: str) -> None:
-        """Prolong a lease.
+        """Prolong a lease. One that ended because the node itself answered is not lost: nothing is done.
 
         Raises:
             GymError: ``LEASE_LOST`` when the node does not hold the message.
         """
         with self._database.transaction() as tx:
+            answered = (messages.c.node_id == node_id) & messages.c.state.in_(("replied", SET_ASIDE))
+            if tx.scalar(select(messages.c.message_id).where(messages.c.message_id == message_id, answered)):
+                return
             check_held(tx, message_id, node_id)
             tx.execute(
                 update(messages)
@@ -155,15 +183,28 @@ class MessageQueue:
                 .values(state="lost")
             )
 
+    def close_group(self, group_id: str) -> int:
+        """Take back what is still open of a round that goes on without it; returns how many tasks that were."""
+        return self._close(messages.c.group_id == group_id)
+
+    def close(self, message_ids: Iterable[str]) -> int:
+        """Take back those of some messages that are still open."""
+        return self._close(messages.c.message_id.in_(list(message_ids)))
+
+    def set_aside(self, tx: Connection, message_id: str, reason: str) -> None:
+        """Never read a reply again; its bytes stay. Its sender gets the verdict with the receipt, if it asks again."""
+        receipt = json.dumps({"verdict": SET_ASIDE, "reason": reason})
+        tx.execute(
+            update(messages)
+            .where(messages.c.message_id == message_id)
+            .values(state=SET_ASIDE, receipt=receipt)
+        )
+
     @rerun
-    def close_group(self, group_id: str) -> None:
-        """Take back what is still open of a round that is over."""
+    def _close(self, which: ColumnElement[bool]) -> int:
         with self._database.transaction() as tx:
-            tx.execute(
-                update(messages)
-                .where(messages.c.group_id == group_id, messages.c.state.in_(("queued", "leased")))
-                .values(state="lost")
-            )
+            still_open = messages.c.state.in_(("queued", "leased"))
+            return int(tx.execute(update(messages).where(which, still_open).values(state=LATE)).rowcount)
 
     def get(self, message_id: str) -> QueuedMessage | None:
         with self._database.reading() as tx:
@@ -197,6 +238,12 @@ def check_held(tx: Connection, message_id: str, node_id: int) -> None:
         raise GymError(ErrorCode.NOT_FOUND, f"no task {message_id}")
     if row.node_id != node_id:
         raise GymError(ErrorCode.PERMISSION_DENIED, f"task {message_id} belongs to another node")
+    if row.state == LATE:
+        raise GymError(
+            ErrorCode.LEASE_LOST,
+            f"task {message_id} is late: its round went on without it",
+            "wait for the next round",
+        )
     if row.state != "leased":
         raise GymError(ErrorCode.LEASE_LOST, f"task {message_id} is {row.state}", "wait for the next round")
 
@@ -208,6 +255,10 @@ def record_reply(tx: Connection, message_id: str, reply: bytes, receipt: str) ->
         .where(messages.c.message_id == message_id)
         .values(state="replied", reply=reply, receipt=receipt, replied_at=time.time())
     )
+
+
+def _nodes_with(which: ColumnElement[bool]) -> Select[tuple[int]]:
+    return select(messages.c.node_id).where(which).distinct()
 
 
 def _of(node_id: int, state: str):  # type: ignore[no-untyped-def]

@@ -234,7 +234,7 @@ class Journal:
             parent, height = (last.digest, last.height + 1) if last else (self.base_digest, 1)
             digest = next_digest(parent, soup.sha256, merged.server_round)
             for judgement in soup.judgements:
-                self._judge(tx, merged.server_round, judgement)
+                self.judge(tx, merged.server_round, judgement)
             used = sorted(j.update_id for j in soup.judgements if j.verdict == "merged")
             version = {
                 "height": height,
@@ -294,18 +294,19 @@ class Journal:
             state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
             _advance(tx, server_round, str(state), ABORTED, {"closed_at": time.time(), "reason": reason})
             for judgement in judgements:
-                self._judge(tx, server_round, judgement)
+                self.judge(tx, server_round, judgement)
             where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
             for row in tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all():
                 judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
-                self._judge(tx, server_round, judgement)
+                self.judge(tx, server_round, judgement)
             self._ledger.append(tx, "aborted", {"server_round": server_round, "reason": reason})
             also(tx)
             self._ledger.sign_head(tx)
 
     # ---- helpers ----
 
-    def _judge(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
+    def judge(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
+        """Write a verdict, and tell it in the ledger, inside the caller's transaction."""
         tx.execute(
             update(updates)
             .where(updates.c.update_id == judgement.update_id)

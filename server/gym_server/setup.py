@@ -30,6 +30,9 @@ rounds:
   min_contributors: 4           # quorum; with fewer updates at the deadline the round is aborted
   deadline_seconds: 1800
   lease_seconds: 60             # who is silent for this long loses the task, and nobody waits
+  grace_factor: 1.5             # with the quorum there, the others have so many times what a round takes
+  grace_min_seconds: 30         # and at least this long; grace_max_seconds: half the deadline
+  backoff_seconds: 5            # wait after an aborted round, doubled up to backoff_max_seconds: 300
   learning_rate_decay: 1.0      # times the recipe's learning rate, after every committed round
 
 # How every contributor trains. Names are those of `gym train`.

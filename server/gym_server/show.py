@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from typing import Any
@@ -14,7 +15,9 @@ from gym_fed.tables import TextTable, short_ids
 from gym_fed.text import plain
 from gym_server.federation import Federation
 from gym_server.privacy import SPENT, promise
-from gym_server.store.tables import accounts, contributions, credits, nodes, updates
+from gym_server.queue import SET_ASIDE
+from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
+from gym_server.strategy.backoff import paused
 
 MAX_LOG_LINE = 2000
 MAX_LOG_TRACE = 20_000
@@ -89,6 +92,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
         "server_round": current.server_round if current else 0,
         "round_state": current.state if current else "",
         "num_rounds": fed.config.rounds.num_rounds,
+        "paused": paused(fed.database),
         "privacy": promise(fed) or None,
         "contributors": [
             {
@@ -108,6 +112,10 @@ def status_table(found: dict[str, Any]) -> TextTable:
         f"{found['name']}: version {found['version']} of {found['base_model']}, "
         f"round {found['server_round']} {found['round_state']} ({found['num_rounds']} wanted)"
     )
+    if found["paused"]:
+        until = time.strftime("%H:%M:%S", time.localtime(found["paused"]["until"]))
+        count, why = found["paused"]["failures"], found["paused"]["reason"]
+        title += f"; {count} rounds in a row came to nothing, the next begins at {until}: {why}"
     if found["privacy"]:
         spent, budget = found["privacy"]["epsilon_spent"], found["privacy"]["epsilon"]
         over = f", {SPENT}" if found["privacy"]["epsilon_after_next_round"] > budget else ""
@@ -144,7 +152,32 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
                 "credit": credit,
             }
         )
-    return [{**line, "updates": told.get(line["server_round"], [])} for line in fed.journal.history()]
+    aside = _set_aside(fed, names)
+    return [
+        {
+            **line,
+            "updates": told.get(line["server_round"], []),
+            "set_aside": aside.get(str(line["server_round"]), []),
+        }
+        for line in fed.journal.history()
+    ]
+
+
+def _set_aside(fed: Federation, names: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """Replies that nobody could read, by their round."""
+    query = (
+        select(messages.c.group_id, messages.c.receipt, nodes.c.contributor)
+        .join(nodes, nodes.c.node_id == messages.c.node_id)
+        .where(messages.c.state == SET_ASIDE)
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    with fed.database.reading() as tx:
+        for row in tx.execute(query):
+            reason = json.loads(row.receipt)["reason"]
+            name = names.get(row.contributor, "?")
+            told = {"contributor": row.contributor, "name": name, "verdict": SET_ASIDE, "reason": reason}
+            found.setdefault(row.group_id, []).append(told)
+    return found
 
 
 def rounds_tables(found: list[dict[str, Any]]) -> list[TextTable]:
@@ -185,6 +218,8 @@ def _round_table(line: dict[str, Any]) -> TextTable:
         table.add_row(
             row["name"], row["verdict"], f"{row['bytes']:,}", norm, score, str(row["credit"]), row["reason"]
         )
+    for row in line["set_aside"]:
+        table.add_row(row["name"], row["verdict"], "", "", "", "0", row["reason"])
     return table
 
 

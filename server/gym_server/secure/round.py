@@ -46,6 +46,7 @@ from gym_server.rounds import MERGING, Round
 from gym_server.secure.stages import Stage, Stages
 from gym_server.secure.unmask import ids, recover
 from gym_server.store.tables import nodes, updates
+from gym_server.strategy.pace import Pace
 
 log = logging.getLogger("gym_server")
 
@@ -82,6 +83,7 @@ class SecureRound:
         self._threshold = (current.spec.secure_aggregation or self._config).threshold
         self._stages = Stages(fed.database)
         self._objectors: set[int] = set()
+        self._pace = Pace(fed)
 
     def run(self) -> bool:
         """Go on from whatever stage the round is in; False when told to stop before its end."""
@@ -99,8 +101,12 @@ class SecureRound:
 
     def _push(self, stage: Stage) -> None:
         tasks, there = self._tasks(stage), set(self._grid.get_node_ids())
+        accounts = self._fed.queue.accounts_of({*tasks, *there})
+        served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
         for node in sorted(there) if stage.members is None else stage.members:
             known = tasks.get(node)
+            if known is None and accounts.get(node) in served:
+                continue  # an account is one participant, whichever of its nodes is there
             if known is None or (known[1] == "lost" and node in there):
                 for message_id in self._grid.push_messages([self._message(stage, node)]):
                     if stage.name == TRAIN:
@@ -263,12 +269,19 @@ class SecureRound:
             replied, wanted = replied[:most], beginners(self._fed.config)
             if time.time() >= self._spec.deadline_seconds and len(replied) < stayers(self._fed.config):
                 return self._abort(f"{len(replied)} contributors began at the deadline")
+            if tasks and all(outcome == "failed" for _, outcome in tasks.values()):
+                return self._abort(f"all {len(tasks)} contributors failed to begin")
             if len(replied) < stayers(self._fed.config):
                 return False  # whoever comes in time begins it
         else:
             wanted = stayers(self._fed.config)
         outstanding = any(outcome == "" for _, outcome in tasks.values())
-        over = time.time() >= self._deadline(stage) if stage.name == ADVERTISE else self._is_over(stage)
+        over = stage.name != ADVERTISE and self._is_over(stage)
+        over = over or time.time() >= self._stage_ends(stage, wanted)
+        if not over and self._is_out_of_reach(stage, tasks):
+            return self._abort(
+                f"too few of {len(stage.members or [])} contributors are left to share their keys"
+            )
         if not over and (outstanding or len(replied) < wanted):
             return False
         if len(replied) < stayers(self._fed.config):
@@ -281,14 +294,32 @@ class SecureRound:
     def _trained(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
         admitted = len(self._fed.journal.admitted(self._number))
         enough, over = admitted >= stayers(self._fed.config), self._is_over(stage)
+        if enough and not over:
+            ends = self._pace.round_ends(self._require(), stayers(self._fed.config))
+            over = ends is not None and time.time() >= ends
+        if not over and not enough and self._is_out_of_reach(stage, tasks):
+            return self._abort(f"{admitted} masked updates, and too few contributors are left to send one")
         if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
         if not enough:
             late = time.time() >= self._deadline(stage)
             return self._abort(f"{admitted} masked updates{' at the deadline' if late else ''}")
         self._fed.journal.start_merging(self._number)
+        self._fed.queue.close(message_id for message_id, _ in tasks.values())
         failpoint("state-merging")
         return self._freeze()
+
+    def _is_out_of_reach(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
+        """Whether more members failed than may be missing; one that went away may come back."""
+        if stage.members is None:
+            return False
+        failed = sum(outcome == "failed" for _, outcome in tasks.values())
+        return len(stage.members) - failed < stayers(self._fed.config)
+
+    def _stage_ends(self, stage: Stage, wanted: int) -> float:
+        """The stage's deadline; sooner where as many have answered as are wanted, by what stages take here."""
+        ends = self._pace.stage_ends(self._number, stage.name, stage.started_at, wanted)
+        return self._deadline(stage) if ends is None else min(ends, self._deadline(stage))
 
     def _freeze(self) -> bool:
         """The list of updates is frozen: unmask the sum of those of them whose key still stands."""
@@ -310,7 +341,8 @@ class SecureRound:
         over = self._is_over(stage)
         if confirmed < self._threshold:
             return self._abort(f"{confirmed} contributors stayed to confirm") if over else False
-        if confirmed < len(stage.members or []) and not over and self._is_asking(stage):
+        waits = time.time() < self._stage_ends(stage, self._threshold)
+        if confirmed < len(stage.members or []) and waits and not over and self._is_asking(stage):
             return False
         self._stages.begin(self._number, UNMASK, stage.members)
         failpoint(f"secure-{UNMASK}")

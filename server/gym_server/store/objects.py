@@ -97,6 +97,16 @@ class ObjectStore:
             self._fs.rm_file(self._path(sha256))
         (self.staging / f"{sha256}.copy").unlink(missing_ok=True)
 
+    def size(self, sha256: str) -> int:
+        """Bytes of an object.
+
+        Raises:
+            GymError: ``NOT_FOUND`` when the store does not hold it.
+        """
+        if not self.has(sha256):
+            raise GymError(ErrorCode.NOT_FOUND, f"no object {sha256}")
+        return int(self._fs.size(self._path(sha256)))
+
     def part_path(self, owner: str, sha256: str) -> Path:
         """Where an unfinished upload of ``owner`` grows. Parts are never shared between owners."""
         return self.staging / f"{owner}-{sha256}.part"

@@ -11,11 +11,12 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from gym_fed.config.privacy import SecureTask
 from gym_fed.config.task import TaskSpec
@@ -31,11 +32,26 @@ from gym_server.payload import ByReference, Payloads
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.secure.round import SecureRound
+from gym_server.strategy.backoff import Backoff
+from gym_server.strategy.pace import Pace
 
 log = logging.getLogger("gym_server")
 
 POLL_SECONDS = 0.2
-_MAX_ABORTS_IN_A_ROW = 5
+
+_STATE = frozenset({ErrorCode.STATE_CORRUPT, ErrorCode.STATE_LOCKED, ErrorCode.LEDGER_FORKED})
+_HUBS_OWN = _STATE | frozenset(
+    {
+        ErrorCode.CONFIG_INVALID,
+        ErrorCode.FILE_NOT_FOUND,
+        ErrorCode.DATA_INVALID,
+        ErrorCode.MODEL_INVALID,
+        ErrorCode.MODEL_NOT_FOUND,
+        ErrorCode.MISSING_DEPENDENCY,
+        ErrorCode.KEY_LOCKED,
+    }
+)
+"""Failures of the coordinator's own machine or files: no other round would go better, so the hub stops."""
 
 
 class DeltaSoup(Strategy):
@@ -66,17 +82,24 @@ class DeltaSoup(Strategy):
         self._should_stop = should_stop
         self._on_round = on_round
         self._model: GlobalModel | None = None
+        self._pace = Pace(federation)
+        self._abandoned: tuple[int, float] = (0, 0.0)
+        """Round whose tasks are all lost or failed, and since when."""
+        self._logged_quorum = 0
 
     # ---- Flower's contract ----
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's task for every node that has none yet; ``arrays`` and ``config`` are not used."""
+        """The round's task for every account that has none yet; ``arrays`` and ``config`` are not used."""
         current = self._collecting(server_round)
         tasks = self._fed.journal.tasks(server_round)
-        for node_id in grid.get_node_ids():
-            if node_id not in tasks or tasks[node_id][1] == "lost":
+        there = list(grid.get_node_ids())
+        accounts = self._fed.queue.accounts_of([*tasks, *there])
+        served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
+        for node_id in there:
+            if (node_id not in tasks or tasks[node_id][1] == "lost") and accounts.get(node_id) not in served:
                 yield Message(
                     content=self._content(current),
                     message_type=MessageType.TRAIN,
@@ -130,32 +153,61 @@ class DeltaSoup(Strategy):
     ) -> Result:
         """Run rounds until ``num_rounds`` (by default the config's) have been committed, across restarts.
 
+        A round that is aborted, or that an error of ours ends, is followed by a wait and another one: see ``Backoff``.
+
         Raises:
-            GymError: ``ROUND_ABORTED`` when several rounds in a row came to nothing.
+            GymError: For a failure of this machine, such as a corrupt state, that no other round would mend.
         """
         self.summary()
         wanted = num_rounds or self._fed.config.rounds.num_rounds
-        aborts = 0
-        while self._fed.journal.num_committed() < wanted and not self._should_stop():
-            current = self._fed.journal.current()
-            if privacy.is_spent(self._fed):
-                if current is not None and current.state not in (COMMITTED, ABORTED):
-                    self._fed.journal.abort(current.server_round, privacy.SPENT)
-                    self._fed.queue.close_group(str(current.server_round))
-                break
-            if current is None or current.state in (COMMITTED, ABORTED):
-                current = self._fed.journal.open_next()
-            ended = self._run_round(current, grid)
-            if ended is None:
-                break
-            aborts = aborts + 1 if ended.state == ABORTED else 0
-            if aborts >= _MAX_ABORTS_IN_A_ROW:
-                raise GymError(
-                    ErrorCode.ROUND_ABORTED,
-                    f"{aborts} rounds in a row were aborted; the last: {ended.reason}",
-                    "look at `gym-server rounds`, then run the server again",
-                )
+        backoff = Backoff(self._fed, grid, self._should_stop)
+        while not self._should_stop():
+            try:
+                if not self._advance(grid, wanted, backoff):
+                    break
+            except (OSError, OperationalError) as error:
+                # A full disk, or a database that is away: the round goes on from its state when that is over.
+                log.exception("no round can go on now")
+                backoff.hold(f"this machine: {type(error).__name__}: {error}")
         return Result()
+
+    def _advance(self, grid: Grid, wanted: int, backoff: Backoff) -> bool:
+        """One round, and the wait after one that came to nothing; False when there is nothing left to do."""
+        if self._fed.journal.num_committed() >= wanted:
+            return False
+        current = self._fed.journal.current()
+        if privacy.is_spent(self._fed):
+            if current is not None and current.state not in (COMMITTED, ABORTED):
+                self._fed.journal.abort(current.server_round, privacy.SPENT)
+                self._fed.queue.close_group(str(current.server_round))
+            return False
+        if current is None or current.state in (COMMITTED, ABORTED):
+            current = self._fed.journal.open_next()
+        try:
+            ended = self._run_round(current, grid)
+        except (OSError, SQLAlchemyError):
+            raise
+        except Exception as error:  # noqa: BLE001 (one round's end must not be the hub's)
+            ended = self._abort_for(current.server_round, error)
+        if ended is None:
+            return False
+        if ended.state == ABORTED:
+            backoff.failed(ended.server_round, ended.reason)
+        else:
+            backoff.succeeded()
+        return True
+
+    def _abort_for(self, server_round: int, error: Exception) -> Round:
+        """End a round that an error of ours broke; raises it again where no round would go better."""
+        if isinstance(error, GymError) and error.code in _HUBS_OWN:
+            raise error
+        log.error("round %d failed", server_round, exc_info=error)
+        current = self._require(server_round)
+        if current.state not in (COMMITTED, ABORTED):
+            what = error.code.value if isinstance(error, GymError) else type(error).__name__
+            self._fed.journal.abort(server_round, f"an error of the hub ({what}); its log has the trace")
+        self._fed.queue.close_group(str(server_round))
+        return self._require(server_round)
 
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
         """From whatever state the round is in to its end; None when told to stop."""
@@ -203,15 +255,37 @@ class DeltaSoup(Strategy):
                     self._take(server_round, reply)
 
     def _is_complete(self, server_round: int) -> bool:
-        spec = self._spec(self._require(server_round))
-        if time.time() >= spec.deadline_seconds:
+        """Whether nobody is waited for any more: all have answered, the grace period or the deadline is over, or
+        nobody is left."""
+        current, now = self._require(server_round), time.time()
+        if now >= self._spec(current).deadline_seconds:
             return True
-        outstanding = any(outcome == "" for _, outcome in self._fed.journal.tasks(server_round).values())
-        admitted = len(self._fed.journal.admitted(server_round))
-        return not outstanding and admitted >= self._fed.config.rounds.min_contributors
+        outcomes = [outcome for _, outcome in self._fed.journal.tasks(server_round).values()]
+        ends = self._pace.round_ends(current, self._fed.config.rounds.min_contributors)
+        if ends is None:
+            return self._is_abandoned(server_round, outcomes)
+        waited_for = outcomes.count("")
+        if waited_for and self._logged_quorum != server_round:
+            self._logged_quorum = server_round
+            text = "round %d: quorum; %d others are waited for, %.0f s at most"
+            log.info(text, server_round, waited_for, max(0.0, ends - now))
+        return not waited_for or now >= ends
+
+    def _is_abandoned(self, server_round: int, outcomes: Sequence[str]) -> bool:
+        """Whether everybody who was given the task failed, or went away and did not come back within a lease."""
+        if not outcomes or not set(outcomes) <= {"failed", "lost"}:
+            self._abandoned = (0, 0.0)
+            return False
+        if self._abandoned[0] != server_round:
+            self._abandoned = (server_round, time.monotonic())
+        absent = time.monotonic() - self._abandoned[1]
+        return "lost" not in outcomes or absent >= self._fed.config.rounds.lease_seconds
 
     def _take(self, server_round: int, reply: Message) -> None:
-        """Judge one reply (on the hub it was judged at submission already); nothing it holds can raise out of here."""
+        """Judge one reply (on the hub it was judged at submission already); nothing it holds can raise out of here.
+
+        What raises is this machine's: its disk, its database, its ledger.
+        """
         message_id = reply.metadata.reply_to_message_id
         outcome = "replied"
         if reply.has_error():
@@ -220,7 +294,11 @@ class DeltaSoup(Strategy):
         else:
             try:
                 self._judge(server_round, message_id, reply.content)
-            except GymError as error:
+            except (OSError, SQLAlchemyError):
+                raise
+            except Exception as error:  # a stranger's content, whose parsers name no closed set
+                if isinstance(error, GymError) and error.code in _STATE:
+                    raise
                 outcome = "failed"
                 log.info("round %d: node %d refused: %s", server_round, reply.metadata.src_node_id, error)
         self._fed.journal.record_outcome(server_round, message_id, outcome)
@@ -231,6 +309,8 @@ class DeltaSoup(Strategy):
             manifest, signature, key = update["manifest"], update["signature"], update["public_key"]
             if not (isinstance(manifest, str) and isinstance(signature, bytes) and isinstance(key, bytes)):
                 raise TypeError("manifest, signature or public_key has the wrong type")
+            if len(deltas) != 1:
+                raise TypeError(f"{len(deltas)} deltas")
             for sha256, array in deltas.items():
                 self._payloads.incoming(sha256, array)
         except (KeyError, TypeError, AttributeError) as error:
@@ -259,17 +339,27 @@ class DeltaSoup(Strategy):
             admitted = len(self._fed.journal.admitted(server_round))
             needed = self._fed.config.rounds.min_contributors
             if admitted < needed:
-                self._fed.journal.abort(server_round, f"{admitted} of {needed} updates at the deadline")
+                self._fed.journal.abort(server_round, self._shortfall(current, admitted, needed))
             else:
                 current = self._fed.journal.start_merging(server_round)
                 failpoint("state-merging")
+        late = self._fed.queue.close_group(str(server_round))
+        if late:
+            log.info("round %d goes on without %d contributors; what they send is late", server_round, late)
         if current.state == MERGING:
             merge_round(self._fed, self._global_model(), current, self._should_stop)
-        self._fed.queue.close_group(str(server_round))
         ended = self._require(server_round)
         log.info("round %d %s %s", server_round, ended.state, ended.reason)
         self._on_round(ended)
         return ended
+
+    def _shortfall(self, current: Round, admitted: int, needed: int) -> str:
+        """Why a round below quorum is over."""
+        if time.time() >= self._spec(current).deadline_seconds:
+            return f"{admitted} of {needed} updates at the deadline"
+        outcomes = [outcome for _, outcome in self._fed.journal.tasks(current.server_round).values()]
+        failed, lost = outcomes.count("failed"), outcomes.count("lost")
+        return f"{admitted} of {needed} updates: {failed} contributors failed, {lost} went away, nobody else is there"
 
     # ---- helpers ----
 

@@ -1,0 +1,107 @@
+"""What happens after a round that came to nothing: the hub waits, longer each time, and serves on.
+
+A hub never leaves because rounds are aborted: a night below quorum, or one contributor that answers every task with an
+error, is no reason to be gone in the morning. Whoever comes anew ends the wait; who spoilt a round of the row does not,
+so that nobody makes the hub spin by going and coming.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.serverapp import Grid
+from sqlalchemy import select
+
+from gym_server.federation import Federation
+from gym_server.store.database import Database
+from gym_server.store.tables import settings
+
+log = logging.getLogger("gym_server")
+
+_SETTING = "rounds_paused"
+_POLL_SECONDS = 0.2
+_MAX_REASON = 300
+
+
+class Backoff:
+    """Counts rounds that failed in a row, and waits after them.
+
+    Args:
+        fed: State and config; the wait is written there for `gym-server status`.
+        grid: Says who is connected.
+        should_stop: Asked between polls.
+    """
+
+    def __init__(self, fed: Federation, grid: Grid, should_stop: Callable[[], bool]) -> None:
+        self._fed, self._grid, self._should_stop = fed, grid, should_stop
+        self._failures = 0
+        self._seen: set[str] = set()
+        self._spoilt: set[str] = set()
+        fed.database.set(_SETTING, "")
+
+    def succeeded(self) -> None:
+        """A round was committed: the row is over."""
+        self._failures = 0
+        self._seen.clear()
+        self._spoilt.clear()
+
+    def failed(self, server_round: int, reason: str) -> None:
+        """Wait after a round that came to nothing."""
+        self._failures += 1
+        tasks = self._fed.journal.tasks(server_round)
+        names = self._names(tasks)
+        self._spoilt |= {names[node] for node, (_, outcome) in tasks.items() if outcome in ("failed", "lost")}
+        self._seen |= set(names.values())
+        there = self._there()
+        self._seen |= there
+        seconds = self._seconds()
+        text = "%d rounds in a row came to nothing; the next begins in %.0f s, or when somebody comes: %s"
+        log.warning(text, self._failures, seconds, reason[:_MAX_REASON])
+        self._say(time.time() + seconds, reason)
+        self._wait(time.monotonic() + seconds, there)
+        self._fed.database.set(_SETTING, "")
+
+    def hold(self, reason: str) -> None:
+        """Wait after a failure of this machine, whose database may be away; nobody who comes can end it."""
+        self._failures += 1
+        seconds = self._seconds()
+        log.error("the next attempt is in %.0f s: %s", seconds, reason[:_MAX_REASON])
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._should_stop():
+            time.sleep(_POLL_SECONDS)
+
+    def _seconds(self) -> float:
+        config = self._fed.config.rounds
+        return min(config.backoff_seconds * 2.0 ** min(self._failures - 1, 30), config.backoff_max_seconds)
+
+    def _wait(self, end: float, there: set[str]) -> None:
+        while time.monotonic() < end and not self._should_stop():
+            now = self._there()
+            if now - self._seen or (now - there) - self._spoilt:
+                return
+            there &= now  # who goes and comes back is somebody who comes
+            time.sleep(_POLL_SECONDS)
+
+    def _there(self) -> set[str]:
+        return set(self._names(self._grid.get_node_ids()).values())
+
+    def _names(self, nodes: Any) -> dict[int, str]:
+        """Accounts of nodes; a node of a stock Flower grid stands for itself."""
+        found = [int(node) for node in nodes]
+        known = self._fed.queue.accounts_of(found)
+        return {node: known.get(node, str(node)) for node in found}
+
+    def _say(self, until: float, reason: str) -> None:
+        paused = {"until": until, "failures": self._failures, "reason": reason[:_MAX_REASON]}
+        self._fed.database.set(_SETTING, json.dumps(paused))
+
+
+def paused(database: Database) -> dict[str, Any] | None:
+    """Until when a hub waits after rounds that came to nothing, how many, and the last one's reason."""
+    with database.reading() as tx:
+        found = tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING))
+    return json.loads(found) if found else None

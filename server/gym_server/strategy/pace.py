@@ -1,0 +1,125 @@
+"""How long a round waits once it has its quorum: as long as rounds take here, and not for whoever is slowest.
+
+A round that waits for everybody is as slow as the one contributor that sends heartbeats and nothing else. So those who
+are still at work when the quorum is there get a grace period, learned from how long updates took in the last rounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+
+from gym_fed.config.server import RoundsConfig
+from gym_server.federation import Federation
+from gym_server.rounds import COMMITTED, Round
+from gym_server.store.tables import messages, rounds, secure_messages, secure_stages, updates
+
+LEARNED_ROUNDS = 10
+QUANTILE = 0.9
+FIRST_SHARE = 0.25
+"""Grace as a share of the deadline, while too little is known."""
+_MIN_KNOWN = 3
+
+
+def grace_ends(
+    config: RoundsConfig, known: Sequence[float], started_at: float, quorum_at: float, deadline_seconds: float
+) -> float:
+    """When a round, or a stage of one, goes on without those who have not answered.
+
+    Args:
+        config: Factor and bounds.
+        known: Seconds from start to answer in earlier rounds.
+        started_at: Unix time.
+        quorum_at: Unix time at which there were enough answers.
+        deadline_seconds: What the round or stage may take.
+    """
+    if len(known) < _MIN_KNOWN:
+        wanted = FIRST_SHARE * deadline_seconds
+    else:
+        usual = sorted(known)[min(len(known) - 1, int(QUANTILE * len(known)))]
+        wanted = started_at + config.grace_factor * usual - quorum_at
+    most = config.grace_max_seconds if config.grace_max_seconds is not None else config.deadline_seconds / 2
+    grace = min(max(wanted, config.grace_min_seconds), max(most, config.grace_min_seconds))
+    return min(quorum_at + grace, started_at + deadline_seconds)
+
+
+class Pace:
+    """What a hub's rounds took, read once a round."""
+
+    def __init__(self, fed: Federation) -> None:
+        self._fed = fed
+        self._known: dict[tuple[int, str], list[float]] = {}
+
+    def round_ends(self, current: Round, quorum: int) -> float | None:
+        """When a collecting round is merged at the latest; None before ``quorum`` updates are admitted."""
+        assert current.spec is not None
+        rows = self._fed.journal.admitted(current.server_round)
+        if len(rows) < quorum:
+            return None
+        quorum_at = sorted(row.received_at for row in rows)[quorum - 1]
+        config = self._fed.config.rounds
+        started_at = min(current.spec.deadline_seconds - config.deadline_seconds, quorum_at)
+        known = self._of_updates(current.server_round)
+        return grace_ends(config, known, started_at, quorum_at, current.spec.deadline_seconds - started_at)
+
+    def stage_ends(self, server_round: int, stage: str, started_at: float, quorum: int) -> float | None:
+        """As ``round_ends`` for a stage of secure aggregation that has ``stage_seconds``; members' answers count."""
+        secure = self._fed.config.secure_aggregation
+        assert secure is not None
+        where = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == stage)
+        with self._fed.database.reading() as tx:
+            replied = tx.scalars(
+                select(secure_messages.c.replied_at)
+                .where(where, secure_messages.c.outcome == "replied")
+                .order_by(secure_messages.c.replied_at)
+            ).all()
+        if len(replied) < quorum:
+            return None
+        known = self._of_stage(server_round, stage)
+        config, quorum_at = self._fed.config.rounds, replied[quorum - 1]
+        return grace_ends(config, known, started_at, float(quorum_at or time.time()), secure.stage_seconds)
+
+    def _of_updates(self, server_round: int) -> list[float]:
+        """Seconds from a task to its update, in the last committed rounds; from the round's start without the task."""
+        key = (server_round, "")
+        if key not in self._known:
+            began = func.coalesce(
+                messages.c.created_at, rounds.c.deadline - self._fed.config.rounds.deadline_seconds
+            )
+            query = (
+                select(updates.c.received_at - began)
+                .join(rounds, rounds.c.server_round == updates.c.server_round)
+                .outerjoin(messages, messages.c.message_id == updates.c.message_id)
+                .where(updates.c.server_round.in_(self._last(server_round)), updates.c.verdict != "refused")
+            )
+            with self._fed.database.reading() as tx:
+                self._known[key] = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
+        return self._known[key]
+
+    def _of_stage(self, server_round: int, stage: str) -> list[float]:
+        key = (server_round, stage)
+        if key not in self._known:
+            begun = (secure_stages.c.server_round == secure_messages.c.server_round) & (
+                secure_stages.c.stage == secure_messages.c.stage
+            )
+            query = (
+                select(secure_messages.c.replied_at - secure_stages.c.started_at)
+                .join(secure_stages, begun)
+                .where(secure_messages.c.server_round.in_(self._last(server_round)))
+                .where(secure_messages.c.stage == stage, secure_messages.c.outcome == "replied")
+            )
+            with self._fed.database.reading() as tx:
+                self._known[key] = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
+        return self._known[key]
+
+    def _last(self, server_round: int) -> list[int]:
+        query = (
+            select(rounds.c.server_round)
+            .where(rounds.c.state == COMMITTED, rounds.c.server_round < server_round)
+            .order_by(rounds.c.server_round.desc())
+            .limit(LEARNED_ROUNDS)
+        )
+        with self._fed.database.reading() as tx:
+            return list(tx.scalars(query))
