@@ -107,7 +107,7 @@ def _entries(wire: pb.Records) -> Iterator[pb.Entry]:
 def _length(value: pb.Value) -> int:
     """How many objects a value becomes."""
     kind = value.WhichOneof("value")
-    found = getattr(value, kind) if kind is not None else None
+    found: Any = None if kind is None else getattr(value, kind)
     return len(found.values) if hasattr(found, "values") else 1
 
 

@@ -46,7 +46,7 @@ class RawContributor:
         self.server = server_id(self.status.ledger_public_key)
         self.session = ""
 
-    def enrol(self, invite: str = "") -> RawContributor:
+    def enrol(self, invite: str = "", instance: str = "rawinstance") -> RawContributor:
         signed = enrolment_claim(self.name, invite, self.server, self.tls)
         request = pb.EnrolRequest(
             public_key=self.key.public_key,
@@ -57,7 +57,7 @@ class RawContributor:
             work=do_work(self.server, self.key.public_key, self.status.enrolment_work_bits),
         )
         self.call(self.stub.Enrol, request)
-        now, nonce, instance = int(time.time()), secrets.token_hex(16), "rawinstance"
+        now, nonce = int(time.time()), secrets.token_hex(16)
         claim = login_claim(self.key.contributor, instance, now, nonce, self.server, self.tls)
         reply = self.call(
             self.stub.Authenticate,
