@@ -24,6 +24,7 @@ from gym_server.federation import RUN_ID, Federation
 from gym_server.queue import LATE, SET_ASIDE, QueuedMessage
 from gym_server.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
 from gym_server.rounds import Judgement
+from gym_server.store.away import StoreAway
 from gym_server.store.tables import nodes, readers, updates
 
 log = logging.getLogger("gym_server")
@@ -149,6 +150,8 @@ class HubGrid(Grid):
     def _reply(self, message: QueuedMessage) -> Message | None:
         try:
             return self._message(message, **self._outcome(message))
+        except StoreAway:  # nor is it the reply's fault; whoever pulls waits for the store
+            raise
         except OSError as error:  # this machine's failure, not the reply's: it is asked for again
             log.error("the reply to task %s cannot be read now: %s", message.message_id, error)
             return None

@@ -32,6 +32,7 @@ from gym_server.payload import ByReference, Payloads
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.secure.round import SecureRound
+from gym_server.store.away import StoreAway
 from gym_server.strategy.backoff import Backoff
 from gym_server.strategy.pace import Pace
 
@@ -156,7 +157,8 @@ class DeltaSoup(Strategy):
         A round that is aborted, or that an error of ours ends, is followed by a wait and another one: see ``Backoff``.
 
         Raises:
-            GymError: For a failure of this machine, such as a corrupt state, that no other round would mend.
+            GymError: For a failure of this machine, such as a corrupt state, that no other round would fix.
+            StoreAway: The database or the object store is away; `gym-server run` waits and starts again.
         """
         self.summary()
         wanted = num_rounds or self._fed.config.rounds.num_rounds
@@ -185,7 +187,7 @@ class DeltaSoup(Strategy):
             current = self._fed.journal.open_next()
         try:
             ended = self._run_round(current, grid)
-        except (OSError, SQLAlchemyError):
+        except (OSError, SQLAlchemyError, StoreAway):
             raise
         except Exception as error:  # noqa: BLE001 (one round's end must not be the hub's)
             ended = self._abort_for(current.server_round, error)
@@ -294,7 +296,7 @@ class DeltaSoup(Strategy):
         else:
             try:
                 self._judge(server_round, message_id, reply.content)
-            except (OSError, SQLAlchemyError):
+            except (OSError, SQLAlchemyError, StoreAway):
                 raise
             except Exception as error:  # a stranger's content, whose parsers name no closed set
                 if isinstance(error, GymError) and error.code in _STATE:
