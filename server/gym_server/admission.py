@@ -19,7 +19,9 @@ from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.ledger import SEALED, seal
+from gym_server import forgeries
 from gym_server.ledger import Entry, Ledger
+from gym_server.ledger.columns import record_of
 from gym_server.rounds import COLLECTING
 from gym_server.secure.stages import check_upload
 from gym_server.store.database import Database, rerun
@@ -104,7 +106,7 @@ class Admission:
             try:
                 manifest = self._check_signed(tx, candidate)
             except GymError as error:
-                self._tell(tx, candidate, None, error)
+                self._count_refused(tx, candidate, error)
                 unauthentic = error
             else:
                 known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).first()
@@ -273,35 +275,44 @@ class Admission:
         norm: float | None,
         refusal: GymError | None,
     ) -> None:
-        entry = self._tell(tx, candidate, manifest, refusal)
-        tx.execute(
-            updates.insert().values(
-                update_id=manifest.digest,
-                contributor=manifest.contributor,
-                server_round=candidate.server_round,
-                message_id=candidate.message_id,
-                manifest=candidate.manifest_json,
-                signature=candidate.signature,
-                nonce=manifest.nonce,
-                delta_sha256=manifest.delta_sha256,
-                delta_bytes=manifest.delta_bytes,
-                norm=norm,
-                verdict="admitted" if refusal is None else "refused",
-                code="" if refusal is None else refusal.code.value,
-                reason="" if refusal is None else refusal.message,
-                ledger_sequence=entry.sequence,
-                received_at=time.time(),
-            )
-        )
+        row = {
+            "update_id": manifest.digest,
+            "contributor": manifest.contributor,
+            "server_round": candidate.server_round,
+            "message_id": candidate.message_id,
+            "manifest": candidate.manifest_json,
+            "signature": candidate.signature,
+            "nonce": manifest.nonce,
+            "delta_sha256": manifest.delta_sha256,
+            "delta_bytes": manifest.delta_bytes,
+            "norm": norm,
+            "verdict": "admitted" if refusal is None else "refused",
+            "code": "" if refusal is None else refusal.code.value,
+            "reason": "" if refusal is None else refusal.message,
+            "received_at": time.time(),
+        }
+        entry = self._tell(tx, candidate, manifest, refusal, record_of(row))
+        tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))
+
+    def _count_refused(self, tx: Connection, candidate: Candidate, error: GymError) -> None:
+        """The first refusal of a contributor in a round has an entry; the others are counted, for the round's end."""
+        if forgeries.count(tx, candidate.contributor, candidate.server_round, error.code) == 1:
+            self._tell(tx, candidate, None, error)
 
     def _tell(
-        self, tx: Connection, candidate: Candidate, manifest: UpdateManifest | None, refusal: GymError | None
+        self,
+        tx: Connection,
+        candidate: Candidate,
+        manifest: UpdateManifest | None,
+        refusal: GymError | None,
+        record: str = "",
     ) -> Entry:
         verdict = "admitted" if refusal is None else "refused"
         code, reason = ("", "") if refusal is None else (refusal.code.value, refusal.message)
         if self._ledger.private and manifest is not None:
             sealed = seal(candidate.manifest_json, verdict, code, reason)
-            return self._ledger.append(tx, SEALED, {"server_round": candidate.server_round, "seal": sealed})
+            told = {"server_round": candidate.server_round, "seal": sealed, "record": record}
+            return self._ledger.append(tx, SEALED, told)
         body: dict[str, Any] = {
             "contributor": candidate.contributor,
             "server_round": candidate.server_round,
@@ -313,4 +324,5 @@ class Admission:
         if manifest is not None:
             body["update"] = manifest.digest
             body["delta"] = manifest.delta_sha256
+            body["record"] = record
         return self._ledger.append(tx, "verdict", body)

@@ -18,7 +18,10 @@ from sqlalchemy import Connection, func, select, update
 from gym_fed.config.lineage import next_digest
 from gym_fed.config.task import SoupReference, TaskSpec
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger.seals import seal
+from gym_server import forgeries
 from gym_server.ledger import Ledger
+from gym_server.ledger.columns import round_of
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
@@ -258,6 +261,8 @@ class Journal:
                 told["secure_aggregation"] = dict(soup.secure)
             if soup.weights is not None:
                 told["weights"] = dict(soup.weights)
+            forgeries.summarise(tx, self._ledger, merged.server_round)
+            told["round"] = _digest_of(tx, merged.server_round)
             self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
             tx.execute(
                 versions.insert().values(
@@ -299,7 +304,9 @@ class Journal:
             for row in tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all():
                 judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
                 self.judge(tx, server_round, judgement)
-            self._ledger.append(tx, "aborted", {"server_round": server_round, "reason": reason})
+            forgeries.summarise(tx, self._ledger, server_round)
+            told = {"server_round": server_round, "reason": reason, "round": _digest_of(tx, server_round)}
+            self._ledger.append(tx, "aborted", told)
             also(tx)
             self._ledger.sign_head(tx)
 
@@ -323,6 +330,11 @@ class Journal:
         }
         if self._ledger.private and judgement.verdict == "rejected":
             body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may say what is in the update
+            known = select(updates).where(updates.c.update_id == judgement.update_id)
+            row = tx.execute(known).one()
+            body["seal"] = seal(row.manifest, judgement.verdict, row.code, judgement.reason)
+        if judgement.heldout_change is not None:
+            body["heldout_change"] = judgement.heldout_change
         self._ledger.append(tx, "verdict", body)
 
     def _credit(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
@@ -342,6 +354,12 @@ def _advance(tx: Connection, server_round: int, before: str, after: str, values:
             ErrorCode.INTERNAL, f"round {server_round} is {state}; cannot go from {before} to {after}"
         )
     tx.execute(update(rounds).where(rounds.c.server_round == server_round).values(state=after, **values))
+
+
+def _digest_of(tx: Connection, server_round: int) -> str:
+    """Of the row of a round that ends, for its entry."""
+    row = tx.execute(select(rounds).where(rounds.c.server_round == server_round)).mappings().one()
+    return round_of(row)
 
 
 def _version(row: Any) -> Version:

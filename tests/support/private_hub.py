@@ -35,6 +35,7 @@ PRIVATE: dict[str, Any] = {
         "stale_threshold": None,
         "min_norm_ratio": 0,
     },
+    "enrolment": {"policy": "open"},
     "privacy": {"noise_multiplier": 1.0, "clipping_norm": 0.5, "epsilon": 30.0},
 }
 NAMES = ("ann", "bob", "cat")
@@ -87,6 +88,8 @@ class PrivateRounds:
                 number, ArrayRecord(), ConfigRecord(), cast("Grid", cast("Any", _NoNodes()))
             )
         )
+        for key in self.keys.values():
+            self.fed.accounts.meet(key.public_key)
         for name in NAMES if send else ():
             self.send(name, number, self.delta(name, number, scale))
         return number

@@ -54,7 +54,7 @@ class Hub:
     def earn(self, contributor: str, amount: int) -> None:
         with self.database.transaction() as tx:
             number = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0) + 1
-            row = {"server_round": number, "state": "committed", "base_height": 0, "opened_at": self.now}
+            row = {"server_round": number, "state": "merging", "base_height": 0, "opened_at": self.now}
             tx.execute(rounds.insert().values(**row, closed_at=self.now, reason=""))
             paid = {"server_round": number, "contributor": contributor, "amount": amount}
             tx.execute(credits.insert().values(**paid))

@@ -242,7 +242,13 @@ def test_a_refusal_is_in_the_record_sealed_and_its_reason_for_the_contributor_al
     receipt = hub.send("ann", number, hub.delta("ann", 77))
     assert "already has update" in receipt.reason
     assert hub.entries("verdict") == []
-    assert hub.entries("sealed")[-1].keys() == {"server_round", "seal", "at", "at_bucket_seconds"}
+    assert hub.entries("sealed")[-1].keys() == {
+        "server_round",
+        "seal",
+        "record",
+        "at",
+        "at_bucket_seconds",
+    }
 
 
 def test_a_forged_update_is_in_the_record_by_one_code_whatever_is_wrong_with_it(hub: PrivateRounds) -> None:

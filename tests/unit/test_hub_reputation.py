@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from gym_server.hub import Hub, Wakeups
+from gym_server.ledger.columns import Columns
 from gym_server.replay import replay
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rewards.split import split
@@ -25,6 +26,12 @@ from gym_fed.errors import GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.soup.reputation import Outcome, Reputation, after, before
 from tests.support.judged_rounds import Delta, Judged
+
+
+@pytest.fixture(autouse=True)
+def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
+    monkeypatch.setattr(Columns, "_updates", lambda self, tx, history: None)
 
 
 @pytest.fixture

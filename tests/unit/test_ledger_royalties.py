@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +14,7 @@ from gym_server import cli
 from gym_server.federation import Federation
 from gym_server.ledger.royalties import Owner, attribute_use, read_usage, record
 from gym_server.setup import init_hub
-from gym_server.store.tables import accounts, credits, versions
+from gym_server.store.tables import accounts, credits, rounds, versions
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -90,7 +91,7 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
             for who, key in zip((ANN, BOB, CAT, OWNER), KEYS, strict=True):
                 tx.execute(
                     accounts.insert().values(
-                        contributor=who, name=who, public_key=key, status="active", enrolled_at=0.0
+                        contributor=who, name=who, public_key=key, status="active", enrolled_at=time.time()
                     )
                 )
                 fed.keys.first(tx, who, key)
@@ -104,8 +105,11 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
                     "heldout_after": losses[1],
                 }
                 fed.ledger.append(tx, "version", {**told, "soup": "soup"})
-                row = {"soup_sha256": "soup", "soup_bytes": 1, "num_updates": 1, "committed_at": 0.0}
+                row = {"soup_sha256": "soup", "soup_bytes": 1, "num_updates": 1, "committed_at": time.time()}
                 tx.execute(versions.insert().values(**told, **row))
+                ended = {"state": "committed", "base_height": paid.height - 1, "opened_at": 0.0, "reason": ""}
+                ended |= {"server_round": paid.server_round, "closed_at": time.time()}
+                tx.execute(rounds.insert().values(**ended))
                 for who, amount in paid.credits.items():
                     credit = {"server_round": paid.server_round, "contributor": who, "amount": amount}
                     fed.ledger.append(tx, "credit", credit)

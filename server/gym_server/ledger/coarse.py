@@ -19,7 +19,9 @@ BUCKET = "at_bucket_seconds"
 """Key of an entry whose time is the beginning of a span of so many seconds."""
 
 _AT_THE_DOOR = ("admitted", "refused")
-_OF_ROUNDS = frozenset({SEALED, "verdict", "version", "aborted", "credit", "contribution", "privacy"})
+_OF_ROUNDS = frozenset(
+    {SEALED, "verdict", "version", "aborted", "credit", "contribution", "privacy", "refused-summary"}
+)
 
 
 def stamp(tx: Connection, kind: str, body: dict[str, Any], now: float, private: bool) -> dict[str, int]:

@@ -38,15 +38,15 @@ class Times:
         for row in tx.execute(select(transfers)):
             move = history.moves[row.transfer]  # that there is one, and what it says, was checked before
             same = (row.nonce, row.hold_seconds) == (move.nonce, move.hold_seconds)
-            if not same or not (_near(row.asked_at, move.asked_at) and _near(row.closed_at, move.closed_at)):
+            if not same or not (near(row.asked_at, move.asked_at) and near(row.closed_at, move.closed_at)):
                 raise corrupt(
                     f"transfers: the nonce, hold or times of {row.transfer[:24]} are not the ledger's"
                 )
         for row in tx.execute(select(rounds.c.server_round, rounds.c.closed_at)):
-            if row.server_round in self._rounds and not _near(row.closed_at, *self._rounds[row.server_round]):
+            if row.server_round in self._rounds and not near(row.closed_at, *self._rounds[row.server_round]):
                 raise corrupt(f"rounds: round {row.server_round} ended at another time than the ledger says")
         for row in tx.execute(select(royalties.c.usage, royalties.c.recorded_at)):
-            if not _near(row.recorded_at, self._royalties[row.usage]):
+            if not near(row.recorded_at, self._royalties[row.usage]):
                 raise corrupt(
                     f"royalties: {row.usage[:24]} was recorded at another time than the ledger says"
                 )
@@ -59,7 +59,7 @@ def _compare_keys(tx: Connection, history: History) -> None:
         told = missing.pop(name, None)
         if told is None or (row.contributor, row.status) != (told.contributor, told.status):
             raise corrupt(f"keys: {name[:16]} of {row.contributor} is {row.status}, and not so in the ledger")
-        if not (_near(row.valid_from, told.since) and _near(row.valid_until, told.until)):
+        if not (near(row.valid_from, told.since) and near(row.valid_until, told.until)):
             raise corrupt(f"keys: {name[:16]} of {row.contributor} has other times than in the ledger")
     if missing:
         raise corrupt(f"keys: {next(iter(missing))[:16]} is in the ledger and not in the database")
@@ -68,7 +68,8 @@ def _compare_keys(tx: Connection, history: History) -> None:
             raise corrupt(f"accounts: {row.contributor} enrolled under another name than {row.name[:40]!r}")
 
 
-def _near(stored: float | None, told: int | None, bucket_seconds: int = 0) -> bool:
+def near(stored: float | None, told: int | None, bucket_seconds: int = 0) -> bool:
+    """Whether a row's time and its entry's, of a span of so many seconds, can be of one transaction."""
     if stored is None or told is None:
         return stored is None and told is None
     return told - SLACK_SECONDS <= stored <= told + max(1, bucket_seconds) + SLACK_SECONDS

@@ -1,0 +1,294 @@
+"""Every column of updates, versions and rounds against the ledger, and what contributors signed against their keys.
+
+What an entry says in the open is compared as it is. The rest is under a digest in the entry: ``record`` of a verdict at
+the door (with the manifest in it, whose nonce nobody can guess, so that it gives nothing of a private round away) and
+``round`` of the entry that ends a round. Entries of before there were digests are held to what they say.
+
+``UNCOVERED`` names every column that the ledger does not stand for, with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gym_fed.errors import GymError
+from gym_fed.identity.canonical import canonical_digest
+from gym_fed.identity.history import History
+from gym_fed.identity.keys import verify_signature
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.identity.variant import SignedVariant
+from gym_fed.ledger.entries import Entry, corrupt
+from gym_fed.ledger.seals import SEALED, seal
+from gym_server.ledger.coarse import BUCKET
+from gym_server.ledger.times import SLACK_SECONDS, near
+from gym_server.store.tables import (
+    accounts,
+    contributions,
+    privacy_seeds,
+    rounds,
+    updates,
+    variants,
+    versions,
+)
+
+_AT_THE_DOOR = ("admitted", "refused")
+_ENDS = {"version": "committed", "aborted": "aborted"}
+_OVER = tuple(_ENDS.values())
+
+_LOCAL = "of the hub's own work; nothing that was decided rests on it"
+_QUEUE = "the queue of messages, which a round that ended does not need"
+UNCOVERED: dict[str, str] = {
+    "settings": "of the hub's own work: the base is named by digest in every manifest",
+    "invites": "secret tokens of the coordinator",
+    "nodes": _LOCAL,
+    "objects": "objects are named by their hash: gym-server check",
+    "uploads": "uploads that are under way",
+    "readers": "who may read is not told in the ledger",
+    "messages": _QUEUE,
+    "round_tasks": _QUEUE,
+    "secure_stages": _QUEUE,
+    "secure_messages": _QUEUE,
+    "key_refusals": "a counter that keeps refusals from flooding the ledger",
+    "variant_readers": "who may read is not told in the ledger",
+    "variant_takedowns": "names of variants are not told in the ledger",
+    "published": "folders that were written; named by the digest of their tensors",
+    "ledger_signatures": "empty once the first head is signed",
+    "privacy_seeds.server_round": "a wrong round, list or seed fails `gym-server ledger replay`",
+    "privacy_seeds.merging": "as its round",
+}
+"""Tables, and columns as ``table.column``, that `ledger verify` does not compare, each with the reason."""
+
+
+def record_of(row: Any) -> str:
+    """Digest of what an update's row holds from the door on; of a row, or of the values that will be one."""
+    norm = None if row["norm"] is None else float(row["norm"]).hex()
+    told = {"manifest": row["manifest"], "signature": bytes(row["signature"]).hex(), "norm": norm}
+    told |= {key: row[key] for key in ("message_id", "server_round", "code")}
+    return canonical_digest({"gym-update-record-1": told})
+
+
+def round_of(row: Any) -> str:
+    """Digest of the row of a round that ended."""
+    times = {key: None if row[key] is None else float(row[key]).hex() for key in ("opened_at", "deadline")}
+    told = {key: row[key] for key in ("server_round", "state", "spec", "base_height", "merging", "reason")}
+    return canonical_digest({"gym-round-1": {**told, **times}})
+
+
+@dataclass(frozen=True)
+class _Told:
+    sequence: int
+    kind: str
+    body: dict[str, Any]
+
+    @property
+    def at(self) -> tuple[int, int]:
+        return self.body["at"], self.body.get(BUCKET, 0)
+
+
+@dataclass
+class Columns:
+    """Shown every entry of a ledger, it compares the columns."""
+
+    _door: dict[int, _Told] = field(default_factory=dict)
+    _last: dict[str, _Told] = field(default_factory=dict)
+    _ends: dict[int, _Told] = field(default_factory=dict)
+    _variants: dict[int, _Told] = field(default_factory=dict)
+    _methods: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _seeds: set[str] = field(default_factory=set)
+
+    def add(self, entry: Entry, body: dict[str, Any]) -> None:
+        """The next entry."""
+        told = _Told(entry.sequence, entry.kind, body)
+        if entry.kind == SEALED or (entry.kind == "verdict" and body.get("update")):
+            if entry.kind == SEALED or body["verdict"] in _AT_THE_DOOR:
+                self._door[entry.sequence] = told
+            if entry.kind != SEALED:
+                self._last[body["update"]] = told
+        elif entry.kind in _ENDS:
+            self._ends[body["server_round"]] = told
+            if "privacy" in body:
+                self._seeds.add(body["privacy"]["seed_sha256"])
+        elif entry.kind in ("variant", "variant-removed"):
+            self._variants[entry.sequence] = told
+        elif entry.kind == "contribution":
+            self._methods |= dict.fromkeys(body["scores"], (body["method"], body["server_round"]))
+
+    def compare(self, tx: Connection, history: History) -> None:
+        """Raise ``STATE_CORRUPT`` naming the first row and column that differ from the ledger."""
+        self._updates(tx, history)
+        self._versions(tx)
+        self._rounds(tx)
+        self._others(tx, history)
+
+    # ---- updates ----
+
+    def _updates(self, tx: Connection, history: History) -> None:
+        keys: dict[str, list[tuple[bytes, float, float]]] = {}
+        for key, told in history.keys.items():
+            until = float("inf") if told.until is None else told.until
+            keys.setdefault(told.contributor, []).append((bytes.fromhex(key), told.since, until))
+        for row in tx.execute(select(updates)).mappings():
+            where = f"updates: {row['update_id'][:12]}"
+            signed = _signed(row)
+            if signed is None:
+                raise corrupt(f"{where}: its manifest does not hash to its id")
+            door = self._door.get(row["ledger_sequence"])
+            if door is None or (door.kind != SEALED and door.body["update"] != row["update_id"]):
+                raise corrupt(f"{where}: entry {row['ledger_sequence']} is not its verdict at the door")
+            for column in ("contributor", "nonce", "delta_sha256", "delta_bytes"):
+                if row[column] != signed[column]:
+                    raise corrupt(f"{where}: {column} is not that of its manifest")
+            if door.body["server_round"] != row["server_round"]:
+                raise corrupt(f"{where}: server_round is not that of its verdict")
+            if row["verdict"] != "refused" and (
+                (signed["server_round"], signed["task"]) != (row["server_round"], row["message_id"])
+            ):
+                raise corrupt(f"{where}: server_round or message_id is not that of its manifest")
+            if "record" in door.body and door.body["record"] != record_of(row):
+                raise corrupt(
+                    f"{where}: manifest, signature, norm, message or code is not that of its verdict"
+                )
+            if not near(row["received_at"], *door.at):
+                raise corrupt(f"{where}: received_at is another time than its verdict's")
+            self._check_reason(where, row, door)
+            self._check_signer(where, row, signed, door, keys.get(row["contributor"], []))
+
+    def _check_reason(self, where: str, row: Any, door: _Told) -> None:
+        last = self._last.get(row["update_id"])
+        told = door if last is None else last
+        reason = row["reason"]
+        if told.kind == SEALED:
+            return  # the seal stands for verdict, code and reason (``checks``)
+        if "seal" in told.body:
+            if told.body["seal"] != seal(row["manifest"], row["verdict"], row["code"], reason):
+                raise corrupt(f"{where}: its reason is not that of its verdict")
+        elif BUCKET not in told.body:
+            said = f"{row['code']}: {reason}" if row["verdict"] == "refused" else reason
+            if told.body["reason"] != said or (row["code"] != "" and row["verdict"] != "refused"):
+                raise corrupt(f"{where}: its reason or code is not that of its verdict")
+        if told.body.get("heldout_change") != row["heldout_change"] and "record" in door.body:
+            raise corrupt(f"{where}: its heldout_change is not that of its verdict")
+
+    def _check_signer(
+        self,
+        where: str,
+        row: Any,
+        signed: dict[str, Any],
+        door: _Told,
+        keys: list[tuple[bytes, float, float]],
+    ) -> None:
+        """One of the keys that the account had when the update came signed it."""
+        at, bucket = door.at
+        for key, since, until in keys:
+            if since - SLACK_SECONDS <= at + bucket and at - bucket - SLACK_SECONDS <= until:
+                try:
+                    verify_signature(key, signed, row["signature"])
+                except GymError:
+                    continue
+                return
+        raise corrupt(f"{where}: no key that {row['contributor']} had then signed its manifest")
+
+    # ---- versions and rounds ----
+
+    def _versions(self, tx: Connection) -> None:
+        for row in tx.execute(select(versions)).mappings():
+            told = self._ends[row["server_round"]]  # that there is one was checked before
+            body, where = told.body, f"versions: {row['height']}"
+            if body.get("soup_bytes", row["soup_bytes"]) != row["soup_bytes"]:
+                raise corrupt(
+                    f"{where}: soup_bytes is {row['soup_bytes']}, the ledger says {body['soup_bytes']}"
+                )
+            merged = body.get("merged")
+            if merged is not None and len(merged) != row["num_updates"]:
+                raise corrupt(f"{where}: num_updates is {row['num_updates']}, the ledger has {len(merged)}")
+            state = body.get("state")
+            residual = f"round-{row['server_round']}.safetensors"
+            if state is not None and row["residual"] != (residual if "residual" in state else None):
+                raise corrupt(f"{where}: its residual is {row['residual']}, which the ledger does not say")
+            if not near(row["committed_at"], *told.at):
+                raise corrupt(f"{where}: committed_at is another time than the ledger says")
+
+    def _rounds(self, tx: Connection) -> None:
+        missing = dict(self._ends)
+        for row in tx.execute(select(rounds)).mappings():
+            told = missing.pop(row["server_round"], None)
+            where = f"rounds: {row['server_round']}"
+            if told is None:
+                if row["state"] in _OVER:
+                    raise corrupt(f"{where} is {row['state']}, and the ledger does not say so")
+                continue
+            if row["state"] != _ENDS[told.kind]:
+                raise corrupt(f"{where} is {row['state']}, the ledger says {_ENDS[told.kind]}")
+            if row["reason"] != told.body.get("reason", ""):
+                raise corrupt(f"{where}: its reason is not the ledger's")
+            if "updates" in told.body and row["merging"] != json.dumps(told.body["updates"]):
+                raise corrupt(f"{where}: merging is not the list that the ledger has")
+            if "round" in told.body and told.body["round"] != round_of(row):
+                raise corrupt(f"{where}: spec, merging or another column is not what it was at its end")
+        if missing:
+            raise corrupt(f"rounds: {next(iter(missing))} ended, says the ledger, and is not in the database")
+
+    # ---- the rest ----
+
+    def _others(self, tx: Connection, history: History) -> None:
+        first: dict[str, int] = {}
+        for told in history.keys.values():
+            first[told.contributor] = min(told.since, first.get(told.contributor, told.since))
+        for row in tx.execute(select(accounts.c.contributor, accounts.c.enrolled_at)):
+            if not near(row.enrolled_at, first.get(row.contributor)):
+                raise corrupt(f"accounts: {row.contributor} enrolled at another time than the ledger says")
+        for row in tx.execute(
+            select(contributions.c.update_id, contributions.c.method, contributions.c.server_round)
+        ):
+            if self._methods.get(row.update_id) != (row.method, row.server_round):
+                raise corrupt(f"contributions: {row.update_id[:12]} was measured in another way or round")
+        for row in tx.execute(select(privacy_seeds.c.seed, privacy_seeds.c.seed_sha256)):
+            if hashlib.sha256(row.seed).hexdigest() != row.seed_sha256:
+                raise corrupt(f"privacy_seeds: {row.seed_sha256[:12]} is not the hash of its seed")
+            self._seeds.discard(row.seed_sha256)
+        if self._seeds:
+            raise corrupt(
+                f"privacy_seeds: {next(iter(self._seeds))[:12]} is in the ledger and not in the database"
+            )
+        for variant in tx.execute(select(variants)).mappings():
+            self._check_variant(variant)
+
+    def _check_variant(self, row: Any) -> None:
+        where = f"variants: {row['slot']}"
+        told = self._variants.get(row["ledger_sequence"])
+        if told is None or (told.body["contributor"], told.body["variant"]) != (row["owner"], row["slot"]):
+            raise corrupt(f"{where}: entry {row['ledger_sequence']} is not about it")
+        if row["document_sha256"] != told.body["document"] or not near(row["put_at"], *told.at):
+            raise corrupt(f"{where}: its digest or time is not the ledger's")
+        if row["document"] is None:
+            return  # only what the entry names is left of it
+        try:
+            signed = SignedVariant.parse(row["document"])
+            signed.verify()
+        except GymError as error:
+            raise corrupt(f"{where}: {error.message}") from error
+        said = signed.manifest
+        told_by_owner = (said.variant, said.owner, said.delta_sha256, said.size_bytes, said.base_digest)
+        columns = ("name", "owner", "delta_sha256", "size_bytes", "base_digest")
+        if (
+            told_by_owner != tuple(row[column] for column in columns)
+            or signed.public_key != row["public_key"]
+        ):
+            raise corrupt(f"{where}: it is not what its owner signed")
+
+
+def _signed(row: Any) -> dict[str, Any] | None:
+    """What the contributor signed, when it hashes to the update's id; None when it does not."""
+    try:
+        found = json.loads(row["manifest"])
+        if isinstance(found, dict) and canonical_digest(found) == row["update_id"]:
+            return UpdateManifest.model_validate(found).model_dump(mode="json")
+        manifest = UpdateManifest.parse(row["manifest"])  # with fields left to their defaults
+    except (ValueError, TypeError, GymError):
+        return None
+    return manifest.model_dump(mode="json") if manifest.digest == row["update_id"] else None
