@@ -23,6 +23,7 @@ from gym_client.rewards import verify_copy
 from gym_client.tally import Tally
 from gym_client.transport import HubClient
 from gym_client.trust import establish
+from gym_client.variants import push_variant, sign_variant
 from gym_server.backup.backup import KeyPolicy, backup
 from gym_server.backup.check import check_backup, check_hub
 from gym_server.backup.restore import fork_in_place, restore
@@ -31,7 +32,7 @@ from gym_server.store.tables import credits
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.ledger import HubRestored, Restored, SignedRestored
-from tests.support.loopback_hub import LoopbackHub
+from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 
 PLAIN = KeyPolicy(include_plain=True)
 
@@ -249,13 +250,14 @@ def test_a_head_of_what_was_lost_accuses_nobody_later(scene: Scene) -> None:
 
 def test_a_second_backup_copies_new_objects_only_and_every_file_is_checked(scene: Scene) -> None:
     fed = scene.hub.fed
-    scene.joined("ann")
-    first = put_soup(scene, b"one" * 1000)
+    ann = scene.joined("ann")
+    first = pushed(ann, scene.folder, 1)
     assert scene.backup()["new_objects"] == 1
-    second = put_soup(scene, b"two" * 1000)
+    second = pushed(ann, scene.folder, 2)
+    size = fed.store.local_path(second).stat().st_size
     time.sleep(1.1)  # a snapshot is named by its second
     found = scene.backup()
-    assert (found["objects"], found["new_objects"], found["new_bytes"]) == (2, 1, 3000)
+    assert (found["objects"], found["new_objects"], found["new_bytes"]) == (2, 1, size)
     assert check_backup(scene.place)["objects"] == 2
     assert check_hub(fed)["objects"] == 2
     place = Path(scene.place)
@@ -278,21 +280,12 @@ def test_a_second_backup_copies_new_objects_only_and_every_file_is_checked(scene
     assert len(check_backup(scene.place)["snapshots"]) == 1
 
 
-def put_soup(scene: Scene, data: bytes) -> str:
-    """An object that a variant of nobody names, so that it is needed."""
-    from gym_server.store.tables import variants
-
-    sha256 = scene.hub.fed.store.put_bytes(data)
-    with scene.hub.fed.database.transaction() as tx:
-        row = {"owner": "c" + "0" * 16, "name": sha256[:8], "slot": sha256, "revision": 1, "document": "{}"}
-        row |= {"document_sha256": "", "public_key": b"", "delta_sha256": sha256, "size_bytes": len(data)}
-        row |= {"base_digest": "", "ledger_sequence": 1, "put_at": 0.0}
-        tx.execute(variants.insert().values(**row))
-        body = {"contributor": row["owner"], "variant": sha256, "revision": 1}
-        import hashlib
-
-        scene.hub.fed.ledger.append(tx, "variant", {**body, "document": hashlib.sha256(b"{}").hexdigest()})
-    return sha256
+def pushed(client: HubClient, folder: Path, seed: int) -> str:
+    """A variant of the client's, whose object the hub needs from now on."""
+    path = some_delta(folder, seed=seed)
+    signed = sign_variant(client, manifest_of(path, name=f"variant-{seed}"))
+    push_variant(client, path, signed)
+    return signed.manifest.delta_sha256
 
 
 def test_plain_keys_are_backed_up_only_with_leave_or_under_a_passphrase(
