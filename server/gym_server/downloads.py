@@ -76,6 +76,9 @@ class Downloads:
         self._fed = fed
         self._form: SoupForm | None = None
         self._soups: tuple[int, int, int] = (0, 0, 0)
+        self._estimates: dict[
+            int, int
+        ] = {}  # by contributors: a status is asked often, and shapes never change
 
     @property
     def form(self) -> SoupForm:
@@ -98,7 +101,10 @@ class Downloads:
         if newest:
             return total, newest
         contributors = max(self._fed.config.rounds.min_contributors, num_connected)
-        return 0, soup_bytes(self._fed.config, self._fed.base, contributors, self.form)
+        if contributors not in self._estimates:
+            size = soup_bytes(self._fed.config, self._fed.base, contributors, self.form)
+            self._estimates[contributors] = size
+        return 0, self._estimates[contributors]
 
     def line(self) -> str:
         """For the coordinator, when the hub starts."""
