@@ -139,6 +139,7 @@ class Agent:
         self._traffic = Traffic(home, client.pin.server)
         self._account = Account(home, client, self.display, self._traffic)
         self._failures = self._masked = 0  # the latter: updates that still are to be unmasked
+        self._fetched = 0  # bytes of objects in this run
 
     def stop(self) -> None:
         """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
@@ -275,6 +276,7 @@ class Agent:
         missing = [ref for ref in references(task.content) if not self._cache.has(ref.sha256, ref.size_bytes)]
         total = sum(ref.size_bytes for ref in missing)
         self.policy.check_download(total)
+        self.policy.check_total_download(self._fetched + total)
         before, hooks = 0, self._hooks(lease)
         for ref in missing:
 
@@ -294,6 +296,7 @@ class Agent:
 
             self._patiently(fetch, lease)
             before += ref.size_bytes
+            self._fetched += ref.size_bytes
         passing.extend(
             self._cache.path(ref.sha256) for ref in references(task.content) if ref.stype != DELTA_STYPE
         )

@@ -180,12 +180,13 @@ class _Joining:
         """The terms, within the policy. Until they are accepted only files that the contributor named are read."""
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._going_on(client, lambda: self._patiently(client, client.status))
-        from gym_client.offer import announced, bytes_to_join, make_offer
+        from gym_client.offer import announced, bytes_to_join, make_offer, rounds_to_come
         from gym_client.privacy_terms import Promises, check_promises
 
         recipe = announced(status)[0]
         self._policy.check_recipe(recipe, status.base_digest)
-        self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes)
+        rounds = rounds_to_come(status, self._options.rounds)
+        self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes, rounds)
         check_promises(self._policy, Promises.parse(status.privacy_json))
         given = self._setup.model
         source = base_source(given, status.base_model)

@@ -204,7 +204,7 @@ def make_offer(
         join_download_bytes=bytes_to_join(client, status),
         round_download_bytes=status.round_download_bytes,
         soup_form=_soup_form(status),
-        rounds=_rounds_to_come(status, rounds),
+        rounds=rounds_to_come(status, rounds),
     )
 
 
@@ -222,7 +222,8 @@ def _soup_form(status: pb.StatusReply) -> str:
     return form if isinstance(form, str) and form in _FORMS else ""
 
 
-def _rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
+def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
+    """Rounds that the hub still plans, or as many as are wanted; None where nobody knows."""
     left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
     known = [number for number in (left, wanted) if number is not None]
     return min(known) if known else None

@@ -32,6 +32,9 @@ class Policy(StrictModel):
     max_download_bytes: int = Field(default=16 << 30, ge=1)
     """Most bytes fetched for one task."""
 
+    max_total_download_bytes: int | None = Field(default=None, ge=1)
+    """Most bytes fetched in one run of ``join``: to join, and for all its rounds. None: no such limit."""
+
     max_seconds: float = Field(default=4 * 3600.0, gt=0)
     """Longest training in one round. It stops there and the task is given back with an error."""
 
@@ -108,8 +111,22 @@ class Policy(StrictModel):
         """Raise ``POLICY_REFUSED`` when one task asks to fetch too much."""
         _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
 
-    def check_terms(self, join_bytes: int, round_bytes: int) -> None:
-        """Raise ``POLICY_REFUSED`` when the first task, or a later one, would fetch too much by the hub's own word."""
+    def check_total_download(self, num_bytes: int) -> None:
+        """Raise ``POLICY_REFUSED`` when a run of ``join`` would fetch too much in all."""
+        if self.max_total_download_bytes is not None:
+            most = self.max_total_download_bytes
+            _at_most("bytes to download in all", num_bytes, "max_total_download_bytes", most)
+
+    def check_terms(self, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
+        """Raise ``POLICY_REFUSED`` when the first task, a later one, or all that is to come would fetch too much.
+
+        Args:
+            join_bytes: To join, by the hub's own word.
+            round_bytes: For each further round, likewise.
+            rounds: How many are to come; None where nobody knows.
+        """
+        if self.max_total_download_bytes is not None and rounds is not None:
+            self.check_total_download(join_bytes + rounds * round_bytes)
         for what, num_bytes in (("to join", join_bytes), ("per round", round_bytes)):
             if num_bytes > self.max_download_bytes:
                 raise GymError(

@@ -205,6 +205,32 @@ def test_terms_over_max_download_bytes_are_refused_before_anything_is_loaded_or_
     assert refused(hub, home.folder).code is ErrorCode.BASE_MISMATCH  # the limit itself is within it
 
 
+@pytest.mark.parametrize(("options", "planned"), [({}, 10), ({"rounds": 2}, 10), ({"rounds": 2}, 0)])
+def test_terms_over_the_total_of_all_rounds_are_refused(
+    tmp_path: Path, hub: TinyHub, options: dict[str, int], planned: int
+) -> None:
+    home = Home.open(tmp_path / "home")
+    rounds = min(filter(None, (options.get("rounds"), planned)))
+    hub.announces |= {"join_download_bytes": 500, "round_download_bytes": 100, "num_rounds": planned}
+    home.policy_path.write_text(f"max_total_download_bytes: {500 + rounds * 100 - 1}\n")
+    error = refused(hub, home.folder, **options)
+    assert error.code is ErrorCode.POLICY_REFUSED
+    assert f"in all is {500 + rounds * 100}" in error.message
+    home.policy_path.write_text(f"max_total_download_bytes: {500 + rounds * 100}\n")
+    assert refused(hub, home.folder, **options).code is ErrorCode.BASE_MISMATCH
+
+
+def test_a_run_that_fetches_more_than_its_total_refuses_the_task(scene: Scene) -> None:
+    data = np.arange(1000, dtype=np.float32)  # 4 kB; two of three tasks are within 10 kB
+    for number in range(3):
+        scene.hub.give(scene.task(f"m{number}", RecordDict({"arrays": ArrayRecord([data + number])})))
+    scene.hub.finish()
+    policy = Policy(max_total_download_bytes=10_000)
+    scene.agent(lambda message, context: RecordDict(), policy).run()
+    assert "max_total_download_bytes" in scene.error_of("m2").reason
+    assert not scene.hub.submitted["m1"].HasField("error")
+
+
 def test_the_terms_say_bytes_down_as_well_as_up() -> None:
     offer = an_offer(
         update_bytes=4_900_000,
