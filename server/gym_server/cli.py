@@ -82,19 +82,32 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Look whether all is there that rounds need, and leave.")
     ] = False,
+    events: Annotated[
+        bool, typer.Option("--events", help="With --json, also a line for who joins, trains and is judged.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serve the hub: rounds continue where they stopped."""
+    """Serve the hub: rounds continue where they stopped. A terminal shows who trains and how far, who is awaited."""
     if check:
         _check(folder, tuple(overrides), as_json)
         return
+    from contextlib import ExitStack
+
     from gym_server.federation import Federation
+    from gym_server.live import Event, Watcher
     from gym_server.rounds import Round
     from gym_server.run import run_hub
     from gym_server.show import describe_round, log_to_stderr
 
     log_to_stderr()
     opened: list[Federation] = []
+    watching = ExitStack()
+
+    def happened(event: Event) -> None:
+        if as_json:
+            print_event({"event": event.kind, **event.fields})
+        else:
+            err.print(event.text)
 
     def listening(fed: Federation, port: int) -> None:
         opened.append(fed)
@@ -103,6 +116,9 @@ def run(
             print_event({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
         else:
             out.print(f"{fed.config.name} listens on {host}:{port}, TLS key {fed.fingerprint}")
+        if events or not as_json:
+            terminal = err if err.is_terminal and not as_json else None
+            watching.enter_context(Watcher(fed, happened, terminal))
 
     def ended(current: Round) -> None:
         line = describe_round(opened[0], current.server_round)
@@ -122,6 +138,7 @@ def run(
             on_round=ended,
         )
     finally:
+        watching.close()
         if opened:
             err.print(f"stopped: {ending}" if ending else "stopped; run the same command to continue")
 
