@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -163,18 +164,22 @@ class Warden:
         return found
 
 
-def _opened(number: int) -> socket.socket:
-    """A second handle of a socket of this process: closing it closes nothing else.
+@contextlib.contextmanager
+def _opened(number: int) -> Iterator[socket.socket]:
+    """A socket of this process by its file number; nothing is closed, not even a second handle.
+
+    Closing any handle of a file drops all POSIX locks that this process has on it. One of SQLite's files, copied and
+    closed here, would cost the hub its locks: the next command to read the database would take itself for the only
+    one, and delete the log with what the hub has acknowledged.
 
     Raises:
         OSError: For a file that is no socket, or is closed by now.
     """
-    copy = os.dup(number)
+    connection = socket.socket(fileno=number)
     try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
+        yield connection
+    finally:
+        connection.detach()
 
 
 def _hang_up(number: int, end: tuple[str, int]) -> bool:
