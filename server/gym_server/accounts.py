@@ -122,9 +122,14 @@ class Accounts:
             )
         with self._signed_for_us():
             verify_signature(public_key, enrolment_claim(name, invite, self._server, self._tls), signature)
-        if self.work_bits and self._is_new(public_key):
+        if self.work_bits and self.is_new(public_key):
             self._check_work(public_key, work)
         return self._register(public_key, name, invite)
+
+    def is_new(self, public_key: bytes) -> bool:
+        """Whether no account has or had a key."""
+        with self._database.reading() as tx:
+            return key_row(tx, public_key) is None
 
     def meet(self, public_key: bytes) -> str:
         """Register a key that signed a reply on a stock Flower grid, where nobody enrols; invites cannot reach it.
@@ -317,10 +322,6 @@ class Accounts:
             ]
         )
         return f"{claim}.{hmac.digest(self._session_key, bound, 'sha256').hex()}"
-
-    def _is_new(self, public_key: bytes) -> bool:
-        with self._database.reading() as tx:
-            return key_row(tx, public_key) is None
 
     def _check_work(self, public_key: bytes, work: bytes) -> None:
         if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gym_fed
@@ -12,7 +13,9 @@ from gym_fed.wire.protocol import require_contributor
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server import privacy
 from gym_server.downloads import Downloads
+from gym_server.enrolment_limits import EnrolmentLimits
 from gym_server.federation import Federation
+from gym_server.guard import current_address
 
 
 class EntranceCalls:
@@ -20,6 +23,7 @@ class EntranceCalls:
 
     _fed: Federation
     _downloads: Downloads
+    _enrolments: EnrolmentLimits
     finished: asyncio.Event
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
@@ -63,15 +67,18 @@ class EntranceCalls:
 
     async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:
         require_contributor(request.protocol)
-        contributor = await asyncio.to_thread(
-            self._fed.accounts.enrol,
-            request.public_key,
-            request.name,
-            request.invite,
-            request.signature,
-            request.work,
-        )
+        contributor = await asyncio.to_thread(self._enrol, request, current_address())
         return pb.EnrolReply(contributor=contributor)
+
+    def _enrol(self, request: pb.EnrolRequest, address: str) -> str:
+        accounts = self._fed.accounts
+        newcomer: AbstractContextManager[None] = nullcontext()
+        if accounts.is_new(request.public_key):
+            newcomer = self._enrolments.attempt(address)
+        with newcomer:
+            return accounts.enrol(
+                request.public_key, request.name, request.invite, request.signature, request.work
+            )
 
     async def Authenticate(self, request: pb.AuthenticateRequest, context: Any) -> pb.AuthenticateReply:
         require_contributor(request.protocol)

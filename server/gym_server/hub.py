@@ -24,6 +24,7 @@ from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
 from gym_server.admission import Candidate, Receipt
 from gym_server.downloads import Downloads
+from gym_server.enrolment_limits import EnrolmentLimits
 from gym_server.entrance import EntranceCalls
 from gym_server.federation import RUN_ID, Federation
 from gym_server.guard import current_session
@@ -47,6 +48,9 @@ class Hub(EntranceCalls, LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
         self._wakeups = wakeups
         self._variants = federation.variants
         self._downloads = Downloads(federation)
+        self._enrolments = EnrolmentLimits(
+            federation.config.limits.enrolments_per_minute, federation.config.enrolment.policy == "open"
+        )
         config = federation.config
         private = config.privacy is not None or config.variants.enabled
         self._transfers = Transfers(

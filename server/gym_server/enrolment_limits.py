@@ -1,0 +1,61 @@
+"""How often one address may try to become a new contributor: guesses of invites, and accounts at an open hub.
+
+Only keys that the hub does not know are counted, so that whoever has an account is never kept out. A valid invite, or a
+place on the allow-list, costs nothing; what is refused costs an attempt, and an address without attempts is refused
+before its guess is looked up. At an open hub all addresses together have a share as well, against one that has many;
+nobody with an invite is subject to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.limits import TokenBuckets
+
+BURST_MINUTES = 4
+"""An address that was silent may make the attempts of so many minutes at once: a class room, a small office."""
+ADDRESSES = 20
+"""An open hub takes at most the new accounts of so many busy addresses."""
+
+
+class EnrolmentLimits:
+    """The attempts of all addresses.
+
+    Args:
+        per_minute: Attempts of one address, ``limits.enrolments_per_minute``.
+        is_open: Whether everybody may enrol.
+        clock: Seconds that never go back; None: the system's.
+    """
+
+    def __init__(self, per_minute: float, is_open: bool, clock: Callable[[], float] | None = None) -> None:
+        rate, burst = per_minute / 60, max(1.0, BURST_MINUTES * per_minute)
+        more = {} if clock is None else {"clock": clock}
+        self._is_open = is_open
+        self._addresses = TokenBuckets(rate, burst, **more)
+        self._all = TokenBuckets(ADDRESSES * rate, ADDRESSES * burst, max_keys=1, **more)
+
+    @contextmanager
+    def attempt(self, address: str) -> Iterator[None]:
+        """Count the attempt in the block, which is what enrols.
+
+        Raises:
+            GymError: ``BUSY`` with the seconds to wait, before the block is entered.
+        """
+        self._require(
+            self._addresses.take(address), f"too many new contributors or invites tried from {address}"
+        )
+        if self._is_open:
+            self._require(self._all.take(""), "too many new contributors at once")
+        yield
+        if not self._is_open:
+            self._addresses.take(address, -1.0)  # it had an invite, or is on the list: given back
+
+    def _require(self, seconds: float, what: str) -> None:
+        if seconds > 0:
+            raise GymError(
+                ErrorCode.BUSY,
+                f"{what}; the next one is looked at in {seconds:.0f} s",
+                "gym-client join waits and tries again",
+            )
