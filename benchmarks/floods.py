@@ -188,11 +188,18 @@ class Contributor(threading.Thread):
         return self.client
 
     def run(self) -> None:
-        with suppress(grpc.RpcError, ValueError), WorkStream(self.connect()) as stream:
+        while not self.stopped.is_set():
+            try:
+                self.connect()
+                break
+            except GymError:  # a client of ours would try again too
+                self.calls.errors += 1
+                self.stopped.wait(0.5)
+        with suppress(ValueError), WorkStream(self.client) as stream:  # the channel may be closed at the end
             while not self.stopped.is_set():
                 event = stream.next(0.2)
                 if isinstance(event, pb.WorkEvent) and event.HasField("task"):
-                    with suppress(GymError, grpc.RpcError):
+                    with suppress(GymError):
                         self.work(event.task)
 
     def work(self, task: pb.Task) -> None:

@@ -58,8 +58,7 @@ def require_free(address: str) -> None:
                 )  # that is IPv4 too
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before may linger
             try:
-                probe.bind(where)
-                probe.listen(1)
+                probe.bind(where)  # refused where somebody listens
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise in_use(address) from error
@@ -155,7 +154,10 @@ class Warden:
         """File number and other end of every connection to the hub's port."""
         found = []
         for name in os.listdir(_FILES):
-            with contextlib.suppress(OSError), _opened(int(name)) as connection:
+            with contextlib.suppress(OSError):
+                if not os.readlink(_FILES / name).startswith("socket:"):
+                    continue
+            with contextlib.suppress(OSError), _borrowed(int(name)) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and (
                     connection.getsockname()[1] == self._port
                 ):
@@ -165,12 +167,12 @@ class Warden:
 
 
 @contextlib.contextmanager
-def _opened(number: int) -> Iterator[socket.socket]:
-    """A socket of this process by its file number; nothing is closed, not even a second handle.
+def _borrowed(number: int) -> Iterator[socket.socket]:
+    """A socket of this process, under the number that it has. It is never copied and never closed here.
 
     Closing any handle of a file drops all POSIX locks that this process has on it. One of SQLite's files, copied and
-    closed here, would cost the hub its locks: the next command to read the database would take itself for the only
-    one, and delete the log with what the hub has acknowledged.
+    closed, would cost the hub its locks: the next command to read the database would take itself for the only one, and
+    delete the log with what the hub has acknowledged.
 
     Raises:
         OSError: For a file that is no socket, or is closed by now.
@@ -185,7 +187,7 @@ def _opened(number: int) -> Iterator[socket.socket]:
 def _hang_up(number: int, end: tuple[str, int]) -> bool:
     """End a connection if the file still is that connection; gRPC sees its end and closes the file."""
     try:
-        with _opened(number) as connection:
+        with _borrowed(number) as connection:
             host, port = connection.getpeername()[:2]
             if (_plain(host), port) != end:
                 return False

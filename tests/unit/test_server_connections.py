@@ -1,0 +1,67 @@
+"""The warden: it hangs up on what an address has beyond its share, and touches no other file of the process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from gym_server.connections import Warden
+
+if not Path("/proc/self/fd").is_dir():
+    pytest.skip("the warden reads /proc/self/fd", allow_module_level=True)
+
+
+def watching(listener: socket.socket, per_address: int) -> Warden:
+    warden = Warden(per_address)
+    warden._port = listener.getsockname()[1]
+    return warden
+
+
+def connected(
+    stack: ExitStack, listener: socket.socket, number: int
+) -> list[tuple[socket.socket, socket.socket]]:
+    pairs = []
+    for _ in range(number):
+        client = stack.enter_context(socket.create_connection(listener.getsockname()))
+        pairs.append((client, stack.enter_context(listener.accept()[0])))
+    return pairs
+
+
+def is_open(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_beyond_the_share_the_oldest_that_never_called_go_first() -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        pairs, warden = connected(stack, listener, 5), watching(listener, 3)
+        warden.called(f"ipv4:127.0.0.1:{pairs[0][0].getsockname()[1]}")
+        assert warden.look() == 2
+        assert [is_open(client) for client, _ in pairs].count(True) == 3
+        assert is_open(pairs[0][0]), "it made a call"
+        assert warden.look() == 0 or warden.hung_up >= 2
+
+
+def test_looking_gives_up_no_lock_of_a_file_that_the_process_holds(tmp_path: Path) -> None:
+    """Closing any handle of a file drops the process's POSIX locks on it, as SQLite has on its database."""
+    with ExitStack() as stack:
+        file = stack.enter_context(open(tmp_path / "locked", "wb"))
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        connected(stack, listener, 5)
+        before = sorted(os.listdir("/proc/self/fd"))
+        assert watching(listener, 2).look() == 3
+        assert sorted(os.listdir("/proc/self/fd")) == before, "and opens or closes none"
+        other = f"import fcntl; fcntl.lockf(open({str(file.name)!r}, 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=60)
+        assert "BlockingIOError" in done.stderr
