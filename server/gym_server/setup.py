@@ -109,8 +109,8 @@ rewards:
 #   unreferenced_bytes_per_account: 4294967296 # uploads that nothing names
 
 storage:
-  database: sqlite:///hub.db
-  objects: objects              # a folder, or an fsspec URL
+  database: sqlite:///hub.db    # or postgresql+psycopg://USER@HOST/DATABASE, the password in PGPASSFILE
+  objects: objects              # a folder, or s3://BUCKET/PREFIX (docs/coordinate.md)
 """
 
 

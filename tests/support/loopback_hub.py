@@ -47,7 +47,7 @@ class LoopbackHub:
                 "limits": QUICK_ENROLMENT,
             }
             (folder / "gym-server.yaml").write_text(yaml.safe_dump({**values, **config}))
-            database = Database.open("sqlite:///hub.db", folder)
+            database = Database.open(config.get("storage", {}).get("database", "sqlite:///hub.db"), folder)
             database.set("base:described", json.dumps(SPEC.to_dict()))
             database.close()
         self.fed = Federation.open(folder)

@@ -192,7 +192,8 @@ def _file_system(url: str) -> tuple[Any, str]:
             "pip install 'gym-fed[s3]'",
         ) from None
     plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
-    fs = FsspecStore(
+    make: Any = FsspecStore
+    fs = make(
         "s3",
         config={"checksum_algorithm": "SHA256"},  # the store checks what arrives
         client_options={
