@@ -211,6 +211,7 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
         "verdicts": {text: 1},
         "reason": text,
         "updates": [update],
+        "set_aside": [update],
     }
     contributor = {"contributor": text, "name": text, "status": text, "connected": True, "balance": 1}
     status = {
