@@ -8,6 +8,7 @@ nobody with an invite is subject to it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,15 +27,14 @@ class EnrolmentLimits:
     Args:
         per_minute: Attempts of one address, ``limits.enrolments_per_minute``.
         is_open: Whether everybody may enrol.
-        clock: Seconds that never go back; None: the system's.
+        clock: Seconds that never go back; tests bring their own.
     """
 
-    def __init__(self, per_minute: float, is_open: bool, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, per_minute: float, is_open: bool, clock: Callable[[], float] = time.monotonic) -> None:
         rate, burst = per_minute / 60, max(1.0, BURST_MINUTES * per_minute)
-        more = {} if clock is None else {"clock": clock}
         self._is_open = is_open
-        self._addresses = TokenBuckets(rate, burst, **more)
-        self._all = TokenBuckets(ADDRESSES * rate, ADDRESSES * burst, max_keys=1, **more)
+        self._addresses = TokenBuckets(rate, burst, clock=clock)
+        self._all = TokenBuckets(ADDRESSES * rate, ADDRESSES * burst, max_keys=1, clock=clock)
 
     @contextmanager
     def attempt(self, address: str) -> Iterator[None]:
