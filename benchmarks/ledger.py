@@ -16,17 +16,21 @@ from typing import Any
 from _report import Report, options
 from gym_server.ledger import Ledger
 from gym_server.ledger.chain import entries_from, entry_of
+from gym_server.ledger.columns import record_of, round_of
 from gym_server.store.database import Database
-from gym_server.store.tables import credits, updates, versions
+from gym_server.store.tables import account_keys, accounts, credits, rounds, updates, versions
 from sqlalchemy import Connection, insert
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.identity.canonical import canonical_digest
-from gym_fed.identity.keys import SigningKey, contributor_id, verify_signature
+from gym_fed.identity.keys import SigningKey, verify_signature
+from gym_fed.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.ledger import Chain, verify_file
 from gym_fed.ledger.export import first_line, lines
 
-CONTRIBUTORS = [contributor_id(bytes([number]) * 32) for number in range(10)]
+KEYS = [SigningKey.generate() for _ in range(10)]
+CONTRIBUTORS = [key.contributor for key in KEYS]
+BEGAN = time.time()
 REPEATS = 3
 
 
@@ -64,45 +68,89 @@ def main() -> None:
 
 def fill(database: Database, ledger: Ledger, wanted: int) -> int:
     """Rounds until there are as many entries as wanted; returns how many there are."""
+    with database.transaction() as tx:
+        for key in KEYS:
+            enrol(tx, ledger, key)
     size = server_round = 0
     while size < wanted:
         server_round += 1
-        ids = [canonical_digest([server_round, who]) for who in CONTRIBUTORS]
-        for who, update in zip(CONTRIBUTORS, ids, strict=True):
+        rows = [update_row(number, server_round) for number in range(len(KEYS))]
+        for row in rows:
             with database.transaction() as tx:
-                ledger.append(tx, "verdict", verdict(update, who, server_round, "admitted"))
+                body = {**verdict(row, "admitted"), "delta": row["delta_sha256"], "record": record_of(row)}
+                row["ledger_sequence"] = ledger.append(tx, "verdict", body).sequence
                 ledger.sign_head(tx)
         with database.transaction() as tx:
-            size = finish_round(tx, ledger, server_round, ids)
+            size = finish_round(tx, ledger, server_round, rows)
     return size
 
 
-def finish_round(tx: Connection, ledger: Ledger, server_round: int, ids: list[str]) -> int:
+def enrol(tx: Connection, ledger: Ledger, key: SigningKey) -> None:
+    """An account with its key."""
+    who = {"contributor": key.contributor, "public_key": key.public_key}
+    tx.execute(insert(accounts).values(**who, name="n", status="active", enrolled_at=BEGAN))
+    tx.execute(insert(account_keys).values(**who, status="active", valid_from=BEGAN))
+    told = {"contributor": key.contributor, "name": "n", "public_key": key.public_key.hex()}
+    ledger.append(tx, "enrolled", told)
+
+
+def update_row(number: int, server_round: int) -> dict[str, Any]:
+    """A contributor's update of a round, signed."""
+    task, now = f"task-{server_round}-{number}", int(time.time())
+    manifest = UpdateManifest(
+        contributor=CONTRIBUTORS[number],
+        server="s" + "0" * 16,
+        task=task,
+        server_round=server_round,
+        base_digest="sha256:" + "0" * 64,
+        delta_sha256=canonical_digest(task),
+        delta_bytes=1000,
+        nonce=new_nonce(),
+        issued_at_seconds=now,
+        expires_at_seconds=now + 86_400,
+        num_examples=10,
+        metrics={"train_loss": 1.5, "first_loss": 2.5, "num_steps": 50.0},
+    )
+    said = ("contributor", "server_round", "nonce", "delta_sha256", "delta_bytes")
+    row = {name: getattr(manifest, name) for name in said}
+    row |= {"update_id": manifest.digest, "message_id": task, "manifest": manifest.model_dump_json()}
+    row |= {"signature": manifest.sign(KEYS[number]), "norm": 1.25, "code": "", "reason": ""}
+    return {**row, "received_at": time.time()}
+
+
+def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[dict[str, Any]]) -> int:
     """Verdicts, version and credits of a round, with their rows, under a head."""
-    for number, (who, update) in enumerate(zip(CONTRIBUTORS, ids, strict=True)):
-        entry = ledger.append(tx, "verdict", verdict(update, who, server_round, "merged"))
-        row = {"update_id": update, "contributor": who, "server_round": server_round, "message_id": update}
-        row |= {"manifest": "", "signature": b"", "nonce": update, "delta_sha256": update, "delta_bytes": 1}
-        row |= {"verdict": "merged", "ledger_sequence": entry.sequence, "received_at": 0.0}
-        tx.execute(insert(updates).values(**row))
-        credit = {"server_round": server_round, "contributor": who, "amount": 100 + number}
+    for number, row in enumerate(sent):
+        ledger.append(tx, "verdict", verdict(row, "merged"))
+        tx.execute(insert(updates).values(**row, verdict="merged"))
+        credit = {"server_round": server_round, "contributor": row["contributor"], "amount": 100 + number}
         ledger.append(tx, "credit", credit)
         tx.execute(insert(credits).values(**credit))
+    ids = [row["update_id"] for row in sent]
     digest = "sha256:" + canonical_digest(server_round)
     told = {"height": server_round, "digest": digest, "server_round": server_round}
     losses = {"heldout_before": 2.0 / server_round, "heldout_after": 2.0 / (server_round + 1)}
+    ended = {
+        "server_round": server_round,
+        "state": "committed",
+        "spec": "{}",
+        "base_height": server_round - 1,
+    }
+    ended |= {"opened_at": time.time(), "deadline": None, "merging": json.dumps(ids), "reason": ""}
     body = {"soup": digest[7:], "recipe": SoupRecipe().model_dump(mode="json"), "merged": ids, "updates": ids}
+    body |= {"soup_bytes": 1, "state": {}, "round": round_of(ended)}
     last = ledger.append(tx, "version", {**told, **losses, **body})
-    row = {"soup_sha256": digest[7:], "soup_bytes": 1, "num_updates": len(ids), "committed_at": 0.0}
+    tx.execute(insert(rounds).values(**ended, closed_at=time.time()))
+    row = {"soup_sha256": digest[7:], "soup_bytes": 1, "num_updates": len(ids), "committed_at": time.time()}
     tx.execute(insert(versions).values(**told, **losses, **row))
     ledger.sign_head(tx)
     return last.sequence
 
 
-def verdict(update: str, who: str, server_round: int, word: str) -> dict[str, Any]:
+def verdict(row: dict[str, Any], word: str) -> dict[str, Any]:
     """A verdict's body."""
-    told = {"update": update, "contributor": who, "server_round": server_round, "verdict": word, "reason": ""}
-    return {**told, "delta": update}
+    told = {"update": row["update_id"], "contributor": row["contributor"], "verdict": word, "reason": ""}
+    return {**told, "server_round": row["server_round"]}
 
 
 def one_by_one(database: Database, public_key: bytes, signatures: list[bytes]) -> None:

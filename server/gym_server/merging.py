@@ -5,6 +5,7 @@ Everything before the commit can be done again: the same updates and recipe give
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 from sqlalchemy import select
 
 from gym_fed.delta import DeltaFile
-from gym_fed.errors import GymError
+from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup import NormVerdict, screen_norms
@@ -86,6 +87,10 @@ def merge_round(
         state = soup.stage(fed, current.server_round)
     except GymError as error:
         discard(fed, current.server_round)
+        if (
+            error.code is ErrorCode.DISK_FULL
+        ):  # not the round's fault: it goes on from here when there is space
+            raise OSError(errno.ENOSPC, error.message) from error
         why = error.code.value if fed.config.privacy else error.message  # a message may quote what was sent
         fed.journal.abort(current.server_round, f"the merge failed: {why}", rejected, spending)
         return
