@@ -13,20 +13,15 @@ import subprocess
 from pathlib import Path
 
 from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
-from tests.support.hub import BIN
+from tests.support.warm import run
 
 BACKUP_KILLS = ["backup-database", "backup-object", "backup-files", "backup-manifest"]
 RESTORE_KILLS = ["restore-object:2", "restore-brought", "restore-signed"]
 
 
 def command(*arguments: str, failpoint: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [BIN / "gym-server", *arguments, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "GYM_FAILPOINTS": failpoint, "OMP_NUM_THREADS": "1"},
-    )
+    environment = {**os.environ, "GYM_FAILPOINTS": failpoint, "OMP_NUM_THREADS": "1"}
+    return run(["gym-server", *arguments, "--json"], env=environment)
 
 
 def manifests(place: Path) -> list[Path]:
@@ -40,13 +35,12 @@ def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
     hub.start("--set", "rounds.num_rounds=1")
     for name in names:
         federation.join(name)
-    hub.wait_for("a version", lambda: any(r["state"] == "committed" for r in hub.ask("rounds")), 240)
+    for name in names:
+        assert federation.clients[name].wait(timeout=240) == 0, federation.log(name)[-2000:]
     backup = ("backup", "--dir", str(hub.folder), "--to", str(place), "--include-plain-keys")
     first = command(*backup)
     assert first.returncode == 0, first.stderr
     told = json.loads(first.stdout)
-    for name in names:
-        assert federation.clients[name].wait(timeout=120) == 0, federation.log(name)[-2000:]
     assert hub.stop() == 0
     hub.start("--exit-when-done")
     for name in names:

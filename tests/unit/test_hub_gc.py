@@ -139,7 +139,7 @@ def test_a_merge_that_finds_the_disk_full_goes_on_when_there_is_space(
             row = rounds.update().where(rounds.c.server_round == number)
             tx.execute(row.values(state=MERGING, merging=json.dumps([update])))
         fill(ballast)
-        with pytest.raises(OSError, match="(?i)no space"):
+        with pytest.raises(OSError, match=r"(?i)no space"):
             hub.merge(number, [update])
         current = hub.fed.journal.current()
         assert current is not None
