@@ -222,7 +222,7 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
         "round_state": text,
         "num_rounds": 1,
         "privacy": None,
-        "paused": text,
+        "paused": {"until": 0.0, "failures": 5, "reason": text},
         "contributors": [contributor],
     }
     key = {"public_key": text, "from": None, "until": None, "status": text}
