@@ -17,8 +17,8 @@ from tests.support.loopback_hub import LoopbackHub
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
-    found = LoopbackHub(tmp_path / "hub")
+def hub(tmp_path: Path, database_url: str) -> Iterator[LoopbackHub]:
+    found = LoopbackHub(tmp_path / "hub", storage={"database": database_url})
     yield found
     found.close()
 

@@ -21,8 +21,9 @@ QUOTA = 1 << 20
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
-    found = LoopbackHub(tmp_path / "hub", limits={"unreferenced_bytes_per_account": QUOTA})
+def hub(tmp_path: Path, database_url: str) -> Iterator[LoopbackHub]:
+    limits = {"unreferenced_bytes_per_account": QUOTA}
+    found = LoopbackHub(tmp_path / "hub", limits=limits, storage={"database": database_url})
     yield found
     found.close()
 

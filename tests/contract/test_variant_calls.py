@@ -26,12 +26,17 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.variant import SignedVariant
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import SPEC, LoopbackHub, forged, manifest_of, some_delta
+from tests.support.quick import quick
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
+@pytest.fixture(scope="module", params=quick(["sqlite", "postgresql"], "sqlite"))
+def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[LoopbackHub]:
     limits = {"max_per_contributor": 3, "max_bytes": 8192, "max_total_bytes": 1 << 20}
-    hub = LoopbackHub(tmp_path_factory.mktemp("variants") / "hub", variants=limits)
+    url = "sqlite:///hub.db"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres").new_database()
+    folder = tmp_path_factory.mktemp("variants") / "hub"
+    hub = LoopbackHub(folder, variants=limits, storage={"database": url})
     yield hub
     hub.close()
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 from gym_server.ledger import Ledger
+from gym_server.setup import init_hub
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import readers, settings
@@ -18,7 +23,8 @@ from sqlalchemy.exc import IntegrityError
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
-from tests.support.postgres import PASSWORD, PostgresServer
+from tests.support.postgres import PASSWORD, PostgresServer, why_not
+from tests.support.warm import run
 
 WRITERS, ENTRIES = 4, 25
 SEED, WRONG = "a private seed", "Osprey-3-Medlar"
@@ -211,6 +217,38 @@ def test_text_that_postgresql_cannot_hold_is_refused_and_not_a_defect(
     with pytest.raises(GymError) as refusal:
         database.set("nul", "a\0b")
     assert refusal.value.code is ErrorCode.USAGE
+
+
+@pytest.mark.parametrize("command", [["status", "--json"], ["run"], ["ledger", "verify"]])
+def test_no_command_shows_the_password(tmp_path: Path, command: list[str]) -> None:
+    pytest.importorskip("psycopg")
+    init_hub(tmp_path / "hub", "hub", "gym-nano", "open")
+    path = tmp_path / "hub" / "gym-server.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["storage"]["database"] = f"postgresql+psycopg://hub:{PASSWORD}@127.0.0.1:1/hub"
+    path.write_text(yaml.safe_dump(config))
+    done = run(["gym-server", *command, "--dir", str(tmp_path / "hub")])
+    assert done.returncode == ErrorCode.UNAVAILABLE.exit_code
+    assert "hub:***@127.0.0.1:1/hub" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert PASSWORD not in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_the_tests_server_ends_with_a_test_process_that_is_killed() -> None:
+    code = (
+        "from tests.support.postgres import PostgresServer; import time; s = PostgresServer(); "
+        "print(s.pid, s.folder, flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid, folder = process.stdout.readline().split()
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 30
+    while Path(folder).exists() or Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end, "the server outlives whoever started it"
+        time.sleep(0.05)
 
 
 # ---- one hub a database ----
