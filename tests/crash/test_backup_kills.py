@@ -12,6 +12,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
 from tests.support.warm import run
 
@@ -28,6 +30,7 @@ def manifests(place: Path) -> list[Path]:
     return sorted(place.rglob("manifest.json"))
 
 
+@pytest.mark.timeout(900)  # some thirty processes one after the other
 def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
     federation: Federation, tmp_path: Path
 ) -> None:
