@@ -22,8 +22,8 @@ from gym_fed.errors import GymError
 from tests.support.enrolment import enrol
 
 
-class Killed(Exception):
-    """What stands for SIGKILL: nothing after it happens."""
+class Killed(BaseException):
+    """What stands for SIGKILL: nothing after it happens, and nothing that handles failures sees it."""
 
 
 class LocalGrid(Grid):

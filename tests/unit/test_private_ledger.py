@@ -73,6 +73,7 @@ class Run:
         seconds: Sequence[float],
         names: Sequence[str] = NAMES,
         alter: Callable[[str, Path], None] = lambda name, path: None,
+        deadline: float = 1800.0,
     ) -> list[dict[str, Any]]:
         """Updates at these seconds of the hour, the merge after them; the ledger's lines as they are published."""
         self.clock.now = float(HOUR)
@@ -80,6 +81,8 @@ class Run:
             self.fed.accounts.meet(key.public_key)
         self.clock.now = HOUR + 300.0
         number = self.hub.collect(send=False)
+        with self.fed.database.transaction() as tx:
+            tx.execute(update(rounds).values(deadline=HOUR + deadline))
         for name, second in zip(names, seconds, strict=True):
             self.clock.now = HOUR + second
             nonce = f"{NAMES.index(name):032x}"
@@ -165,14 +168,24 @@ def test_a_refusal_is_the_same_entry_whatever_is_in_the_delta_and_its_contributo
     assert at_the_door == [entry for entry in lines[0] if entry[0] == SEALED]
 
 
-def test_entries_about_updates_say_the_hour_and_nothing_says_the_second(run: Callable[[str], Run]) -> None:
-    lines = run("copy").whole([401, 502, 3603])  # the last one comes in the next hour, and ends the round
-    entries = [line["body"] for line in lines if "kind" in line]
-    assert {body[BUCKET] for body in entries} == {BUCKET_SECONDS}
-    door = {line["body"]["at"] for line in lines if line.get("kind") == SEALED}
-    assert door == {HOUR}, "the hour in which the round was opened"
-    assert {line["body"]["at"] for line in lines if line.get("kind") == "version"} == {HOUR + BUCKET_SECONDS}
-    assert {line["head"]["at"] for line in lines if "head" in line} == {HOUR, HOUR + BUCKET_SECONDS}
+def test_entries_about_updates_say_hours_and_nothing_says_the_second(run: Callable[[str], Run]) -> None:
+    """The last update comes hours after the others, within the deadline, and ends the round."""
+    lines = run("copy").whole([401, 502, 4 * BUCKET_SECONDS + 3], deadline=5 * BUCKET_SECONDS + 1)
+    door = [line["body"] for line in lines if line.get("kind") == SEALED]
+    spans = {(body["at"], body[BUCKET]) for body in door}
+    assert spans == {(HOUR, 6 * BUCKET_SECONDS)}, "from the hour of the opening to that of the deadline"
+    ends = [line["body"] for line in lines if line.get("kind") in ("version", "verdict", "credit", "privacy")]
+    assert {(body["at"], body[BUCKET]) for body in ends} == {(HOUR + 4 * BUCKET_SECONDS, BUCKET_SECONDS)}
+    heads = {line["head"]["at"] for line in lines if "head" in line}
+    assert max(heads) == HOUR + 4 * BUCKET_SECONDS
+    assert not [at for at in heads if at % BUCKET_SECONDS and at > HOUR + 300]
+
+
+def test_an_update_that_comes_after_the_deadline_says_its_own_hour(run: Callable[[str], Run]) -> None:
+    lines = run("copy").whole([401, 502, 4 * BUCKET_SECONDS + 3], deadline=900)
+    spans = [(line["body"]["at"], line["body"][BUCKET]) for line in lines if line.get("kind") == SEALED]
+    late = (HOUR + 4 * BUCKET_SECONDS, BUCKET_SECONDS)
+    assert spans == [(HOUR, BUCKET_SECONDS), (HOUR, BUCKET_SECONDS), late]
 
 
 def test_a_receipt_opens_its_seal_for_whoever_has_it_and_no_other_words_do(run: Callable[[str], Run]) -> None:

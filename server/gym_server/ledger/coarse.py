@@ -1,7 +1,7 @@
-"""The time of a ledger entry: whole seconds, or in private rounds an hour that says little about who sent when.
+"""The time of a ledger entry: whole seconds, or in private rounds a span that says little about who sent when.
 
-Entries about the updates of a private round have the hour in which the round was opened (what is written while it
-collects) or in which it ended. Everything else keeps its second: keys and transfers, since their hold periods rest
+What is written at the door of a private round has the hours from its opening to its deadline, and what comes later, or
+ends the round, the hour that it is. Everything else keeps its second: keys and transfers, since their hold periods rest
 on it.
 """
 
@@ -40,8 +40,14 @@ def stamp(tx: Connection, kind: str, body: dict[str, Any], now: float, private: 
     if not private or kind not in _OF_ROUNDS:
         return {"at": int(now)}
     if kind == SEALED or body.get("verdict") in _AT_THE_DOOR:
-        opened = tx.scalar(
-            select(rounds.c.opened_at).where(rounds.c.server_round == body.get("server_round"))
-        )
-        now = now if opened is None else min(now, opened)
-    return {"at": int(now) // BUCKET_SECONDS * BUCKET_SECONDS, BUCKET: BUCKET_SECONDS}
+        of_round = rounds.c.server_round == body.get("server_round")
+        row = tx.execute(select(rounds.c.opened_at, rounds.c.deadline).where(of_round)).first()
+        if row is not None and row.deadline is not None and row.opened_at <= now <= row.deadline:
+            return _span(row.opened_at, row.deadline)
+    return _span(now, now)
+
+
+def _span(first: float, last: float) -> dict[str, int]:
+    """The whole hours that two times are in, and those between."""
+    begin, end = (int(seconds) // BUCKET_SECONDS * BUCKET_SECONDS for seconds in (first, last))
+    return {"at": begin, BUCKET: end + BUCKET_SECONDS - begin}
