@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,13 @@ def test_no_session_token_fails_the_hub(hub: LoopbackHub, stranger: HubClient, t
 
 def test_a_reply_to_a_task_may_say_anything(hub: LoopbackHub, stranger: HubClient, log: Log) -> None:
     stranger.authenticate()
+    numbers = count()
 
     @SETTINGS
     @given(st.data())
     def attack(data: st.DataObject) -> None:
-        content = data.draw(st.binary(min_size=8, max_size=8))
+        # The hub's own words, and each time others, or the same task would be found instead of a new one.
+        content = pb.Records(order=[str(next(numbers))]).SerializeToString()
         hub.fed.queue.cancel(stranger.node_id)
         message = hub.fed.queue.push(stranger.node_id, "1", "train", 1e10, 1e10, content)
         hub.fed.queue.lease(stranger.node_id)
