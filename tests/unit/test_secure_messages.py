@@ -28,6 +28,7 @@ from gym_server.setup import init_hub
 from gym_server.strategy.durable import DeltaSoup
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.lineage import next_digest
 from gym_fed.config.task import TaskSpec
 from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
 from gym_fed.errors import ErrorCode, GymError
@@ -303,10 +304,21 @@ def altered(name: str, spec: dict[str, Any], at: str, only: list[str]) -> dict[s
     if name not in only:
         return spec
     if at == "version":
-        digest = "sha256:" + str(NAMES.index(name)) * 64
-        soup = {"sha256": "5" * 64, "size_bytes": 9, "version_digest": digest}
+        sha256 = str(NAMES.index(name)) * 64
+        digest = next_digest(spec["base_digest"], sha256, 1)
+        soup = {"sha256": sha256, "size_bytes": 9, "version_digest": digest, "server_round": 1}
         return {**spec, "soups": [soup], "version_digest": digest}
     return {**spec, "recipe": {**spec["recipe"], "learning_rate": 0.1 * (1 + NAMES.index(name))}}
+
+
+def second_round(fed: Federation, grid: LocalGrid) -> dict[str, Any]:
+    """Run the second round to its abort: only then can a task have versions that follow from the base."""
+    fed.journal.open_next()
+    fed.journal.abort(1, "nobody came")
+    DeltaSoup(fed, should_stop=lambda: [r["state"] for r in fed.journal.history()] == ["aborted"] * 2).start(
+        grid.serve(fed)
+    )
+    return fed.journal.history()[1]
 
 
 @pytest.mark.usefixtures("untrained")
@@ -334,8 +346,7 @@ def test_a_hub_that_gives_contributors_different_tasks_learns_no_votes(
     config["rounds"]["deadline_seconds"] = 20
     (hub / CONFIG_NAME).write_text(yaml.safe_dump(config))
     with Federation.open(hub) as fed:
-        DeltaSoup(fed, should_stop=lambda: _state(fed) == "aborted").start(grid.serve(fed))
-        ended = fed.journal.history()[0]
+        ended = second_round(fed, grid)
         assert fed.journal.num_committed() == 0
     assert ended["state"] == "aborted"
     assert "4 participants report that they were given different tasks" in ended["reason"]
@@ -358,7 +369,7 @@ def test_a_hub_that_gives_one_contributor_another_task_and_hides_its_keys_gains_
     monkeypatch.setattr(gym_server.secure.round, "check_tasks", lambda roster, task: None)
     monkeypatch.setattr(gym_server.secure.round.log, "info", lambda text, *told: messages.append(text % told))
     with Federation.open(hub) as fed:
-        DeltaSoup(fed, should_stop=lambda: _state(fed) == "aborted").start(grid.serve(fed))
+        second_round(fed, grid)
         dan = grid.homes["dan"].key.contributor
     assert not {"train", "query.confirm", "query.unmask"} & {kind for _, kind in grid.heard}
     assert sum(f"the hub gave {dan} another task" in message for message in messages) == 3
