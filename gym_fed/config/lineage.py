@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
@@ -30,8 +30,10 @@ def check_lineage(spec: TaskSpec) -> None:
     """
     parent, last_round, tries = spec.base_digest, 0, _MAX_SEARCH
     for height, soup in enumerate(spec.soups, 1):
-        rounds: Iterable[int] = (soup.server_round,)
-        if soup.server_round is None:
+        rounds: Sequence[int]
+        if soup.server_round is not None:
+            rounds = (soup.server_round,)
+        else:
             rounds = range(last_round + 1, min(spec.server_round, last_round + 1 + tries))
             tries -= len(rounds)
         made_in = next((r for r in rounds if _follows(soup, parent, r, last_round, spec.server_round)), None)

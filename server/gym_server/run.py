@@ -25,11 +25,12 @@ from gym_server.downloads import Downloads
 from gym_server.federation import Federation, FolderLock
 from gym_server.grid import HubGrid
 from gym_server.guard import Guard
-from gym_server.hub import Hub, Wakeups
+from gym_server.hub import Hub
 from gym_server.rounds import Round
 from gym_server.store.away import StoreAway
 from gym_server.store.tenure import Tenure
 from gym_server.strategy import DeltaSoup
+from gym_server.streams import Wakeups
 
 log = logging.getLogger("gym_server")
 

@@ -21,9 +21,10 @@ from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_server.federation import Federation
 from gym_server.guard import Guard
-from gym_server.hub import Hub, Wakeups
+from gym_server.hub import Hub
 from gym_server.setup import init_hub
 from gym_server.store.database import Database
+from gym_server.streams import Wakeups
 
 from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
 from gym_fed.identity.variant import SignedVariant, VariantManifest

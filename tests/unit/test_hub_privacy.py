@@ -17,13 +17,14 @@ from gym_server import privacy, private_merge
 from gym_server.admission import Candidate
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
-from gym_server.hub import Hub, Wakeups
+from gym_server.hub import Hub
 from gym_server.replay import replay
 from gym_server.rounds import Journal
 from gym_server.run import run_hub
 from gym_server.show_privacy import privacy_lines
 from gym_server.store.tables import privacy_seeds, privacy_spending, updates
 from gym_server.strategy import DeltaSoup
+from gym_server.streams import Wakeups
 from gym_server.transfers import Transfers
 from sqlalchemy import select, update
 

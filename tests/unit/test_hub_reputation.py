@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from gym_server.hub import Hub, Wakeups
+from gym_server.hub import Hub
 from gym_server.ledger.columns import Columns
 from gym_server.replay import replay
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rewards.split import split
 from gym_server.rewards.standing import rewards_of
+from gym_server.streams import Wakeups
 
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.server import ServerConfig

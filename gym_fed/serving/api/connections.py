@@ -100,7 +100,7 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     connections_of_server: Connections
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._since = self._moved = time.monotonic()
         self._came = self._unsent = 0

@@ -54,7 +54,7 @@ class Anchor:
         head.verify(self._key)
         found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
         if head.size > signed or found != head.head.hash:
-            lost = [said.lost_head for said in restored_statements(tx) if said.covers(head)]
+            lost = [said.statement.lost_head for said in restored_statements(tx) if said.covers(head)]
             if any(known is not None and head.size <= known.size for known in lost):
                 self._superseded = head  # a kill came between the statement and this file
                 return

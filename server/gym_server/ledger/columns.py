@@ -242,11 +242,10 @@ class Columns:
         for row in tx.execute(select(accounts.c.contributor, accounts.c.enrolled_at)):
             if not near(row.enrolled_at, first.get(row.contributor)):
                 raise corrupt(f"accounts: {row.contributor} enrolled at another time than the ledger says")
-        for row in tx.execute(
-            select(contributions.c.update_id, contributions.c.method, contributions.c.server_round)
-        ):
-            if self._methods.get(row.update_id) != (row.method, row.server_round):
-                raise corrupt(f"contributions: {row.update_id[:12]} was measured in another way or round")
+        measured = select(contributions.c.update_id, contributions.c.method, contributions.c.server_round)
+        for update_id, method, server_round in tx.execute(measured):
+            if self._methods.get(update_id) != (method, server_round):
+                raise corrupt(f"contributions: {update_id[:12]} was measured in another way or round")
         for row in tx.execute(select(privacy_seeds.c.seed, privacy_seeds.c.seed_sha256)):
             if hashlib.sha256(row.seed).hexdigest() != row.seed_sha256:
                 raise corrupt(f"privacy_seeds: {row.seed_sha256[:12]} is not the hash of its seed")
