@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gym_client.home import Home
 from gym_client.rotation import revoke, rotate
 from gym_client.transport import HubClient
 from gym_client.trust import establish
+from gym_server.accounts import SESSION_SECONDS
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -140,3 +142,28 @@ def test_a_session_that_has_expired_ends_the_calls_that_it_began(hub: LoopbackHu
     )
     with pytest.raises(GymError, match="expired"):
         hub.fed.accounts.check(long_ago)
+
+
+def test_a_session_token_ends_with_its_time_and_no_hub_gives_one_for_longer(
+    hub: LoopbackHub, ann: HubClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < SESSION_SECONDS <= 3600
+    ann.call("Account", pb.AccountRequest())
+    session = ann._session
+    begun = hub.fed.accounts.session(session).expires
+    assert begun <= time.time() + SESSION_SECONDS
+    monkeypatch.setattr("gym_server.accounts.time.time", lambda: begun + 1)
+    with pytest.raises(GymError, match="expired") as caught:
+        hub.fed.accounts.session(session)
+    assert caught.value.code is ErrorCode.UNAUTHENTICATED
+
+
+def test_a_session_token_ends_with_the_key_that_it_was_opened_under(hub: LoopbackHub, ann: HubClient) -> None:
+    ann.call("Account", pb.AccountRequest())
+    session, before = ann._session, hub.fed.accounts.public_key(ann.pin.contributor)
+    (told,) = rotate(ann.home)["servers"]
+    assert told["rotated"], told
+    assert hub.fed.accounts.public_key(ann.pin.contributor) != before
+    with pytest.raises(GymError) as caught:
+        hub.fed.accounts.session(session)
+    assert caught.value.code is ErrorCode.UNAUTHENTICATED
