@@ -140,6 +140,10 @@ class LimitsConfig(StrictModel):
     """Of new accounts, from one address; guesses of invites count too."""
     enrolment_work_bits: int = Field(20, ge=0, le=24)
     """Proof of work for enrolment under the policy ``open``: 2**bits hashes, about a second of one core at 20."""
+    account_changes_per_hour: int = Field(12, ge=1)
+    """How often one account may replace its key or come back after it left: each is an entry of the ledger."""
+    transfers_per_hour: int = Field(60, ge=1)
+    """Transfers of credits that one account may ask for: each is two entries of the ledger."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
     """Bytes of uploads that no update and no variant names, unfinished ones included."""
 

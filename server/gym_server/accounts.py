@@ -161,6 +161,7 @@ class Accounts:
                     "enrol with the account's current key, or with a new one as somebody new",
                 )
             if status == "left":
+                self.keys.require_pace(tx, contributor)
                 tx.execute(update(accounts).where(account).values(status="active", enrolled_at=time.time()))
             if status is None:
                 self._check_policy(tx, contributor, invite)

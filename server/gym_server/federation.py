@@ -73,9 +73,12 @@ class Federation:
         self.journal = Journal(database, self.ledger, base.digest)
         hold = config.rewards.hold_seconds
         tls = PLAIN_TEXT if insecure else self.fingerprint
-        self.payouts = Payouts(database, self.ledger, self.server, tls, hold)
+        limits = config.limits
+        self.payouts = Payouts(database, self.ledger, self.server, tls, hold, limits.transfers_per_hour)
         self.journal.at_commit.append(self.payouts.settle)
-        self.keys = Keys(database, self.ledger, self.server, tls, self.payouts, hold)
+        self.keys = Keys(
+            database, self.ledger, self.server, tls, self.payouts, hold, limits.account_changes_per_hour
+        )
         self.accounts = Accounts(
             database,
             self.ledger,
@@ -84,8 +87,8 @@ class Federation:
             self.server,
             tls,
             session_key(folder / "keys", self.passphrase),
-            config.limits.enrolment_work_bits,
-            config.limits.nodes_per_account,
+            limits.enrolment_work_bits,
+            limits.nodes_per_account,
         )
         self.admission = Admission(
             database,

@@ -11,16 +11,22 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
+from gym_fed.config.server import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import PUBLIC_KEY_BYTES, verify_signature
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.statements import Revocation, Rotation
 from gym_server.ledger import Ledger
+from gym_server.ledger.pace import require_pace
 from gym_server.payouts import Payouts
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import account_keys, accounts, key_refusals, messages, nodes, rounds
 
 ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
+_CHANGES = ("enrolled", "rotated")
+"""Kinds of the ledger's entries that an account brings about as often as it is let."""
+_FORMER_KEYS_TRIED = 20
+"""A signature that does not fit is held against so many former keys, the last ones first: anybody may send one."""
 
 
 class RevokedKey(GymError):
@@ -45,6 +51,7 @@ class Keys:
         tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
         payouts: Transfers that a revocation cancels.
         hold_seconds: How long a replaced key can still revoke the account.
+        per_hour: How often an account may replace its key or come back.
         clock: Unix seconds; tests bring their own.
     """
 
@@ -56,6 +63,7 @@ class Keys:
         tls: str,
         payouts: Payouts,
         hold_seconds: float,
+        per_hour: int = LimitsConfig().account_changes_per_hour,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
@@ -64,6 +72,7 @@ class Keys:
         self._tls = tls
         self._payouts = payouts
         self._hold = hold_seconds
+        self._per_hour = per_hour
         self._clock = clock
         self._adopt_old_accounts()
 
@@ -107,6 +116,15 @@ class Keys:
                     found.add(str(row.update_id))
         return found
 
+    def require_pace(self, tx: Connection, contributor: str) -> None:
+        """Whether an account may replace its key or come back: the ledger, and the history of its keys, stay short.
+
+        Raises:
+            GymError: ``BUSY``.
+        """
+        what = "replaced its key or came back"
+        require_pace(tx, contributor, _CHANGES, self._per_hour, self._clock(), what)
+
     # ---- changes ----
 
     def first(self, tx: Connection, contributor: str, public_key: bytes) -> None:
@@ -141,6 +159,7 @@ class Keys:
                 return {"contributor": statement.rotate, "public_key": new_key.hex()}
             check_signer(tx, account, statement.signed(), signature)
             self._check_unused(tx, new_key)
+            self.require_pace(tx, statement.rotate)
             self._replace(tx, account, new_key, ROTATED)
             body = {
                 "contributor": statement.rotate,
@@ -332,7 +351,7 @@ def check_signer(tx: Connection, account: Any, signed: object, signature: bytes)
     try:
         verify_signature(account.public_key, signed, signature)
     except GymError:
-        former = signer_of(tx, account.contributor, signed, signature)
+        former = signer_of(tx, account.contributor, signed, signature, _FORMER_KEYS_TRIED)
         if former is None:
             raise
         if former.status == REVOKED:
@@ -346,10 +365,13 @@ def check_signer(tx: Connection, account: Any, signed: object, signature: bytes)
         raise RevokedKey(account.contributor)
 
 
-def signer_of(tx: Connection, contributor: str, signed: object, signature: bytes) -> Any:
-    """The row of the account's former key that signed, or None."""
+def signer_of(
+    tx: Connection, contributor: str, signed: object, signature: bytes, most: int | None = None
+) -> Any:
+    """The row of the account's former key that signed, or None; ``most`` keys are tried, the last ones first."""
     former = (account_keys.c.contributor == contributor) & (account_keys.c.status != ACTIVE)
-    for row in tx.execute(select(account_keys).where(former)).all():
+    newest = select(account_keys).where(former).order_by(account_keys.c.valid_from.desc()).limit(most)
+    for row in tx.execute(newest).all():
         try:
             verify_signature(row.public_key, signed, signature)
         except GymError:

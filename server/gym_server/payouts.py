@@ -14,9 +14,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, select, update
 
+from gym_fed.config.server import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.statements import TransferOrder
 from gym_server.ledger import Ledger
+from gym_server.ledger.pace import HOUR_SECONDS
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import account_keys, accounts, credits, rounds, royalties, transfers
 
@@ -33,6 +35,7 @@ class Payouts:
         server: Id of the hub.
         tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
         hold_seconds: The hold period.
+        per_hour: Transfers that one account may ask for.
         clock: Unix seconds; tests bring their own.
     """
 
@@ -43,6 +46,7 @@ class Payouts:
         server: str,
         tls: str,
         hold_seconds: float,
+        per_hour: int = LimitsConfig().transfers_per_hour,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
@@ -50,6 +54,7 @@ class Payouts:
         self._server = server
         self._tls = tls
         self._hold = hold_seconds
+        self._per_hour = per_hour
         self._clock = clock
 
     @rerun
@@ -71,6 +76,7 @@ class Payouts:
             known = tx.execute(select(transfers).where(transfers.c.transfer == order.digest)).first()
             if known is None:
                 order.check_fresh(self._server, self._tls, now)
+                self._check_pace(tx, caller, now)
                 self.settle(tx)
                 self._check(tx, order)
                 self._enter(tx, order, signature, now)
@@ -139,6 +145,17 @@ class Payouts:
             "held": min(held, balance),
             "reserved": reserved,
         }
+
+    def _check_pace(self, tx: Connection, sender: str, now: float) -> None:
+        """Every transfer is two entries of everybody's ledger; what comes in is not the recipient's to answer for."""
+        mine = select(transfers.c.asked_at).where(transfers.c.sender == sender)
+        earliest = tx.scalar(mine.order_by(transfers.c.asked_at.desc()).offset(self._per_hour - 1).limit(1))
+        if earliest is not None and earliest + HOUR_SECONDS > now:
+            raise GymError(
+                ErrorCode.BUSY,
+                f"{sender} asked for {self._per_hour} transfers within an hour",
+                f"try again in {(earliest + HOUR_SECONDS - now) / 60:.0f} minutes",
+            )
 
     def _check(self, tx: Connection, order: TransferOrder) -> None:
         used = select(transfers.c.transfer).where(

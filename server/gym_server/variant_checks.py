@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,11 +14,10 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_server.keys import REVOKED, ROTATED, RevokedKey, key_row
+from gym_server.ledger.pace import require_pace
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import (
     accounts,
-    ledger,
-    ledger_subjects,
     published,
     variant_takedowns,
     variants,
@@ -101,22 +99,7 @@ class VariantChecks:
     def _check_pace(self, tx: Connection, owner: str) -> None:
         """Every change is an entry of everybody's ledger, which nobody may flood."""
         most = self._config.max_changes_per_hour
-        told = (
-            select(ledger.c.body)
-            .join(ledger_subjects, ledger_subjects.c.sequence == ledger.c.sequence)
-            .where(ledger_subjects.c.contributor == owner, ledger.c.kind.in_(VARIANT_KINDS))
-            .order_by(ledger.c.sequence.desc())
-        )
-        earliest = tx.scalar(told.offset(most - 1).limit(1))
-        if earliest is None:
-            return
-        wait = json.loads(earliest)["at"] + 3600 - self._clock()
-        if wait > 0:
-            raise GymError(
-                ErrorCode.BUSY,
-                f"{owner} changed its variants {most} times within an hour",
-                f"try again in {wait / 60:.0f} minutes",
-            )
+        require_pace(tx, owner, VARIANT_KINDS, most, self._clock(), "changed its variants")
 
     def _check_readers(self, tx: Connection, owner: str, names: Sequence[str]) -> None:
         if len(names) > MAX_READERS:

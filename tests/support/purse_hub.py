@@ -34,8 +34,8 @@ class Hub:
         self.server = server_id(key.public_key)
         clock = lambda: self.now  # noqa: E731
         self.ledger = Ledger(self.database, key, clock=clock)
-        self.payouts = Payouts(self.database, self.ledger, self.server, PLAIN_TEXT, HOLD, clock)
-        self.keys = Keys(self.database, self.ledger, self.server, PLAIN_TEXT, self.payouts, HOLD, clock)
+        self.payouts = Payouts(self.database, self.ledger, self.server, PLAIN_TEXT, HOLD, clock=clock)
+        self.keys = Keys(self.database, self.ledger, self.server, PLAIN_TEXT, self.payouts, HOLD, clock=clock)
         policy = EnrolmentConfig(policy="open")
         self.accounts = Accounts(
             self.database, self.ledger, self.keys, policy, self.server, PLAIN_TEXT, b"s" * 32

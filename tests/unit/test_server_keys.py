@@ -6,15 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gym_server import keys
 from gym_server.federation import Federation
 from gym_server.setup import init_hub
 from gym_server.store.tables import key_refusals
 from sqlalchemy import select
 
+from gym_fed.config.server import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity import encryption
 from gym_fed.identity.history import key_at
-from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.keys import SigningKey, verify_signature
 from gym_fed.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.identity.statements import Revocation, TransferOrder
 from gym_fed.identity.tls import private_pem
@@ -319,3 +321,86 @@ def test_a_plain_session_key_goes_under_the_passphrase_of_the_ledger_key_and_ses
     with pytest.raises(GymError, match="readable") as caught:
         Federation.open(folder)
     assert (caught.value.code, caught.value.hint[:9]) == (ErrorCode.STATE_CORRUPT, "delete it")
+
+
+def test_an_account_that_replaces_its_key_without_end_is_slowed_down_and_its_revocation_stays_short(
+    hub: Hub, owner: SigningKey
+) -> None:
+    account, key = hub.enrol(owner), owner
+    most = LimitsConfig().account_changes_per_hour
+    for _ in range(most - 1):  # the enrolment was the first
+        fresh = SigningKey.generate()
+        hub.rotate(account, key, fresh)
+        key = fresh
+    entries = len(hub.kinds())
+    assert hub.code(hub.rotate, account, key, SigningKey.generate()) is ErrorCode.BUSY
+    assert len(hub.kinds()) == entries
+    assert hub.log_in(account, key).contributor == account
+    hub.revoke(account, key)  # is never waited with
+    body = next(entry.body for entry in hub.ledger.entries() if entry.kind == "revoked")
+    assert len(body["also_revoked"]) <= most
+
+
+def test_after_an_hour_a_key_can_be_replaced_again(hub: Hub, owner: SigningKey) -> None:
+    account, key = hub.enrol(owner), owner
+    for _ in range(LimitsConfig().account_changes_per_hour - 1):
+        fresh = SigningKey.generate()
+        hub.rotate(account, key, fresh)
+        key = fresh
+    hub.now += 3601
+    hub.rotate(account, key, SigningKey.generate())
+
+
+def test_an_account_that_leaves_and_comes_back_without_end_is_slowed_down(
+    hub: Hub, owner: SigningKey
+) -> None:
+    account = hub.enrol(owner)
+    for _ in range(LimitsConfig().account_changes_per_hour - 1):
+        hub.accounts.leave(account)
+        hub.enrol(owner)
+    hub.accounts.leave(account)
+    assert hub.code(hub.enrol, owner) is ErrorCode.BUSY
+    assert (
+        hub.kinds().count("enrolled") == hub.kinds().count("left") == LimitsConfig().account_changes_per_hour
+    )
+    hub.enrol(SigningKey.generate())  # nobody else waits
+
+
+def test_transfers_beyond_an_hour_s_share_wait_and_those_that_come_in_do_not_count(
+    hub: Hub, owner: SigningKey
+) -> None:
+    most, key = LimitsConfig().transfers_per_hour, SigningKey.generate()
+    sender, other = hub.enrol(owner), hub.enrol(key)
+    hub.earn(sender, 2 * most)
+    hub.earn(other, 1)
+    hub.now += HOLD + 1
+    for _ in range(most):
+        hub.transfer(sender, owner, other, 1)
+    entries = len(hub.kinds())
+    assert hub.code(hub.transfer, sender, owner, other, 1) is ErrorCode.BUSY
+    assert len(hub.kinds()) == entries
+    hub.transfer(other, key, sender, 1)
+    hub.now += 3601
+    hub.transfer(sender, owner, other, 1)
+
+
+def test_a_signature_that_does_not_fit_is_held_against_few_former_keys(
+    hub: Hub, owner: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, key = hub.enrol(owner), owner
+    for _ in range(30):
+        hub.now += 3601
+        fresh = SigningKey.generate()
+        hub.rotate(account, key, fresh)
+        key = fresh
+    tried: list[bytes] = []
+
+    def verify(public_key: bytes, signed: object, signature: bytes) -> None:
+        tried.append(public_key)
+        verify_signature(public_key, signed, signature)
+
+    checked = SimpleNamespace(public_key=key.public_key, contributor=account, status="active")
+    monkeypatch.setattr(keys, "verify_signature", verify)
+    with hub.database.reading() as tx:
+        assert hub.code(keys.check_signer, tx, checked, {}, bytes(64)) is ErrorCode.SIGNATURE_INVALID
+    assert len(tried) <= 21
