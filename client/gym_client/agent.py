@@ -20,7 +20,6 @@ from gym_client.account import Account
 from gym_client.app import update_records
 from gym_client.backoff import Outage, is_passing, patiently
 from gym_client.display import Display, readable_bytes
-from gym_client.downloads import ObjectCache, download
 from gym_client.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
 from gym_client.heartbeats import Lease, heartbeats
 from gym_client.home import Home
@@ -30,17 +29,15 @@ from gym_client.privacy_terms import Promises, require_as_announced, require_as_
 from gym_client.private_round import Spending, kept_here
 from gym_client.secure import stage_of, titled
 from gym_client.stream import WorkStream
+from gym_client.task_objects import Patient, TaskObjects
 from gym_client.tasks import TaskFolder, drop_old
 from gym_client.traffic import Traffic
 from gym_client.transport import HubClient
-from gym_client.uploads import upload
 from gym_client.work import parse_task
 from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK
-from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 log = logging.getLogger("gym_client")
@@ -132,14 +129,13 @@ class Agent:
             "home": str(home.folder),
             "by-reference": True,
         }
-        self._cache = ObjectCache(home.objects)
         self._stop = stop or threading.Event()
         self._contexts: dict[int, Context] = {}
         self._outage = Outage(self.display)
         self._traffic = Traffic(home, client.pin.server)
+        self._objects = TaskObjects(home, client, self.policy, self._traffic)
         self._account = Account(home, client, self.display, self._traffic)
         self._failures = self._masked = 0  # the latter: updates that still are to be unmasked
-        self._fetched = 0  # bytes of objects in this run
 
     def stop(self) -> None:
         """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
@@ -245,15 +241,17 @@ class Agent:
         self._settle()
         passing: list[Path] = []
         self._fetch(task, lease, passing)
-        message = to_message(task, lambda ref: self._cache.path(ref.sha256).read_bytes())
+        message = to_message(task, lambda ref: self._objects.cache.path(ref.sha256).read_bytes())
         run_id = task.metadata.run_id
         context = self._contexts.setdefault(
             run_id, new_context(run_id, task.metadata.dst_node_id, self.node_config)
         )
         reply = self._call(message, context)
-        request = to_submit(task.message_id, reply, lambda data: passing.append(self._cache.put(data)))
+        request = to_submit(
+            task.message_id, reply, lambda data: passing.append(self._objects.cache.put(data))
+        )
         failpoint("client-before-upload")
-        self._upload(task, request, lease)
+        self._objects.upload(task, request, self._hooks(lease), self._patient(lease))
         failpoint("client-before-submit")
         return request, passing
 
@@ -273,33 +271,7 @@ class Agent:
             for entry in task.content.configs["task"].entries:
                 if entry.key == "spec":
                     self._check(parse_task(entry.value.text), lease)
-        missing = [ref for ref in references(task.content) if not self._cache.has(ref.sha256, ref.size_bytes)]
-        total = sum(ref.size_bytes for ref in missing)
-        self.policy.check_download(total)
-        self.policy.check_total_download(self._fetched + total)
-        before, hooks = 0, self._hooks(lease)
-        for ref in missing:
-
-            def tell(done: int, _: int, before: int = before) -> None:
-                hooks.progress("fetch", before + done, total, None)
-
-            def fetch(ref: pb.ArrayRef = ref, tell: Callable[[int, int], None] = tell) -> Path:
-                return download(
-                    self.client,
-                    self._cache,
-                    ref.sha256,
-                    ref.size_bytes,
-                    tell,
-                    hooks.should_stop,
-                    self._traffic.count_down,
-                )
-
-            self._patiently(fetch, lease)
-            before += ref.size_bytes
-            self._fetched += ref.size_bytes
-        passing.extend(
-            self._cache.path(ref.sha256) for ref in references(task.content) if ref.stype != DELTA_STYPE
-        )
+        passing.extend(self._objects.fetch(task, self._hooks(lease), self._patient(lease)))
 
     def _check(self, spec: TaskSpec, lease: Lease) -> None:
         self._private = spec.recipe.privacy is not None
@@ -315,36 +287,6 @@ class Agent:
                 f"the task's server is {spec.server}, but it came from {self.client.pin.server}",
                 "a hub may ask only for updates that are signed for itself",
             )
-
-    def _upload(self, task: pb.Task, request: pb.SubmitRequest, lease: Lease) -> None:
-        """Bring every object that the reply names."""
-        refs = references(request.content)
-        self.policy.check_update(sum(ref.size_bytes for ref in refs))
-        hooks = self._hooks(lease)
-
-        def tell(done: int, total: int) -> None:
-            hooks.progress("upload", done, total, None)
-
-        for ref in refs:
-            path = self._object(task, ref)
-
-            def send(ref: pb.ArrayRef = ref, path: Path = path) -> None:
-                try:
-                    upload(self.client, ref.sha256, path, tell, hooks.should_stop, self._traffic.count_up)
-                except GymError as error:
-                    if error.code is not ErrorCode.LEASE_LOST:
-                        raise
-                    # The stream of before a reconnect still holds the object over there; it will let go.
-                    raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
-
-            self._patiently(send, lease)
-
-    def _object(self, task: pb.Task, ref: pb.ArrayRef) -> Path:
-        """The file of an object: the task's own delta, or what lies in the cache."""
-        own = TaskFolder(self.home.task_folder(task.message_id)).delta_path
-        if ref.stype == DELTA_STYPE and own.exists() and not self._cache.has(ref.sha256, ref.size_bytes):
-            return own
-        return self._cache.path(ref.sha256)
 
     def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:
         """Answer. No heartbeat is under way meanwhile: one that came after the answer would be refused."""
@@ -389,6 +331,9 @@ class Agent:
                 raise
         if self._failures >= _MAX_FAILURES_IN_A_ROW or not _may_pass(error):
             raise error
+
+    def _patient(self, lease: Lease) -> Patient:
+        return lambda action: self._patiently(action, lease)
 
     def _patiently(self, action: Callable[[], T], lease: Lease | None) -> T:
         """``patiently``, which also ends when the lease is lost."""

@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
             "run config: hub-dir is missing",
             "set it to a folder made by gym-server init",
         )
-    with Federation.open(Path(folder)) as federation, federation.tenure():
+    with Federation.open(Path(folder)) as federation, federation.hub_lock():
         federation.check_soup()
         check_promise(federation)
         by_reference = isinstance(grid, HubGrid)

@@ -1,6 +1,6 @@
 """The hub's TCP connections: a port that is free, and how many come from one address.
 
-gRPC accepts connections by itself and counts them only in all, so one address could take every place. The warden
+gRPC accepts connections by itself and counts only their sum, so one address could take every place. The limiter
 looks at the process's own sockets and hangs up on what an address has beyond its share: connections that never made a
 call first, the oldest of them first. It reads ``/proc/self/fd``, so it works on Linux; elsewhere a firewall has to.
 """
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+from gym_fed.addresses import network_of
 from gym_fed.errors import ErrorCode, GymError
-from gym_server.limits import network_of
 
 log = logging.getLogger("gym_server")
 
@@ -73,7 +73,7 @@ def in_use(address: str) -> GymError:
     )
 
 
-class Warden:
+class ConnectionLimiter:
     """Hangs up on connections beyond an address's share, in a thread of its own.
 
     Args:
@@ -86,7 +86,7 @@ class Warden:
         self._since: dict[tuple[str, int], float] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._watch, name="warden", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="connection-limiter", daemon=True)
         self.hung_up = 0
         """Connections ended so far."""
 

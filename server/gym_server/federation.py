@@ -35,8 +35,8 @@ from gym_server.rounds import Journal
 from gym_server.session_key import create_session_key, session_key
 from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
+from gym_server.store.hub_lock import HubLock
 from gym_server.store.objects import ObjectStore
-from gym_server.store.tenure import Tenure
 from gym_server.variants import Variants
 
 CONFIG_NAME = "gym-server.yaml"
@@ -149,20 +149,20 @@ class Federation:
         return Path(self.config.base_model).name
 
     @contextmanager
-    def tenure(self) -> Iterator[Tenure]:
+    def hub_lock(self) -> Iterator[HubLock]:
         """The right to run the rounds of this federation; no other hub on the same database has it meanwhile.
 
         Raises:
             GymError: ``STATE_LOCKED``.
         """
         try:
-            tenure = Tenure(self.database)
+            lock = HubLock(self.database)
         except StoreAway as away:
             raise away.refusal from None
         try:
-            yield tenure
+            yield lock
         finally:
-            tenure.release()
+            lock.release()
 
     def close(self) -> None:
         self.database.close()

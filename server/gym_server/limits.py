@@ -1,18 +1,19 @@
-"""Shares: how often, and how many at once, for everyone who is told apart by a key (an account, an address).
+"""Rate and concurrency limits by key: how often an account or an address may call, and how many calls at once.
 
 Memory is bounded whatever comes in: who was not heard of for longest is forgotten first, and a forgotten one begins
-with a full share again.
+with a full bucket again.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote
+
+from gym_fed.addresses import network_of
 
 MAX_KEYS = 10_000
 """How many keys are remembered; one takes about 200 bytes."""
@@ -90,7 +91,7 @@ def address_of(peer: str) -> str:
     """Whom a connection is counted to: its IPv4 address, or the /64 of its IPv6 address, which one household has.
 
     Args:
-        peer: As gRPC tells it: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711`` (or with brackets).
+        peer: As gRPC writes it: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711`` (or with brackets).
     """
     kind, _, rest = unquote(peer).partition(":")
     host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
@@ -100,17 +101,3 @@ def address_of(peer: str) -> str:
         return network_of(host)
     except ValueError:
         return peer[:100]
-
-
-def network_of(host: str) -> str:
-    """The IPv4 address itself, also of one that is written as IPv6, or the /64 of an IPv6 address.
-
-    Raises:
-        ValueError: For what is no address.
-    """
-    address = ipaddress.ip_address(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)

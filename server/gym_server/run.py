@@ -20,7 +20,7 @@ from gym_fed.wire.limits import server_options
 from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
 from gym_server.checks_at_start import check_at_start
-from gym_server.connections import Warden, require_free
+from gym_server.connections import ConnectionLimiter, require_free
 from gym_server.downloads import Downloads
 from gym_server.federation import Federation, FolderLock
 from gym_server.grid import HubGrid
@@ -28,7 +28,7 @@ from gym_server.guard import Guard
 from gym_server.hub import Hub
 from gym_server.rounds import Round
 from gym_server.store.away import StoreAway
-from gym_server.store.tenure import Tenure
+from gym_server.store.hub_lock import HubLock
 from gym_server.strategy import DeltaSoup
 from gym_server.streams import Wakeups
 
@@ -78,7 +78,7 @@ def run_hub(
     lock = FolderLock(folder) if folder.is_dir() else None
     with (
         Federation.open(folder, overrides, insecure) as federation,
-        federation.tenure() as tenure,
+        federation.hub_lock() as hub_lock,
     ):
         if insecure and not federation.config.listen.startswith(_LOOPBACK):
             raise GymError(
@@ -107,7 +107,7 @@ def run_hub(
             assert server_app is not None
             server_app(grid)
 
-        server = _Server(federation, tenure, insecure, own_app if server_app else delta_soup)
+        server = _Server(federation, hub_lock, insecure, own_app if server_app else delta_soup)
         ending = asyncio.run(server.serve(exit_when_done, on_listening))
     if lock is not None:
         lock.release()
@@ -120,12 +120,12 @@ class _Server:
     def __init__(
         self,
         federation: Federation,
-        tenure: Tenure,
+        hub_lock: HubLock,
         insecure: bool,
         work: Callable[[Grid, Callable[[], bool]], None],
     ) -> None:
         self._fed = federation
-        self._tenure = tenure
+        self._hub_lock = hub_lock
         self._insecure = insecure
         self._work = work
         self._wakeups = Wakeups()
@@ -139,9 +139,9 @@ class _Server:
         hub = Hub(self._fed, self._wakeups)
         limits = self._fed.config.limits
         loop.set_default_executor(ThreadPoolExecutor(_CALL_THREADS, "call"))
-        warden = Warden(limits.connections_per_address)
+        limiter = ConnectionLimiter(limits.connections_per_address)
         options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections, log))
-        guard = Guard(self._fed.accounts, limits, on_call=warden.called)
+        guard = Guard(self._fed.accounts, limits, on_call=limiter.called)
         server = grpc.aio.server(interceptors=[guard], options=options)
         hub_pb2_grpc.add_HubServicer_to_server(hub, server)
         port = self._bind(server)
@@ -149,7 +149,7 @@ class _Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopping.set)
         await server.start()
-        warden.start(port)
+        limiter.start(port)
         on_listening(self._fed, port)
         downloads = Downloads(self._fed)
         log.log(logging.WARNING if downloads.form.form == "values" else logging.INFO, "%s", downloads.line())
@@ -158,7 +158,7 @@ class _Server:
         thread.start()
         done_waiter = asyncio.create_task(done.wait())
         stop_waiter = asyncio.create_task(stopping.wait())
-        tenure_keeper = asyncio.create_task(self._keep_tenure(done))
+        hub_lock_keeper = asyncio.create_task(self._keep_hub_lock(done))
         await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
         if done.is_set() and self._failure is None:
             ending = await asyncio.to_thread(privacy.end_of_run, self._fed)
@@ -170,10 +170,10 @@ class _Server:
             else:
                 log.info("serving until stopped")
                 await stop_waiter
-        tenure_keeper.cancel()
+        hub_lock_keeper.cancel()
         self._stop.set()
         await server.stop(_GRACE_SECONDS)
-        warden.stop()
+        limiter.stop()
         await asyncio.to_thread(thread.join, 60)
         done_waiter.cancel()
         stop_waiter.cancel()
@@ -197,12 +197,12 @@ class _Server:
                 ErrorCode.UNAVAILABLE, f"cannot listen on {address}: {error}", "change `listen`"
             ) from error
 
-    async def _keep_tenure(self, done: asyncio.Event) -> None:
+    async def _keep_hub_lock(self, done: asyncio.Event) -> None:
         """End the hub when another one took its database over."""
         while True:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
-                await asyncio.to_thread(self._tenure.keep)
+                await asyncio.to_thread(self._hub_lock.keep)
             except StoreAway as away:
                 log.debug("%s", away)  # the strategy says so
             except GymError as error:

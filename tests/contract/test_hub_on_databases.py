@@ -29,7 +29,7 @@ def hub(tmp_path: Path, tiny_base: Path, database_url: str) -> Iterator[PrivateR
     rounds = {"num_rounds": ROUNDS, "min_contributors": len(FOUR)}
     changes = {"privacy": None, "rounds": rounds, "storage": {"database": database_url}}
     folder = private_hub(tmp_path / "hub", tiny_base, enrolment={"policy": "open"}, **changes)
-    with Federation.open(folder) as federation, federation.tenure():
+    with Federation.open(folder) as federation, federation.hub_lock():
         found = PrivateRounds(federation)
         found.keys["dan"] = SigningKey.generate()
         for key in found.keys.values():

@@ -1,4 +1,4 @@
-"""The warden: it hangs up on what an address has beyond its share, and touches no other file of the process."""
+"""The limiter: it hangs up on what an address has beyond its share, and touches no other file of the process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from gym_server.connections import Warden
+from gym_server.connections import ConnectionLimiter
 
 if not Path("/proc/self/fd").is_dir():
-    pytest.skip("the warden reads /proc/self/fd", allow_module_level=True)
+    pytest.skip("the limiter reads /proc/self/fd", allow_module_level=True)
 
 
-def watching(listener: socket.socket, per_address: int) -> Warden:
-    warden = Warden(per_address)
-    warden._port = listener.getsockname()[1]
-    return warden
+def watching(listener: socket.socket, per_address: int) -> ConnectionLimiter:
+    limiter = ConnectionLimiter(per_address)
+    limiter._port = listener.getsockname()[1]
+    return limiter
 
 
 def connected(
@@ -44,12 +44,12 @@ def is_open(client: socket.socket) -> bool:
 def test_beyond_the_share_the_oldest_that_never_called_go_first() -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        pairs, warden = connected(stack, listener, 5), watching(listener, 3)
-        warden.called(f"ipv4:127.0.0.1:{pairs[0][0].getsockname()[1]}")
-        assert warden.look() == 2
+        pairs, limiter = connected(stack, listener, 5), watching(listener, 3)
+        limiter.called(f"ipv4:127.0.0.1:{pairs[0][0].getsockname()[1]}")
+        assert limiter.look() == 2
         assert [is_open(client) for client, _ in pairs].count(True) == 3
         assert is_open(pairs[0][0]), "it made a call"
-        assert warden.look() == 0 or warden.hung_up >= 2
+        assert limiter.look() == 0 or limiter.hung_up >= 2
 
 
 def test_looking_gives_up_no_lock_of_a_file_that_the_process_holds(tmp_path: Path) -> None:

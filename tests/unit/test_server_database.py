@@ -16,8 +16,8 @@ from gym_server.ledger import Ledger
 from gym_server.setup import init_hub
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.database import Database, insert_if_absent, rerun
+from gym_server.store.hub_lock import HubLock
 from gym_server.store.tables import readers, settings
-from gym_server.store.tenure import Tenure
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -256,13 +256,13 @@ def test_the_tests_server_ends_with_a_test_process_that_is_killed() -> None:
 
 def test_a_second_hub_is_refused_while_the_first_runs(database_url: str, tmp_path: Path) -> None:
     first, second = Database.open(database_url, tmp_path), Database.open(database_url, tmp_path)
-    held = Tenure(first)
+    held = HubLock(first)
     with pytest.raises(GymError, match="another gym-server runs on the database") as refusal:
-        Tenure(second)
+        HubLock(second)
     assert refusal.value.code is ErrorCode.STATE_LOCKED
     assert PASSWORD not in str(refusal.value)
     held.release()
-    Tenure(second).release()
+    HubLock(second).release()
 
 
 def test_a_hub_that_lost_its_lock_to_another_writes_nothing_more(
@@ -270,13 +270,13 @@ def test_a_hub_that_lost_its_lock_to_another_writes_nothing_more(
 ) -> None:
     url = postgres.new_database()
     first, second = Database.open(url, tmp_path), Database.open(url, tmp_path)
-    held = Tenure(first)
+    held = HubLock(first)
     first.set("by", "first")
     postgres.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted",
         str(first.engine.url.database),
     )
-    other = Tenure(second)
+    other = HubLock(second)
     with pytest.raises(GymError) as refusal:
         first.set("by", "nobody who may")
     assert refusal.value.code is ErrorCode.STATE_LOCKED
@@ -291,10 +291,10 @@ def test_a_hub_whose_server_was_restarted_takes_its_lock_again(
 ) -> None:
     url = postgres.new_database()
     first, second = Database.open(url, tmp_path), Database.open(url, tmp_path)
-    held = Tenure(first)
+    held = HubLock(first)
     postgres.restart()
     held.keep()
     first.set("by", "first")
     with pytest.raises(GymError, match="another gym-server"):
-        Tenure(second)
+        HubLock(second)
     held.release()

@@ -1,13 +1,12 @@
 """HTTP connections: how many there may be, of one address too, and how slow.
 
-The server is told to close connections that ask nothing, ask too slowly, or do not take their answer. When there are
-too many, one that has asked nothing yet makes room for the next, so that silent ones never keep anybody out.
+The server closes connections that send no request, send one too slowly, or do not read the response. When there are
+too many, one without a request is closed for the next, so that silent connections never keep anybody out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from gym_fed.addresses import network_of
 from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.open_files import raise_file_limit
 
@@ -30,7 +30,7 @@ class Connections:
     """All connections of one server. For the event loop's thread.
 
     Args:
-        config: What is let be.
+        config: Numbers and time-outs.
     """
 
     def __init__(self, config: ConnectionsConfig) -> None:
@@ -39,7 +39,7 @@ class Connections:
         self._open: dict[Any, None] = {}  # oldest first
         self._by_address: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
-        self._told = time.monotonic()
+        self._logged_at = time.monotonic()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -61,10 +61,10 @@ class Connections:
                 why = connection.too_slow(now, self._config)
                 if why:
                     self._close(connection, why)
-            if self._closed and now - self._told >= _MINUTE_SECONDS:
-                self._told = now
-                told = ", ".join(f"{count} {why}" for why, count in sorted(self._closed.items()))
-                _log.info("connections closed: %s", told)
+            if self._closed and now - self._logged_at >= _MINUTE_SECONDS:
+                self._logged_at = now
+                counts = ", ".join(f"{count} {why}" for why, count in sorted(self._closed.items()))
+                _log.info("connections closed: %s", counts)
                 self._closed.clear()
 
     def add(self, connection: Any, address: str) -> None:
@@ -154,12 +154,7 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def _network(host: str) -> str:
-    """An IPv4 address, or the /64 of an IPv6 one, which one household has."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
+        return network_of(host.partition("%")[0])
+    except ValueError:  # a name, in tests
         return host
-    if isinstance(address, ipaddress.IPv6Address):
-        mapped = address.ipv4_mapped
-        return str(mapped or ipaddress.ip_network((address, 64), strict=False))
-    return str(address)

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -84,9 +84,6 @@ class DeltaSoup(Strategy):
         self._on_round = on_round
         self._model: GlobalModel | None = None
         self._pace = Pace(federation)
-        self._abandoned: tuple[int, float] = (0, 0.0)
-        """Round whose tasks are all lost or failed, and since when."""
-        self._logged_quorum = 0
 
     # ---- Flower's contract ----
 
@@ -228,7 +225,7 @@ class DeltaSoup(Strategy):
                 break
             self._push(server_round, grid)
             self._pull(server_round, grid)
-            if self._is_complete(server_round):
+            if self._pace.is_complete(self._require(server_round)):
                 break
             time.sleep(POLL_SECONDS)
             current = self._require(server_round)
@@ -255,33 +252,6 @@ class DeltaSoup(Strategy):
             if outcome == "":
                 for reply in grid.pull_messages([message_id]):
                     self._take(server_round, reply)
-
-    def _is_complete(self, server_round: int) -> bool:
-        """Whether nobody is waited for any more: all have answered, the grace period or the deadline is over, or
-        nobody is left."""
-        current, now = self._require(server_round), time.time()
-        if now >= self._spec(current).deadline_seconds:
-            return True
-        outcomes = [outcome for _, outcome in self._fed.journal.tasks(server_round).values()]
-        ends = self._pace.round_ends(current, self._fed.config.rounds.min_contributors)
-        if ends is None:
-            return self._is_abandoned(server_round, outcomes)
-        waited_for = outcomes.count("")
-        if waited_for and self._logged_quorum != server_round:
-            self._logged_quorum = server_round
-            text = "round %d: quorum; %d others are waited for, %.0f s at most"
-            log.info(text, server_round, waited_for, max(0.0, ends - now))
-        return not waited_for or now >= ends
-
-    def _is_abandoned(self, server_round: int, outcomes: Sequence[str]) -> bool:
-        """Whether everybody who was given the task failed, or went away and did not come back within a lease."""
-        if not outcomes or not set(outcomes) <= {"failed", "lost"}:
-            self._abandoned = (0, 0.0)
-            return False
-        if self._abandoned[0] != server_round:
-            self._abandoned = (server_round, time.monotonic())
-        absent = time.monotonic() - self._abandoned[1]
-        return "lost" not in outcomes or absent >= self._fed.config.rounds.lease_seconds
 
     def _take(self, server_round: int, reply: Message) -> None:
         """Judge one reply (on the hub it was judged at submission already); nothing it holds can raise out of here.
@@ -341,7 +311,7 @@ class DeltaSoup(Strategy):
             admitted = len(self._fed.journal.admitted(server_round))
             needed = self._fed.config.rounds.min_contributors
             if admitted < needed:
-                self._fed.journal.abort(server_round, self._shortfall(current, admitted, needed))
+                self._fed.journal.abort(server_round, self._pace.shortfall(current, admitted))
             else:
                 current = self._fed.journal.start_merging(server_round)
                 failpoint("state-merging")
@@ -354,14 +324,6 @@ class DeltaSoup(Strategy):
         log.info("round %d %s %s", server_round, ended.state, ended.reason)
         self._on_round(ended)
         return ended
-
-    def _shortfall(self, current: Round, admitted: int, needed: int) -> str:
-        """Why a round below quorum is over."""
-        if time.time() >= self._spec(current).deadline_seconds:
-            return f"{admitted} of {needed} updates at the deadline"
-        outcomes = [outcome for _, outcome in self._fed.journal.tasks(current.server_round).values()]
-        failed, lost = outcomes.count("failed"), outcomes.count("lost")
-        return f"{admitted} of {needed} updates: {failed} contributors failed, {lost} went away, nobody else is there"
 
     # ---- helpers ----
 

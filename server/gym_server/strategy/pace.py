@@ -1,4 +1,4 @@
-"""How long a round waits once it has its quorum: as long as rounds take here, and not for whoever is slowest.
+"""When a round is complete: once it has its quorum, it waits as long as rounds take here, not for whoever is slowest.
 
 A round that waits for everybody is as slow as the one contributor that sends heartbeats and nothing else. So those who
 are still at work when the quorum is there get a grace period, learned from how long updates took in the last rounds.
@@ -6,6 +6,7 @@ are still at work when the quorum is there get a grace period, learned from how 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -15,6 +16,8 @@ from gym_fed.config.server import RoundsConfig
 from gym_server.federation import Federation
 from gym_server.rounds import COMMITTED, Round
 from gym_server.store.tables import messages, rounds, secure_messages, secure_stages, updates
+
+log = logging.getLogger("gym_server")
 
 LEARNED_ROUNDS = 10
 QUANTILE = 0.9
@@ -46,11 +49,44 @@ def grace_ends(
 
 
 class Pace:
-    """What a hub's rounds took, read once a round."""
+    """When a hub's rounds are complete. What earlier rounds took is read once a round."""
 
     def __init__(self, fed: Federation) -> None:
         self._fed = fed
         self._known: dict[tuple[int, str], list[float]] = {}
+        self._abandoned: tuple[int, float] = (0, 0.0)
+        """Round whose tasks are all lost or failed, and since when."""
+        self._logged_quorum = 0
+
+    def is_complete(self, current: Round) -> bool:
+        """Whether a collecting round waits for nobody any more.
+
+        All have answered, the grace period or the deadline is over, or nobody is left.
+        """
+        assert current.spec is not None
+        server_round, now = current.server_round, time.time()
+        if now >= current.spec.deadline_seconds:
+            return True
+        outcomes = self._outcomes(server_round)
+        ends = self.round_ends(current, self._fed.config.rounds.min_contributors)
+        if ends is None:
+            return self._is_abandoned(server_round, outcomes)
+        waited_for = outcomes.count("")
+        if waited_for and self._logged_quorum != server_round:
+            self._logged_quorum = server_round
+            text = "round %d: quorum; %d others are waited for, %.0f s at most"
+            log.info(text, server_round, waited_for, max(0.0, ends - now))
+        return not waited_for or now >= ends
+
+    def shortfall(self, current: Round, admitted: int) -> str:
+        """Why a round with only ``admitted`` updates, below its quorum, is over."""
+        assert current.spec is not None
+        needed = self._fed.config.rounds.min_contributors
+        if time.time() >= current.spec.deadline_seconds:
+            return f"{admitted} of {needed} updates at the deadline"
+        outcomes = self._outcomes(current.server_round)
+        failed, lost = outcomes.count("failed"), outcomes.count("lost")
+        return f"{admitted} of {needed} updates: {failed} contributors failed, {lost} went away, nobody else is there"
 
     def round_ends(self, current: Round, quorum: int) -> float | None:
         """When a collecting round is merged at the latest; None before ``quorum`` updates are admitted."""
@@ -80,6 +116,19 @@ class Pace:
         known = self._of_stage(server_round, stage)
         config, quorum_at = self._fed.config.rounds, replied[quorum - 1]
         return grace_ends(config, known, started_at, float(quorum_at or time.time()), secure.stage_seconds)
+
+    def _outcomes(self, server_round: int) -> list[str]:
+        return [outcome for _, outcome in self._fed.journal.tasks(server_round).values()]
+
+    def _is_abandoned(self, server_round: int, outcomes: Sequence[str]) -> bool:
+        """Whether everybody who was given the task failed, or went away and did not come back within a lease."""
+        if not outcomes or not set(outcomes) <= {"failed", "lost"}:
+            self._abandoned = (0, 0.0)
+            return False
+        if self._abandoned[0] != server_round:
+            self._abandoned = (server_round, time.monotonic())
+        absent = time.monotonic() - self._abandoned[1]
+        return "lost" not in outcomes or absent >= self._fed.config.rounds.lease_seconds
 
     def _of_updates(self, server_round: int) -> list[float]:
         """Seconds from a task to its update, in the last committed rounds; from the round's start without the task."""

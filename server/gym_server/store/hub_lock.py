@@ -26,7 +26,7 @@ _TOKEN = "running_hub"
 _GHOST_SECONDS = 2.0
 
 
-class Tenure:
+class HubLock:
     """The right to run the rounds of a database, from the making of this until ``release``.
 
     Raises:
