@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -125,6 +126,44 @@ def test_an_account_s_hundred_mute_uploads_hold_its_slots_for_a_moment_and_nobod
     assert code_of(lambda: bob.call("Account", pb.AccountRequest())) is None
     for call in calls:
         call.cancel()
+
+
+@pytest.mark.parametrize("who", ["account", "address"])
+def test_calls_under_way_hold_the_slots_of_their_caller_until_they_end(tmp_path: Path, who: str) -> None:
+    """The slots alone: rates are high, and nothing that is held ends by itself."""
+    roomy = {"calls_per_second": 1_000, "idle_upload_seconds": 60, "enrolment_work_bits": 0}
+    limits = {**roomy, f"calls_per_{who}": 2}
+    found = LoopbackHub(tmp_path / "hub", limits=limits)
+    ann, bob = found.client(tmp_path / "ann"), found.client(tmp_path / "bob")
+    stranger = HubClient(ann.home, ann.address, ann.pin)
+    with ann, bob, stranger:
+        full, other = (ann, bob) if who == "account" else (stranger, ann)
+        for one in (ann, bob):  # from here on the hub knows their sessions
+            one.call("Account", pb.AccountRequest())
+        metadata = (("gym-session", full._session),) if who == "account" else ()
+        status = full._channel.stream_unary(
+            "/gym.fed.v1.Hub/Status",
+            request_serializer=pb.StatusRequest.SerializeToString,
+            response_deserializer=pb.StatusReply.FromString,
+        )
+        ended = threading.Event()
+
+        def never() -> Iterator[pb.StatusRequest]:
+            ended.wait(20)
+            yield from ()
+
+        def code(client: HubClient) -> ErrorCode | None:
+            return code_of(lambda: client.call("Status", pb.StatusRequest()))
+
+        assert code(full) is None
+        calls = [status.future(never(), timeout=60, metadata=metadata) for _ in range(2)]
+        until(lambda: code(full) is ErrorCode.BUSY)
+        assert code(other) is None, "nobody else's slots are held"
+        for call in calls:
+            call.cancel()
+        until(lambda: code(full) is None)
+        ended.set()
+    found.close()
 
 
 def test_a_call_whose_request_never_comes_is_ended(

@@ -13,7 +13,7 @@ import pytest
 from gym_client.variants import push_variant, sign_variant
 from gym_server import forgeries
 from gym_server.admission import Candidate
-from gym_server.ledger.columns import UNCOVERED
+from gym_server.ledger.columns import UNCOVERED, record_of
 from gym_server.rounds import Judgement, SoupRecord
 from gym_server.store.tables import (
     contributions,
@@ -22,9 +22,10 @@ from gym_server.store.tables import (
     privacy_spending,
     reputations,
     rounds,
+    updates,
 )
 from gym_server.strategy import DeltaSoup
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
@@ -228,13 +229,21 @@ def is_rowid(file: sqlite3.Connection, table: str, column: str) -> bool:
     return len(keys) == 1 and keys[0][1] == column and keys[0][2] == "INTEGER"
 
 
-def test_an_update_that_no_key_of_its_contributor_signed_is_found(filled: Filled) -> None:
+def test_an_update_that_no_key_of_its_contributor_signed_is_found(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the hub itself wrote the signature into its record, so that no digest differs."""
+    with filled.fed.database.reading() as tx:
+        records = {row["update_id"]: record_of(row) for row in tx.execute(select(updates)).mappings()}
     file = sqlite3.connect(filled.folder / "hub" / "hub.db", isolation_level=None)
     rowid, text, signature = file.execute("SELECT rowid, manifest, signature FROM updates").fetchone()
     other = UpdateManifest.parse(text).sign(SigningKey.generate())
     file.execute("UPDATE updates SET signature = ? WHERE rowid = ?", (other, rowid))
     try:
-        with pytest.raises(GymError, match="updates"):
+        with pytest.raises(GymError, match="signature, norm, message or code is not that of its verdict"):
+            filled.fed.ledger.verify()
+        monkeypatch.setattr("gym_server.ledger.columns.record_of", lambda row: records[row["update_id"]])
+        with pytest.raises(GymError, match=r"no key that .* had then signed its manifest"):
             filled.fed.ledger.verify()
     finally:
         file.execute("UPDATE updates SET signature = ? WHERE rowid = ?", (signature, rowid))

@@ -7,11 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from gym_server.connections import ConnectionLimiter
+
+from tests.support.loopback_hub import LoopbackHub
 
 if not Path("/proc/self/fd").is_dir():
     pytest.skip("the limiter reads /proc/self/fd", allow_module_level=True)
@@ -50,6 +53,22 @@ def test_beyond_the_share_the_oldest_that_never_called_go_first() -> None:
         assert [is_open(client) for client, _ in pairs].count(True) == 3
         assert is_open(pairs[0][0]), "it made a call"
         assert limiter.look() == 0 or limiter.hung_up >= 2
+
+
+def test_beyond_the_hubs_connections_further_ones_are_closed_at_once(tmp_path: Path) -> None:
+    """gRPC counts them; a hub behind which nobody has more than a share of its own still has a bound in all."""
+    hub, most = LoopbackHub(tmp_path / "hub", limits={"connections": 16}), 16
+    try:
+        with ExitStack() as stack:
+            where = ("127.0.0.1", int(hub.address.rpartition(":")[2]))
+            clients = [stack.enter_context(socket.create_connection(where)) for _ in range(most + 8)]
+            end = time.monotonic() + 4  # before the handshakes of the others time out
+            while (still := [is_open(client) for client in clients]).count(True) > most:
+                assert time.monotonic() < end, still.count(True)
+                time.sleep(0.02)
+            assert still.count(True) == most
+    finally:
+        hub.close()
 
 
 def test_looking_gives_up_no_lock_of_a_file_that_the_process_holds(tmp_path: Path) -> None:
