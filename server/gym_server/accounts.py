@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -106,8 +106,18 @@ class Accounts:
             )
         return token
 
-    def enrol(self, public_key: bytes, name: str, invite: str, signature: bytes, work: bytes = b"") -> str:
+    def enrol(
+        self,
+        public_key: bytes,
+        name: str,
+        invite: str,
+        signature: bytes,
+        work: bytes = b"",
+        admit: Callable[[], None] = lambda: None,
+    ) -> str:
         """Register a key; the same key again is answered with the same id. What is refused writes nothing.
+
+        ``admit`` is called once name, signature and work are good; what it raises refuses the key.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy or for want of
@@ -124,6 +134,7 @@ class Accounts:
             verify_signature(public_key, enrolment_claim(name, invite, self._server, self._tls), signature)
         if self.work_bits and self.is_new(public_key):
             self._check_work(public_key, work)
+        admit()
         return self._register(public_key, name, invite)
 
     def is_new(self, public_key: bytes) -> bool:

@@ -3,7 +3,8 @@
 Only keys that the hub does not know are counted, so that whoever has an account is never kept out. A valid invite, or a
 place on the allow-list, costs nothing; what is refused costs an attempt, and an address without attempts is refused
 before its guess is looked up. At an open hub all addresses together have a share as well, against one that has many;
-nobody with an invite is subject to it.
+only who has signed and done the work takes of it, so that nobody uses it up for nothing. Nobody with an invite is
+subject to it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ class EnrolmentLimits:
         self._all = TokenBuckets(ADDRESSES * rate, ADDRESSES * burst, max_keys=1, clock=clock)
 
     @contextmanager
-    def attempt(self, address: str) -> Iterator[None]:
+    def attempt(self, address: str) -> Iterator[Callable[[], None]]:
         """Count the attempt in the block, which is what enrols.
+
+        The block is given what takes of the share of all addresses, to be called once nothing but that is left to
+        check; it raises ``BUSY`` too.
 
         Raises:
             GymError: ``BUSY`` with the seconds to wait, before the block is entered.
@@ -46,11 +50,13 @@ class EnrolmentLimits:
         self._require(
             self._addresses.take(address), f"too many new contributors or invites tried from {address}"
         )
-        if self._is_open:
-            self._require(self._all.take(""), "too many new contributors at once")
-        yield
+        yield self._admit
         if not self._is_open:
             self._addresses.take(address, -1.0)  # it had an invite, or is on the list: given back
+
+    def _admit(self) -> None:
+        if self._is_open:
+            self._require(self._all.take(""), "too many new contributors at once")
 
     def _require(self, seconds: float, what: str) -> None:
         if seconds > 0:

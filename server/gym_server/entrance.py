@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -72,12 +73,12 @@ class EntranceCalls:
 
     def _enrol(self, request: pb.EnrolRequest, address: str) -> str:
         accounts = self._fed.accounts
-        newcomer: AbstractContextManager[None] = nullcontext()
+        newcomer: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
         if accounts.is_new(request.public_key):
             newcomer = self._enrolments.attempt(address)
-        with newcomer:
+        with newcomer as admit:
             return accounts.enrol(
-                request.public_key, request.name, request.invite, request.signature, request.work
+                request.public_key, request.name, request.invite, request.signature, request.work, admit
             )
 
     async def Authenticate(self, request: pb.AuthenticateRequest, context: Any) -> pb.AuthenticateReply:

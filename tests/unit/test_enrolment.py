@@ -203,12 +203,37 @@ def test_an_open_hub_takes_a_bounded_number_of_accounts_from_all_addresses_toget
     time = [0.0]
     limits, taken = EnrolmentLimits(1, is_open=True, clock=lambda: time[0]), 0
     for number in range(1000):
-        with suppress(GymError), limits.attempt(f"10.0.{number // 250}.{number % 250}"):
+        with suppress(GymError), limits.attempt(f"10.0.{number // 250}.{number % 250}") as admit:
+            admit()
             taken += 1
     assert taken == 4 * ADDRESSES
     time[0] = 60.0
-    with limits.attempt("192.0.2.1"):
-        pass
+    with limits.attempt("192.0.2.1") as admit:
+        admit()
+
+
+def test_attempts_without_work_or_signature_use_up_no_share_of_an_open_hub(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = iter(range(10_000))
+    monkeypatch.setattr(  # each call comes from another address
+        "gym_server.entrance.current_address", lambda: f"10.1.{(n := next(number)) // 250}.{n % 250}"
+    )
+    raw = RawContributor(hub.address, "somebody")
+    key = SigningKey.generate()
+    work = do_work(raw.server, key.public_key, raw.status.enrolment_work_bits)
+    good = key.sign(enrolment_claim("n", "", raw.server, raw.tls))
+    for done, signature, code in (
+        (b"", good, ErrorCode.PERMISSION_DENIED),
+        (work, bytes(64), ErrorCode.SIGNATURE_INVALID),
+    ):
+        request = pb.EnrolRequest(
+            public_key=key.public_key, name="n", signature=signature, protocol=PROTOCOL, work=done
+        )
+        for _ in range(4 * ADDRESSES):
+            refused(code, raw.call, raw.stub.Enrol, request)
+    assert raw.enrol().session, "a newcomer who did the work waits for nobody"
+    raw.close()
 
 
 # ---- ids ----

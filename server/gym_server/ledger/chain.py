@@ -59,6 +59,7 @@ class Ledger:
         self._key = key
         self._server = server_id(key.public_key)
         self._tree = Tree()
+        self._statements: list[str] | None = None
         self._lock = threading.Lock()
         self._anchor = Anchor(anchor, key.public_key)
         self._clock = clock
@@ -180,6 +181,7 @@ class Ledger:
             )
             self._anchor.supersede()
             self.append(tx, RESTORED, signed.to_dict())
+        self._statements = None
         return signed
 
     def _holds(self, tx: Connection, head: SignedHead) -> bool:
@@ -187,10 +189,17 @@ class Ledger:
         return bool(found == head.head.hash)
 
     def statements(self) -> list[str]:
-        """The hub's statements that it was restored, oldest first, as ``StatusReply.restored_json`` has them."""
-        with self._database.reading() as tx:
-            found = restored_entries(tx)
-        return [canonical_text({**signed.to_dict(), "entry": sequence}) for sequence, signed in found]
+        """The hub's statements that it was restored, oldest first, as ``StatusReply.restored_json`` has them.
+
+        The ledger is searched for them once: every stranger's status call has them, and a hub that runs makes none.
+        """
+        if self._statements is None:
+            with self._database.reading() as tx:
+                found = restored_entries(tx)
+            self._statements = [
+                canonical_text({**signed.to_dict(), "entry": sequence}) for sequence, signed in found
+            ]
+        return list(self._statements)
 
     def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
         """The head that the next one goes on from, since the next one's signature stands for it as well."""
