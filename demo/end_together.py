@@ -18,7 +18,7 @@ from pathlib import Path
 
 MARK = "GYM_ENDS_WITH"
 _POLL_SECONDS = 1.0
-"""A child that was forked without exec holds the pipe too; then the parent's id tells that it is gone."""
+"""A child that was forked without exec holds the pipe too; then the parent's id shows that it is gone."""
 
 _SCANS = 50
 """A child that is being forked while the others are killed is found by a later scan."""

@@ -14,7 +14,7 @@ def raise_file_limit(connections: int, log: logging.Logger) -> int:
 
     Args:
         connections: That are to fit.
-        log: Told when they do not.
+        log: Gets a warning when they do not.
 
     Returns:
         How many connections fit: ``connections``, or fewer where the hard limit is low.

@@ -17,7 +17,7 @@ def is_statement(line: str) -> bool:
     )  # the keys of canonical JSON are in order; a head's first is "head"
 
 
-def standing(lines: Iterable[str]) -> dict[int, SignedHead]:
+def heads_in_force(lines: Iterable[str]) -> dict[int, SignedHead]:
     """The heads of a file that still stand, by size: those that no later line, a statement, supersedes."""
     known: dict[int, SignedHead] = {}
     for line in lines:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_client.head_file import is_statement, standing
+from gym_client.head_file import heads_in_force, is_statement
 from gym_client.home import Home
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import drop_torn_line, write_atomically
@@ -95,7 +95,7 @@ class Heads:
         if stamp != known_as:
             text = self.path.read_text(encoding="utf-8")
             whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line short
-            known = standing(whole.splitlines())
+            known = heads_in_force(whole.splitlines())
             _parsed[self.path] = (stamp, known)
         return dict(known)
 

@@ -30,7 +30,7 @@ class Loss:
         reason: The coordinator's words.
         lost_entries: How many entries the coordinator knows to be lost; None where it is not known.
         receipts: Receipts kept here that no longer stand.
-        rounds: The rounds that these tell of, in order.
+        rounds: Their rounds, in order.
         credits: What these say was earned.
     """
 

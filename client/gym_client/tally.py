@@ -78,7 +78,7 @@ class Tally:
         return found
 
     def _opened(self, told: dict[str, Any]) -> str | None:
-        """The verdict at the door that the hub tells, if the ledger has its seal."""
+        """The verdict at the door that the hub reports, if the ledger has its seal."""
         text = [str(told.get(key, "")) for key in ("manifest", "verdict", "code", "reason")]
         return text[1] if text[0] and seal(*text) in self.seals else None
 

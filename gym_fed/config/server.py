@@ -111,7 +111,7 @@ class VariantsConfig(StrictModel):
     """Of all variants that the hub has now. Files of replaced and removed ones, and uploads that nothing was made of,
     are bounded by ``limits.unreferenced_bytes_per_account``."""
     max_changes_per_hour: int = Field(100, ge=1)
-    """Puts and removals of one contributor that the ledger tells of; beyond it puts are refused for a while."""
+    """Puts and removals of one contributor that the ledger records; beyond it puts are refused for a while."""
 
 
 class LimitsConfig(StrictModel):

@@ -25,5 +25,5 @@ def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
     Returns:
         Hex sha256.
     """
-    told = {"manifest": manifest_json, "verdict": verdict, "code": code, "reason": reason}
-    return canonical_digest({"gym-seal-1": told})
+    content = {"manifest": manifest_json, "verdict": verdict, "code": code, "reason": reason}
+    return canonical_digest({"gym-seal-1": content})

@@ -94,7 +94,7 @@ def run(
     from contextlib import ExitStack
 
     from gym_server.federation import Federation
-    from gym_server.live import Event, Watcher
+    from gym_server.live import HubEvent, Watcher
     from gym_server.rounds import Round
     from gym_server.run import run_hub
     from gym_server.show import describe_round, log_to_stderr
@@ -103,7 +103,7 @@ def run(
     opened: list[Federation] = []
     watching = ExitStack()
 
-    def happened(event: Event) -> None:
+    def happened(event: HubEvent) -> None:
         if as_json:
             print_event({"event": event.kind, **event.fields})
         else:

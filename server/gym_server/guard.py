@@ -63,13 +63,13 @@ def current_address() -> str:
     return _address.get()
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps every handler of the service.
 
     Args:
         accounts: Knows sessions.
         limits: The shares.
-        on_call: Told the peer of every call, as gRPC writes it.
+        on_call: Called with the peer of every call, as gRPC writes it.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _end(self, context: Any, method: str, address: str, error: Exception) -> None:
         if isinstance(error, grpc.aio.AbortError):
             raise error
-        if isinstance(error, RevokedKey):  # the ledger tells that a revoked key was refused
+        if isinstance(error, RevokedKey):  # the ledger records that a revoked key was refused
             await asyncio.to_thread(self._accounts.keys.refused, error.contributor, method)
         if isinstance(error, Busy):
             await self._wait_with_refusal()

@@ -1,6 +1,6 @@
 """What the coordinator sees while the hub runs: who joined, who trains and how far, who is awaited, verdicts, losses.
 
-An observer that reads the database a few times a second and tells what changed; the rounds know nothing of it.
+An observer that reads the database a few times a second and reports what changed; the rounds know nothing of it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ log = logging.getLogger("gym_server")
 
 _POLL_SECONDS = 0.5
 _STEPS = 4
-"""Into how many parts a task's progress is told, where lines are written."""
+"""Into how many parts a task's progress is reported, where lines are written."""
 _MAX_LINES = 20
-"""Of one look at the database; a thousand contributors that join at once are told as a number."""
+"""Of one look at the database; a thousand contributors that join at once are reported as a number."""
 _MAX_SHOWN = 12
 """Contributors in the live region; the others are counted."""
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskProgress:
     """What one contributor does in the round under way."""
 
     name: str
@@ -62,7 +62,7 @@ class Snapshot:
     server_round: int = 0
     state: str = ""
     deadline: float | None = None
-    tasks: dict[int, Task] = field(default_factory=dict)
+    tasks: dict[int, TaskProgress] = field(default_factory=dict)
     """By node."""
     members: dict[str, str] = field(default_factory=dict)
     """Names of accounts, by id."""
@@ -74,7 +74,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Event:
+class HubEvent:
     """Something that changed."""
 
     kind: str
@@ -101,7 +101,7 @@ def look(fed: Federation) -> Snapshot:
         for row in tx.execute(work):
             owner = owners.get(row.node_id)
             name = members.get(owner.contributor, owner.contributor) if owner else str(row.node_id)
-            tasks[row.node_id] = Task(name, row.outcome, *_progress(row.progress or ""))
+            tasks[row.node_id] = TaskProgress(name, row.outcome, *_progress(row.progress or ""))
         sent = tx.execute(select(updates).where(updates.c.server_round >= number - 1)).all()
         made = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(2)).all()
     return Snapshot(
@@ -116,10 +116,10 @@ def look(fed: Federation) -> Snapshot:
     )
 
 
-def changes(before: Snapshot, now: Snapshot) -> list[Event]:
+def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
     """What a coordinator would want to hear of."""
-    told = [
-        Event("joined", f"{_shown(name)} joined", {"contributor": who, "name": name})
+    events = [
+        HubEvent("joined", f"{_shown(name)} joined", {"contributor": who, "name": name})
         for who, name in now.members.items()
         if who not in before.members
     ]
@@ -127,16 +127,16 @@ def changes(before: Snapshot, now: Snapshot) -> list[Event]:
     for node, task in now.tasks.items():
         was = before.tasks.get(node) if same else None
         if task.outcome in ("failed", "lost") and (was is None or was.outcome != task.outcome):
-            told.append(
-                Event(
+            events.append(
+                HubEvent(
                     "task",
                     f"round {now.server_round}: {_shown(task.name)} {task.outcome}",
                     _fields(now, task),
                 )
             )
         elif not task.outcome and task.phase and (was is None or _step(was) != _step(task)):
-            told.append(
-                Event(
+            events.append(
+                HubEvent(
                     "task", f"round {now.server_round}: {_shown(task.name)}: {task.text}", _fields(now, task)
                 )
             )
@@ -151,14 +151,14 @@ def changes(before: Snapshot, now: Snapshot) -> list[Event]:
                 "verdict": verdict,
                 "reason": reason,
             }
-            told.append(Event("verdict", f"round {number}: {_shown(name)} {verdict}{why}", fields))
+            events.append(HubEvent("verdict", f"round {number}: {_shown(name)} {verdict}{why}", fields))
     for height, (number, loss, source) in now.losses.items():
         if height not in before.losses:
             fields = {"server_round": number, "version": height, "loss": loss, "source": source}
-            told.append(
-                Event("version", f"version {height} (round {number}): loss {loss:.4f}, {source}", fields)
+            events.append(
+                HubEvent("version", f"version {height} (round {number}): loss {loss:.4f}, {source}", fields)
             )
-    return told
+    return events
 
 
 def region(now: Snapshot) -> RenderableType:
@@ -174,16 +174,16 @@ def region(now: Snapshot) -> RenderableType:
 
 
 class Watcher(AbstractContextManager["Watcher"]):
-    """Tells, from a thread of its own, what changes at a hub while the block runs.
+    """Reports, from a thread of its own, what changes at a hub while the block runs.
 
     Args:
         fed: The hub; its database is only read.
-        tell: Hears of every event; None for nobody.
+        tell: Called with every event; None for nobody.
         console: A terminal that keeps the state at its bottom; None for none.
     """
 
     def __init__(
-        self, fed: Federation, tell: Callable[[Event], None] | None, console: Console | None
+        self, fed: Federation, tell: Callable[[HubEvent], None] | None, console: Console | None
     ) -> None:
         self._fed = fed
         self._tell = tell
@@ -231,7 +231,7 @@ class Watcher(AbstractContextManager["Watcher"]):
                 self._tell(event)
             if len(events) > _MAX_LINES:
                 self._tell(
-                    Event(
+                    HubEvent(
                         "more",
                         f"and {len(events) - _MAX_LINES} more changes",
                         {"number": len(events) - _MAX_LINES},
@@ -264,15 +264,15 @@ def _loss(version: Any, sent: Any) -> tuple[int, float, str] | None:
     """Of a version: by the held-out data, else what its contributors say of their own training."""
     if version.heldout_after is not None:
         return version.server_round, version.heldout_after, "held-out"
-    told = []
+    losses = []
     for row in sent:
         if row.server_round == version.server_round and row.verdict == "merged":
             loss = json.loads(row.manifest).get("metrics", {}).get("train_loss")
             if isinstance(loss, (int, float)):
-                told.append(float(loss))
-    if not told:
+                losses.append(float(loss))
+    if not losses:
         return None
-    return version.server_round, statistics.median(told), f"median of {len(told)}, self-reported"
+    return version.server_round, statistics.median(losses), f"median of {len(losses)}, self-reported"
 
 
 def _progress(text: str) -> tuple[str, int, int]:
@@ -281,11 +281,11 @@ def _progress(text: str) -> tuple[str, int, int]:
     return phase, whole_number(done, 20) or 0, whole_number(total, 20) or 0
 
 
-def _step(task: Task) -> tuple[str, int]:
+def _step(task: TaskProgress) -> tuple[str, int]:
     return task.phase, _STEPS * min(task.done, task.total) // task.total if task.total else 0
 
 
-def _fields(now: Snapshot, task: Task) -> dict[str, Any]:
+def _fields(now: Snapshot, task: TaskProgress) -> dict[str, Any]:
     return {
         "server_round": now.server_round,
         "name": task.name,

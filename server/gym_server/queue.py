@@ -2,7 +2,7 @@
 
 A message that no node holds or a lease that nobody renews turns to ``lost``, so that no round waits for a
 contributor that went away. A node that comes back in time is given what it holds again. What is open when its round
-goes on without it turns to ``late``. A stored reply that cannot be read is ``set-aside``, and never met again.
+goes on without it turns to ``late``. A stored reply that cannot be read is ``set-aside``, and never read again.
 
 An account is one participant, however many installations it runs: it is seen as one node, the one that holds a task.
 """

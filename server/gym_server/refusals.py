@@ -15,7 +15,7 @@ log = logging.getLogger("gym_server")
 
 MINUTE_SECONDS = 60.0
 MAX_LINES = 100
-"""Kinds of refusal that are told apart in one minute; what comes beyond them is counted together."""
+"""Kinds of refusal that are counted separately in one minute; what comes beyond them is counted together."""
 _REST = ("others", "", "")
 
 

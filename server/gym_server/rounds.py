@@ -313,7 +313,7 @@ class Journal:
     # ---- helpers ----
 
     def judge(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
-        """Write a verdict, and tell it in the ledger, inside the caller's transaction."""
+        """Write a verdict, and record it in the ledger, inside the caller's transaction."""
         tx.execute(
             update(updates)
             .where(updates.c.update_id == judgement.update_id)

@@ -24,7 +24,7 @@ from gym_server.connections import ConnectionLimiter, require_free
 from gym_server.downloads import Downloads
 from gym_server.federation import Federation, FolderLock
 from gym_server.grid import HubGrid
-from gym_server.guard import Guard
+from gym_server.guard import AuthInterceptor
 from gym_server.hub import Hub
 from gym_server.rounds import Round
 from gym_server.store.away import StoreAway
@@ -35,7 +35,7 @@ from gym_server.streams import Wakeups
 log = logging.getLogger("gym_server")
 
 _GRACE_SECONDS = 5.0
-_FAREWELL_SECONDS = 3.0
+_DRAIN_SECONDS = 3.0
 """How long a hub that is done still answers, so that contributors fetch their last verdict and balance."""
 
 _CALL_THREADS = 8
@@ -141,7 +141,7 @@ class _Server:
         loop.set_default_executor(ThreadPoolExecutor(_CALL_THREADS, "call"))
         limiter = ConnectionLimiter(limits.connections_per_address)
         options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections, log))
-        guard = Guard(self._fed.accounts, limits, on_call=limiter.called)
+        guard = AuthInterceptor(self._fed.accounts, limits, on_call=limiter.called)
         server = grpc.aio.server(interceptors=[guard], options=options)
         hub_pb2_grpc.add_HubServicer_to_server(hub, server)
         port = self._bind(server)
@@ -166,7 +166,7 @@ class _Server:
             hub.finished.set()
             self._wakeups.notify()
             if exit_when_done:
-                await self._wakeups.farewell(_FAREWELL_SECONDS)
+                await self._wakeups.drain(_DRAIN_SECONDS)
             else:
                 log.info("serving until stopped")
                 await stop_waiter

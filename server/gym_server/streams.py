@@ -58,7 +58,7 @@ class Wakeups:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._set_all)
 
-    async def farewell(self, seconds: float) -> None:
+    async def drain(self, seconds: float) -> None:
         """Wait until every work stream has ended, and then ``seconds`` more; three times as long at most."""
         for _ in range(int(2 * seconds / _FAREWELL_POLL_SECONDS)):
             if not self._events:
@@ -72,7 +72,7 @@ class Wakeups:
 
 
 @dataclass(eq=False)
-class WorkStream:
+class OpenStream:
     """One open stream.
 
     Attributes:
@@ -92,7 +92,7 @@ class WorkStreams:
     Args:
         database: Has nodes, accounts and messages.
         queue: Its leases are expired here.
-        wakeups: Tells of news.
+        wakeups: Signals news.
         per_account: Streams of one account at once.
         is_finished: Whether all rounds are done, so that every stream is woken.
     """
@@ -107,20 +107,20 @@ class WorkStreams:
     ) -> None:
         self._database, self._queue, self._wakeups = database, queue, wakeups
         self._per_account, self._is_finished = per_account, is_finished
-        self._streams: list[WorkStream] = []  # oldest first
+        self._streams: list[OpenStream] = []  # oldest first
         self._sweeper: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._streams)
 
     @asynccontextmanager
-    async def opened(self, session: Session) -> AsyncIterator[WorkStream]:
+    async def opened(self, session: Session) -> AsyncIterator[OpenStream]:
         """A stream of the session's node, which counts as connected while the block runs.
 
         Raises:
             GymError: ``UNAUTHENTICATED`` for a node that was forgotten since the session began.
         """
-        stream = WorkStream(session)
+        stream = OpenStream(session)
         self._make_room(session)
         self._streams.append(stream)
         try:
@@ -183,7 +183,7 @@ class WorkStreams:
 
     # ---- on threads ----
 
-    def _busy(self, streams: list[WorkStream]) -> set[WorkStream]:
+    def _busy(self, streams: list[OpenStream]) -> set[OpenStream]:
         """Streams for which there is something to do."""
         self._queue.expire()
         keys: dict[str, bytes] = {}

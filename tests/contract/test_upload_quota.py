@@ -1,4 +1,4 @@
-"""What one account may leave on the hub's disk that nothing names: bounded, told, and given back by use."""
+"""What one account may leave on the hub's disk that nothing names: bounded, reported, and given back by use."""
 
 from __future__ import annotations
 

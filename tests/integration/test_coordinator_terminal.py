@@ -1,4 +1,4 @@
-"""`gym-server run` tells what happens in a federation of real processes."""
+"""`gym-server run` prints what happens in a federation of real processes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from gym_client.join import enter
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_server.federation import Federation
-from gym_server.guard import Guard
+from gym_server.guard import AuthInterceptor
 from gym_server.hub import Hub
 from gym_server.setup import init_hub
 from gym_server.store.database import Database
@@ -62,7 +62,9 @@ class LoopbackHub:
         wakeups.bind(self._loop)
         limits = self.fed.config.limits
         options = server_options(limits.handshake_seconds, limits.connections)
-        self._server = grpc.aio.server(interceptors=[Guard(self.fed.accounts, limits)], options=options)
+        self._server = grpc.aio.server(
+            interceptors=[AuthInterceptor(self.fed.accounts, limits)], options=options
+        )
         hub_pb2_grpc.add_HubServicer_to_server(Hub(self.fed, wakeups), self._server)
         keys = self.fed.folder / "keys"
         pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())

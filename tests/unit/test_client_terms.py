@@ -24,7 +24,7 @@ from gym_fed.errors import ErrorCode, GymError
 from tests.support.tiny_hub import TinyHub
 from tests.unit.test_client_agent import Recorder, Scene
 from tests.unit.test_client_offer import an_offer
-from tests.unit.test_client_patience import Yes
+from tests.unit.test_client_waiting import Yes
 
 ANNOUNCED = json.dumps(
     {
@@ -45,7 +45,7 @@ def watch(event, args):
 sys.addaudithook(watch)
 from gym_client.home import Home
 from gym_client.join import JoinOptions, join
-from tests.unit.test_client_patience import Yes
+from tests.unit.test_client_waiting import Yes
 from tests.unit.test_client_agent import Recorder
 from gym_fed.errors import GymError
 try:

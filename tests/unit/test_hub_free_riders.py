@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gym_server.ledger.columns import Columns
+from gym_server.ledger.columns import ColumnChecks
 from gym_server.rewards.free_riders import _zeros
 from gym_server.rewards.rescore import rescore
 from gym_server.show_rewards import rewards_shown
@@ -26,7 +26,7 @@ PEOPLE = ("ann", "bob", "cat")
 @pytest.fixture(autouse=True)
 def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(Columns, "_updates", lambda self, tx, history: None)
+    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
 
 
 def scaled(delta: Delta) -> Delta:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from gym_server.hub import Hub
-from gym_server.ledger.columns import Columns
+from gym_server.ledger.columns import ColumnChecks
 from gym_server.replay import replay
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rewards.split import split
@@ -32,7 +32,7 @@ from tests.support.judged_rounds import Delta, Judged
 @pytest.fixture(autouse=True)
 def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(Columns, "_updates", lambda self, tx, history: None)
+    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
 
 
 @pytest.fixture

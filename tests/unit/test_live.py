@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gym_server import live
 from gym_server.federation import Federation
-from gym_server.live import Event, Snapshot, Task, Watcher, changes, look, region
+from gym_server.live import HubEvent, Snapshot, TaskProgress, Watcher, changes, look, region
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
 
 from gym_fed.console import TextConsole
@@ -100,16 +100,16 @@ def test_a_thousand_that_join_at_once_are_a_few_lines(
 ) -> None:
     crowd = Snapshot(members={f"c{n}": f"n{n}" for n in range(1000)})
     monkeypatch.setattr(live, "look", lambda _: crowd)
-    told: list[Event] = []
+    told: list[HubEvent] = []
     Watcher(fed, told.append, None)._step(Snapshot())
     assert len(told) == live._MAX_LINES + 1
     assert told[-1].text == f"and {1000 - live._MAX_LINES} more changes"
-    many = Snapshot(1, "collecting", None, {n: Task(f"n{n}", "") for n in range(1000)})
+    many = Snapshot(1, "collecting", None, {n: TaskProgress(f"n{n}", "") for n in range(1000)})
     assert len(rendered(region(many)).splitlines()) == live._MAX_SHOWN + 2
 
 
 def test_the_watcher_tells_while_its_block_runs_and_leaves_the_database_alone(fed: Federation) -> None:
-    told: list[Event] = []
+    told: list[HubEvent] = []
     console = TextConsole()
     console.file, console._force_terminal, console.width = io.StringIO(), True, 100
     with Watcher(fed, told.append, console):

@@ -1,4 +1,4 @@
-"""The limiter: it hangs up on what an address has beyond its share, and touches no other file of the process."""
+"""The limiter of connections: it hangs up on what an address has too much, and touches no other file of the process."""
 
 from __future__ import annotations
 

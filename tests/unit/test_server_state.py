@@ -15,7 +15,7 @@ import yaml
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
 from gym_server.ledger import GENESIS_HASH, Ledger
-from gym_server.ledger.columns import Columns
+from gym_server.ledger.columns import ColumnChecks
 from gym_server.merging import merge_round
 from gym_server.publish import write_version
 from gym_server.replay import replay
@@ -38,7 +38,7 @@ EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 @pytest.fixture(autouse=True)
 def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(Columns, "_updates", lambda self, tx, history: None)
+    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
 
 
 @pytest.fixture

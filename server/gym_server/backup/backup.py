@@ -26,7 +26,7 @@ from gym_fed.failpoints import failpoint
 from gym_fed.identity.encryption import encrypted_pem, is_encrypted
 from gym_fed.ledger import SignedHead
 from gym_server.backup import postgres
-from gym_server.backup.manifest import DATABASE, MANIFEST, File, Manifest
+from gym_server.backup.manifest import DATABASE, MANIFEST, File, SnapshotManifest
 from gym_server.backup.place import Place, object_name
 from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.ledger.verify import verify_database
@@ -104,7 +104,7 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
             sha256, size = place.put(path, f"snapshots/{snapshot}/{name}")
             files[name] = File(sha256=sha256, size_bytes=size)
         failpoint("backup-files")
-        manifest = Manifest(
+        manifest = SnapshotManifest(
             server=fed.server,
             created_at=created,
             software_version=gym_fed.__version__,

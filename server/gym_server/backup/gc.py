@@ -65,7 +65,7 @@ def _objects(fed: Federation, before: float, dry_run: bool) -> tuple[int, int, i
     with fed.database.reading() as tx:
         names = needed(tx, stale)
         rows = {row.sha256: row.created_at for row in tx.execute(select(objects)).all()}
-    old = [name for name, told in stored.items() if told.modified_at <= before]
+    old = [name for name, item in stored.items() if item.modified_at <= before]
     old += [name for name, created in rows.items() if name not in stored and created <= before]
     wanted = [name for name in old if name not in names]
     if not dry_run:
@@ -76,7 +76,7 @@ def _objects(fed: Federation, before: float, dry_run: bool) -> tuple[int, int, i
         ]
     gone = [name for name in wanted if name in stored]
     gone_bytes = sum(stored[name].size_bytes for name in gone)
-    total = sum(told.size_bytes for told in stored.values())
+    total = sum(item.size_bytes for item in stored.values())
     return len(gone), gone_bytes, len(stored) - len(gone), total - gone_bytes
 
 

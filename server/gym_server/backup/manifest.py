@@ -25,7 +25,7 @@ class File(StrictModel):
     size_bytes: int = Field(ge=0)
 
 
-class Manifest(StrictModel):
+class SnapshotManifest(StrictModel):
     """Written last: a snapshot without one is none."""
 
     format: Literal["gym-backup-1"] = "gym-backup-1"
@@ -60,7 +60,7 @@ class Manifest(StrictModel):
         return 0 if head is None else head.size
 
     @classmethod
-    def from_dict(cls, document: Any) -> Manifest:
+    def from_dict(cls, document: Any) -> SnapshotManifest:
         """Raises ``STATE_CORRUPT`` for what is no manifest."""
         try:
             found = cls.model_validate(document)

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder
-from gym_server.backup.manifest import MANIFEST, Manifest
+from gym_server.backup.manifest import MANIFEST, SnapshotManifest
 
 _READ_BYTES = 1 << 20
 _PARTIAL = ".partial"
@@ -89,7 +89,7 @@ class Place:
         if digest.hexdigest() != sha256:
             raise self._corrupt(name, f"has sha256 {digest.hexdigest()}, its manifest says {sha256}")
 
-    def manifests(self) -> dict[str, Manifest]:
+    def manifests(self) -> dict[str, SnapshotManifest]:
         """Every finished snapshot by its name, oldest first.
 
         Raises:
@@ -104,16 +104,16 @@ class Place:
                     document = json.loads(self._fs.cat_file(path))
                 except ValueError as error:
                     raise self._corrupt(f"snapshots/{name}/{MANIFEST}", "is not JSON") from error
-                found[name] = Manifest.from_dict(document)
+                found[name] = SnapshotManifest.from_dict(document)
         return dict(sorted(found.items(), key=lambda item: (item[1].created_at, item[0])))
 
     def objects(self) -> dict[str, int]:
         """Every object that is here, with its size."""
         found = {}
-        for path, told in self._find("objects").items():
+        for path, details in self._find("objects").items():
             name = path.rpartition("/")[2]
             if len(name) == 64:
-                found[name] = int(told["size"])
+                found[name] = int(details["size"])
         return found
 
     def drop_unfinished(self) -> int:

@@ -26,7 +26,7 @@ from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.ledger import SignedHead, SignedRestored
 from gym_server.backup import postgres
 from gym_server.backup.backup import is_empty
-from gym_server.backup.manifest import DATABASE, Manifest
+from gym_server.backup.manifest import DATABASE, SnapshotManifest
 from gym_server.backup.place import Place, object_name
 from gym_server.federation import (
     CONFIG_NAME,
@@ -162,7 +162,7 @@ def _alone(work: Path) -> Iterator[None]:
         lock.release()
 
 
-def _chosen(place: Place, snapshot: str | None) -> tuple[str, Manifest]:
+def _chosen(place: Place, snapshot: str | None) -> tuple[str, SnapshotManifest]:
     found = place.manifests()
     if not found or (snapshot is not None and snapshot not in found):
         what = f"no snapshot {snapshot!r}" if snapshot else "no snapshot"
@@ -178,7 +178,7 @@ def _chosen(place: Place, snapshot: str | None) -> tuple[str, Manifest]:
     return name, found[name]
 
 
-def _newer_head(place: Place, manifest: Manifest, known: SignedHead | None) -> SignedHead | None:
+def _newer_head(place: Place, manifest: SnapshotManifest, known: SignedHead | None) -> SignedHead | None:
     """The highest head beyond the snapshot that is known of: from other snapshots, or given."""
     heads = [other.signed_head for other in place.manifests().values() if other.server == manifest.server]
     if known is not None and known.head.server != manifest.server:
@@ -189,7 +189,9 @@ def _newer_head(place: Place, manifest: Manifest, known: SignedHead | None) -> S
     return max(newer, key=lambda head: head.size, default=None)
 
 
-def _bring(place: Place, name: str, manifest: Manifest, fresh: Path, database_url: str | None) -> None:
+def _bring(
+    place: Place, name: str, manifest: SnapshotManifest, fresh: Path, database_url: str | None
+) -> None:
     fresh.mkdir(mode=0o700)
     for path, file in manifest.files.items():
         if path != DATABASE:
@@ -213,7 +215,7 @@ def _bring(place: Place, name: str, manifest: Manifest, fresh: Path, database_ur
 
 
 def _sign(
-    fresh: Path, manifest: Manifest, lost: SignedHead | None, reason: str, database_url: str | None
+    fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reason: str, database_url: str | None
 ) -> SignedRestored:
     """Verify the ledger that was brought, and append the statement to it."""
     config = _config(fresh, database_url)

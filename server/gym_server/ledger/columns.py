@@ -48,14 +48,14 @@ UNCOVERED: dict[str, str] = {
     "nodes": _LOCAL,
     "objects": "objects are named by their hash: gym-server check",
     "uploads": "uploads that are under way",
-    "readers": "who may read is not told in the ledger",
+    "readers": "who may read is not in the ledger",
     "messages": _QUEUE,
     "round_tasks": _QUEUE,
     "secure_stages": _QUEUE,
     "secure_messages": _QUEUE,
     "key_refusals": "a counter that keeps refusals from flooding the ledger",
-    "variant_readers": "who may read is not told in the ledger",
-    "variant_takedowns": "names of variants are not told in the ledger",
+    "variant_readers": "who may read is not in the ledger",
+    "variant_takedowns": "names of variants are not in the ledger",
     "published": "folders that were written; named by the digest of their tensors",
     "ledger_signatures": "empty once the first head is signed",
     "privacy_seeds.server_round": "a wrong round, list or seed fails `gym-server ledger replay`",
@@ -67,20 +67,22 @@ UNCOVERED: dict[str, str] = {
 def record_of(row: Any) -> str:
     """Digest of what an update's row holds from the door on; of a row, or of the values that will be one."""
     norm = None if row["norm"] is None else float(row["norm"]).hex()
-    told = {"manifest": row["manifest"], "signature": bytes(row["signature"]).hex(), "norm": norm}
-    told |= {key: row[key] for key in ("message_id", "server_round", "code")}
-    return canonical_digest({"gym-update-record-1": told})
+    recorded = {"manifest": row["manifest"], "signature": bytes(row["signature"]).hex(), "norm": norm}
+    recorded |= {key: row[key] for key in ("message_id", "server_round", "code")}
+    return canonical_digest({"gym-update-record-1": recorded})
 
 
 def round_of(row: Any) -> str:
     """Digest of the row of a round that ended."""
     times = {key: None if row[key] is None else float(row[key]).hex() for key in ("opened_at", "deadline")}
-    told = {key: row[key] for key in ("server_round", "state", "spec", "base_height", "merging", "reason")}
-    return canonical_digest({"gym-round-1": {**told, **times}})
+    recorded = {
+        key: row[key] for key in ("server_round", "state", "spec", "base_height", "merging", "reason")
+    }
+    return canonical_digest({"gym-round-1": {**recorded, **times}})
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Recorded:
     sequence: int
     kind: str
     body: dict[str, Any]
@@ -91,30 +93,30 @@ class _Told:
 
 
 @dataclass
-class Columns:
+class ColumnChecks:
     """Shown every entry of a ledger, it compares the columns."""
 
-    _door: dict[int, _Told] = field(default_factory=dict)
-    _last: dict[str, _Told] = field(default_factory=dict)
-    _ends: dict[int, _Told] = field(default_factory=dict)
-    _variants: dict[int, _Told] = field(default_factory=dict)
+    _door: dict[int, _Recorded] = field(default_factory=dict)
+    _last: dict[str, _Recorded] = field(default_factory=dict)
+    _ends: dict[int, _Recorded] = field(default_factory=dict)
+    _variants: dict[int, _Recorded] = field(default_factory=dict)
     _methods: dict[str, tuple[str, int]] = field(default_factory=dict)
     _seeds: set[str] = field(default_factory=set)
 
     def add(self, entry: Entry, body: dict[str, Any]) -> None:
         """The next entry."""
-        told = _Told(entry.sequence, entry.kind, body)
+        recorded = _Recorded(entry.sequence, entry.kind, body)
         if entry.kind == SEALED or (entry.kind == "verdict" and body.get("update")):
             if entry.kind == SEALED or body["verdict"] in _AT_THE_DOOR:
-                self._door[entry.sequence] = told
+                self._door[entry.sequence] = recorded
             if entry.kind != SEALED:
-                self._last[body["update"]] = told
+                self._last[body["update"]] = recorded
         elif entry.kind in _ENDS:
-            self._ends[body["server_round"]] = told
+            self._ends[body["server_round"]] = recorded
             if "privacy" in body:
                 self._seeds.add(body["privacy"]["seed_sha256"])
         elif entry.kind in ("variant", "variant-removed"):
-            self._variants[entry.sequence] = told
+            self._variants[entry.sequence] = recorded
         elif entry.kind == "contribution":
             self._methods |= dict.fromkeys(body["scores"], (body["method"], body["server_round"]))
 
@@ -129,9 +131,9 @@ class Columns:
 
     def _updates(self, tx: Connection, history: History) -> None:
         keys: dict[str, list[tuple[bytes, float, float]]] = {}
-        for key, told in history.keys.items():
-            until = float("inf") if told.until is None else told.until
-            keys.setdefault(told.contributor, []).append((bytes.fromhex(key), told.since, until))
+        for key, recorded in history.keys.items():
+            until = float("inf") if recorded.until is None else recorded.until
+            keys.setdefault(recorded.contributor, []).append((bytes.fromhex(key), recorded.since, until))
         for row in tx.execute(select(updates)).mappings():
             where = f"updates: {row['update_id'][:12]}"
             signed = _signed(row)
@@ -158,20 +160,20 @@ class Columns:
             self._check_reason(where, row, door)
             self._check_signer(where, row, signed, door, keys.get(row["contributor"], []))
 
-    def _check_reason(self, where: str, row: Any, door: _Told) -> None:
+    def _check_reason(self, where: str, row: Any, door: _Recorded) -> None:
         last = self._last.get(row["update_id"])
-        told = door if last is None else last
+        recorded = door if last is None else last
         reason = row["reason"]
-        if told.kind == SEALED:
+        if recorded.kind == SEALED:
             return  # the seal stands for verdict, code and reason (``checks``)
-        if "seal" in told.body:
-            if told.body["seal"] != seal(row["manifest"], row["verdict"], row["code"], reason):
+        if "seal" in recorded.body:
+            if recorded.body["seal"] != seal(row["manifest"], row["verdict"], row["code"], reason):
                 raise corrupt(f"{where}: its reason is not that of its verdict")
-        elif BUCKET not in told.body:
+        elif BUCKET not in recorded.body:
             said = f"{row['code']}: {reason}" if row["verdict"] == "refused" else reason
-            if told.body["reason"] != said or (row["code"] != "" and row["verdict"] != "refused"):
+            if recorded.body["reason"] != said or (row["code"] != "" and row["verdict"] != "refused"):
                 raise corrupt(f"{where}: its reason or code is not that of its verdict")
-        if told.body.get("heldout_change") != row["heldout_change"] and "record" in door.body:
+        if recorded.body.get("heldout_change") != row["heldout_change"] and "record" in door.body:
             raise corrupt(f"{where}: its heldout_change is not that of its verdict")
 
     def _check_signer(
@@ -179,7 +181,7 @@ class Columns:
         where: str,
         row: Any,
         signed: dict[str, Any],
-        door: _Told,
+        door: _Recorded,
         keys: list[tuple[bytes, float, float]],
     ) -> None:
         """One of the keys that the account had when the update came signed it."""
@@ -197,8 +199,8 @@ class Columns:
 
     def _versions(self, tx: Connection) -> None:
         for row in tx.execute(select(versions)).mappings():
-            told = self._ends[row["server_round"]]  # that there is one was checked before
-            body, where = told.body, f"versions: {row['height']}"
+            recorded = self._ends[row["server_round"]]  # that there is one was checked before
+            body, where = recorded.body, f"versions: {row['height']}"
             if body.get("soup_bytes", row["soup_bytes"]) != row["soup_bytes"]:
                 raise corrupt(
                     f"{where}: soup_bytes is {row['soup_bytes']}, the ledger says {body['soup_bytes']}"
@@ -210,25 +212,25 @@ class Columns:
             residual = f"round-{row['server_round']}.safetensors"
             if state is not None and row["residual"] != (residual if "residual" in state else None):
                 raise corrupt(f"{where}: its residual is {row['residual']}, which the ledger does not say")
-            if not near(row["committed_at"], *told.at):
+            if not near(row["committed_at"], *recorded.at):
                 raise corrupt(f"{where}: committed_at is another time than the ledger says")
 
     def _rounds(self, tx: Connection) -> None:
         missing = dict(self._ends)
         for row in tx.execute(select(rounds)).mappings():
-            told = missing.pop(row["server_round"], None)
+            recorded = missing.pop(row["server_round"], None)
             where = f"rounds: {row['server_round']}"
-            if told is None:
+            if recorded is None:
                 if row["state"] in _OVER:
                     raise corrupt(f"{where} is {row['state']}, and the ledger does not say so")
                 continue
-            if row["state"] != _ENDS[told.kind]:
-                raise corrupt(f"{where} is {row['state']}, the ledger says {_ENDS[told.kind]}")
-            if row["reason"] != told.body.get("reason", ""):
+            if row["state"] != _ENDS[recorded.kind]:
+                raise corrupt(f"{where} is {row['state']}, the ledger says {_ENDS[recorded.kind]}")
+            if row["reason"] != recorded.body.get("reason", ""):
                 raise corrupt(f"{where}: its reason is not the ledger's")
-            if "updates" in told.body and row["merging"] != json.dumps(told.body["updates"]):
+            if "updates" in recorded.body and row["merging"] != json.dumps(recorded.body["updates"]):
                 raise corrupt(f"{where}: merging is not the list that the ledger has")
-            if "round" in told.body and told.body["round"] != round_of(row):
+            if "round" in recorded.body and recorded.body["round"] != round_of(row):
                 raise corrupt(f"{where}: spec, merging or another column is not what it was at its end")
         if missing:
             raise corrupt(f"rounds: {next(iter(missing))} ended, says the ledger, and is not in the database")
@@ -237,8 +239,8 @@ class Columns:
 
     def _others(self, tx: Connection, history: History) -> None:
         first: dict[str, int] = {}
-        for told in history.keys.values():
-            first[told.contributor] = min(told.since, first.get(told.contributor, told.since))
+        for recorded in history.keys.values():
+            first[recorded.contributor] = min(recorded.since, first.get(recorded.contributor, recorded.since))
         for row in tx.execute(select(accounts.c.contributor, accounts.c.enrolled_at)):
             if not near(row.enrolled_at, first.get(row.contributor)):
                 raise corrupt(f"accounts: {row.contributor} enrolled at another time than the ledger says")
@@ -259,10 +261,13 @@ class Columns:
 
     def _check_variant(self, row: Any) -> None:
         where = f"variants: {row['slot']}"
-        told = self._variants.get(row["ledger_sequence"])
-        if told is None or (told.body["contributor"], told.body["variant"]) != (row["owner"], row["slot"]):
+        recorded = self._variants.get(row["ledger_sequence"])
+        if recorded is None or (recorded.body["contributor"], recorded.body["variant"]) != (
+            row["owner"],
+            row["slot"],
+        ):
             raise corrupt(f"{where}: entry {row['ledger_sequence']} is not about it")
-        if row["document_sha256"] != told.body["document"] or not near(row["put_at"], *told.at):
+        if row["document_sha256"] != recorded.body["document"] or not near(row["put_at"], *recorded.at):
             raise corrupt(f"{where}: its digest or time is not the ledger's")
         if row["document"] is None:
             return  # only what the entry names is left of it

@@ -13,7 +13,7 @@ from gym_fed.ledger.subjects import subjects
 from gym_server.ledger.anchor import Anchor
 from gym_server.ledger.chain import entries_from, entry_of, heads_from
 from gym_server.ledger.checks import CHECKS, TableCheck
-from gym_server.ledger.columns import Columns
+from gym_server.ledger.columns import ColumnChecks
 from gym_server.ledger.times import Times
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger_subjects
@@ -31,7 +31,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
     told: dict[str, dict[Any, Any]] = {check.name: {} for check in CHECKS}
     named: set[tuple[int, str]] = set()
     times = Times()
-    columns = Columns()
+    columns = ColumnChecks()
 
     def visit(entry: Entry, body: dict[str, Any]) -> None:
         named.update((entry.sequence, contributor) for contributor in subjects(entry.body_json))

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DatabaseError
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.store.away import StoreAway, WriteConflict
-from gym_server.store.failures import parse_url, shown, told
+from gym_server.store.failures import mapped_errors, parse_url, shown
 from gym_server.store.migrations import bring_up_to_date
 from gym_server.store.tables import settings
 
@@ -118,7 +118,7 @@ class Database:
         Raises:
             StoreAway: The database cannot be reached; whether a commit that was under way is stored is not known.
         """
-        with told(self._url), self.engine.connect() as connection:
+        with mapped_errors(self._url), self.engine.connect() as connection:
             with self._alone(connection), connection.begin():
                 for call in self.at_begin:
                     call(connection)
@@ -134,7 +134,7 @@ class Database:
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}  # see _begin
         if not self._is_sqlite:
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with told(self._url), self.engine.connect().execution_options(**options) as connection:
+        with mapped_errors(self._url), self.engine.connect().execution_options(**options) as connection:
             yield connection
 
     snapshot = reading

@@ -58,7 +58,7 @@ def shown(url: URL) -> str:
 
 
 @contextmanager
-def told(url: URL) -> Iterator[None]:
+def mapped_errors(url: URL) -> Iterator[None]:
     """Failures of the database inside the block are raised as what they mean.
 
     Raises:

@@ -82,9 +82,9 @@ class HubLock:
 
     def _take(self) -> Connection | None:
         """A session that has the lock; None while another one has it."""
-        from gym_server.store.failures import told
+        from gym_server.store.failures import mapped_errors
 
-        with told(self._database.engine.url):
+        with mapped_errors(self._database.engine.url):
             session = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             try:
                 session.detach()  # never another's in the pool

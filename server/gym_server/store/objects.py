@@ -83,17 +83,17 @@ class ObjectStore:
 
     def listed(self) -> dict[str, StoredObject]:
         """Every object that is there, by its sha256."""
-        with nullcontext() if self._remote is None else self._remote.told():
+        with nullcontext() if self._remote is None else self._remote.mapped_errors():
             paths = self._fs.find(self._root, detail=True)
             return {
-                path.rpartition("/")[2]: StoredObject(int(told["size"]), self._modified(path, told))
-                for path, told in paths.items()
+                path.rpartition("/")[2]: StoredObject(int(details["size"]), self._modified(path, details))
+                for path, details in paths.items()
                 if len(path.rpartition("/")[2]) == 64
             }
 
     def delete(self, sha256: str) -> None:
         """Delete an object, and the local copy of a remote one."""
-        with nullcontext() if self._remote is None else self._remote.told():
+        with nullcontext() if self._remote is None else self._remote.mapped_errors():
             self._fs.rm_file(self._path(sha256))
         (self.staging / f"{sha256}.copy").unlink(missing_ok=True)
 
@@ -172,10 +172,10 @@ class ObjectStore:
         """Where the hub writes an object of its own: two threads may put the same at once."""
         return self.part_path(f"hub-{secrets.token_hex(8)}", sha256)
 
-    def _modified(self, path: str, told: dict[str, Any]) -> float:
+    def _modified(self, path: str, details: dict[str, Any]) -> float:
         """When a file was written, by what fsspec's implementations call it; now where none says so."""
         for key in ("mtime", "LastModified", "last_modified", "created"):
-            value = told.get(key)
+            value = details.get(key)
             if isinstance(value, datetime):
                 value = value.timestamp()
             if isinstance(value, (int, float)):

@@ -60,7 +60,7 @@ class RemoteObjects:
     def has(self, path: str) -> bool:
         """Raises ``StoreAway`` when the store does not answer."""
         try:
-            with self.told():
+            with self.mapped_errors():
                 self.fs.info(path)
         except FileNotFoundError:
             return False
@@ -97,7 +97,7 @@ class RemoteObjects:
         """
         size = part.stat().st_size
         try:
-            with self.told():
+            with self.mapped_errors():
                 self.fs.put_file(str(part), path)
             shown = _looked_for(lambda: self._size(path))
         except FileNotFoundError:
@@ -114,8 +114,8 @@ class RemoteObjects:
         found = []
         for copy in self._copies.glob("*.copy"):
             with suppress(FileNotFoundError):
-                told = copy.stat()
-                found.append((told.st_mtime, told.st_size, copy))
+                status = copy.stat()
+                found.append((status.st_mtime, status.st_size, copy))
         total = sum(size for _, size, _ in found)
         if total <= self._max_copy_bytes:
             return
@@ -128,7 +128,7 @@ class RemoteObjects:
                 total -= size
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def mapped_errors(self) -> Iterator[None]:
         """Failures of the store inside the block are raised as ``StoreAway``; that something is missing stays so."""
         try:
             yield
@@ -141,9 +141,9 @@ class RemoteObjects:
 
     def _fetch(self, path: str, part: Path) -> str:
         digest = hashlib.sha256()
-        with self.told():
+        with self.mapped_errors():
             self.fs.info(path)  # obstore's file complains on stderr when there is none
-        with self.told(), self.fs.open(path, "rb") as source, open(part, "wb") as file:
+        with self.mapped_errors(), self.fs.open(path, "rb") as source, open(part, "wb") as file:
             while block := source.read(_READ_BYTES):
                 digest.update(block)
                 file.write(block)
@@ -152,7 +152,7 @@ class RemoteObjects:
         return digest.hexdigest()
 
     def _size(self, path: str) -> int:
-        with self.told():
+        with self.mapped_errors():
             self.fs.invalidate_cache()
             return int(self.fs.info(path)["size"])
 

@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.2
 _MAX_REASON = 300
 
 
-class Backoff:
+class RoundBackoff:
     """Counts rounds that failed in a row, and waits after them.
 
     Args:

@@ -33,7 +33,7 @@ from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.secure.round import SecureRound
 from gym_server.store.away import StoreAway
-from gym_server.strategy.backoff import Backoff
+from gym_server.strategy.backoff import RoundBackoff
 from gym_server.strategy.pace import Pace
 
 log = logging.getLogger("gym_server")
@@ -151,7 +151,7 @@ class DeltaSoup(Strategy):
     ) -> Result:
         """Run rounds until ``num_rounds`` (by default the config's) have been committed, across restarts.
 
-        A round that is aborted, or that an error of ours ends, is followed by a wait and another one: see ``Backoff``.
+        A round that is aborted, or that an error of ours ends, is followed by a wait and another (``RoundBackoff``).
 
         Raises:
             GymError: For a failure of this machine, such as a corrupt state, that no other round would fix.
@@ -159,7 +159,7 @@ class DeltaSoup(Strategy):
         """
         self.summary()
         wanted = num_rounds or self._fed.config.rounds.num_rounds
-        backoff = Backoff(self._fed, grid, self._should_stop)
+        backoff = RoundBackoff(self._fed, grid, self._should_stop)
         while not self._should_stop():
             try:
                 if not self._advance(grid, wanted, backoff):
@@ -170,7 +170,7 @@ class DeltaSoup(Strategy):
                 backoff.hold(f"this machine: {type(error).__name__}: {error}")
         return Result()
 
-    def _advance(self, grid: Grid, wanted: int, backoff: Backoff) -> bool:
+    def _advance(self, grid: Grid, wanted: int, backoff: RoundBackoff) -> bool:
         """One round, and the wait after one that came to nothing; False when there is nothing left to do."""
         if self._fed.journal.num_committed() >= wanted:
             return False
