@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gym_fed.text import plain, whole_number
 from gym_server.federation import Federation
+from gym_server.store.away import StoreAway
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ class Watcher(AbstractContextManager["Watcher"]):
         self._fed = fed
         self._tell = tell
         self._console = console
+        self._is_blind = False
+        """Whether the database is away, which the log says once."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
@@ -241,12 +244,14 @@ class Watcher(AbstractContextManager["Watcher"]):
 
     def _look(self) -> Snapshot | None:
         try:
-            return look(self._fed)
-        except (
-            SQLAlchemyError
-        ) as error:  # the hub goes on; whoever watches sees the last state, and why in the log
-            log.warning("cannot show the state: %s", error)
+            found = look(self._fed)
+        except (SQLAlchemyError, StoreAway) as error:  # the hub goes on; whoever watches sees the last state
+            if not self._is_blind:
+                log.warning("cannot show the state, and goes on trying: %s", error)
+            self._is_blind = True
             return None
+        self._is_blind = False
+        return found
 
 
 def _headline(now: Snapshot) -> str:

@@ -12,9 +12,12 @@ import pytest
 from gym_server import live
 from gym_server.federation import Federation
 from gym_server.live import HubEvent, Snapshot, TaskProgress, Watcher, changes, look, region
+from gym_server.store.away import StoreAway
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
+from sqlalchemy.exc import OperationalError
 
 from gym_fed.console import TextConsole
+from gym_fed.errors import ErrorCode, GymError
 from tests.support.loopback_hub import LoopbackHub
 
 NASTY = "ev\x1b[2Jil [/x]"
@@ -120,6 +123,34 @@ def test_the_watcher_tells_while_its_block_runs_and_leaves_the_database_alone(fe
     assert [event.kind for event in told] == ["joined"]
     assert json.dumps(told[0].fields)
     assert "\x1b[2J" not in console.file.getvalue()
+
+
+def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[HubEvent] = []
+    tries: list[int] = []
+
+    def away(_: Federation) -> Snapshot:
+        tries.append(1)
+        if len(tries) == 3:
+            raise OperationalError("SELECT 1", {}, Exception("locked"))
+        raise StoreAway(GymError(ErrorCode.UNAVAILABLE, "postgresql://hub@host/db: gone"))
+
+    monkeypatch.setattr(live, "_POLL_SECONDS", 0.01)
+    with Watcher(fed, told.append, None):
+        with monkeypatch.context() as patch:
+            patch.setattr(live, "look", away)
+            end = time.monotonic() + 30
+            while len(tries) < 5:
+                assert time.monotonic() < end, "the watcher is gone"
+                time.sleep(0.01)
+        enrol(fed, 1, "ann")
+        while not told:
+            assert time.monotonic() < end, "the watcher is gone"
+            time.sleep(0.01)
+    assert [event.kind for event in told] == ["joined"]
+    assert caplog.text.count("cannot show the state") == 1
 
 
 def progress(fed: Federation, number: int, text: str) -> None:
