@@ -241,7 +241,7 @@ class Agent:
         self._settle()
         passing: list[Path] = []
         self._fetch(task, lease, passing)
-        message = to_message(task, lambda ref: self._objects.cache.path(ref.sha256).read_bytes())
+        message = to_message(task, self._objects.reader())
         run_id = task.metadata.run_id
         context = self._contexts.setdefault(
             run_id, new_context(run_id, task.metadata.dst_node_id, self.node_config)

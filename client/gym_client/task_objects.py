@@ -16,7 +16,7 @@ from gym_client.transport import HubClient
 from gym_client.uploads import upload
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.records import references
+from gym_fed.wire.records import check_counts, references
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 T = TypeVar("T")
@@ -52,8 +52,10 @@ class TaskObjects:
             Files that nothing needs after the task.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` before a byte of what is more than the policy allows.
+            GymError: ``POLICY_REFUSED`` before a byte of what is more than the policy allows, ``TOO_LARGE`` for more
+                references than a message may have.
         """
+        check_counts(task.content)
         refs = references(task.content)
         missing = [ref for ref in refs if not self.cache.has(ref.sha256, ref.size_bytes)]
         total = sum(ref.size_bytes for ref in missing)
@@ -80,6 +82,21 @@ class TaskObjects:
             before += ref.size_bytes
             self._fetched += ref.size_bytes
         return [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
+
+    def reader(self) -> Callable[[pb.ArrayRef], bytes]:
+        """What gives the bytes of a task's references.
+
+        An object that a task names a thousand times is read once, and its bytes are shared, so that a hub that sent
+        little cannot have a contributor hold much.
+        """
+        held: dict[str, bytes] = {}
+
+        def read(ref: pb.ArrayRef) -> bytes:
+            if ref.sha256 not in held:
+                held[ref.sha256] = self.cache.path(ref.sha256).read_bytes()
+            return held[ref.sha256]
+
+        return read
 
     def upload(self, task: pb.Task, request: pb.SubmitRequest, hooks: Hooks, patient: Patient) -> None:
         """Bring every object that the reply names to the hub."""

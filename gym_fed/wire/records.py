@@ -94,8 +94,10 @@ def check_counts(wire: pb.Records) -> None:
 
 
 def references(wire: pb.Records) -> list[pb.ArrayRef]:
-    """Every object that the records name."""
-    return [ref for name in wire.order if name in wire.arrays for ref in wire.arrays[name].arrays]
+    """Every object that the records name; a record that the order has twice counts once."""
+    return [
+        ref for name in dict.fromkeys(wire.order) if name in wire.arrays for ref in wire.arrays[name].arrays
+    ]
 
 
 def _entries(wire: pb.Records) -> Iterator[pb.Entry]:

@@ -25,7 +25,7 @@ from gym_client.transport import HubClient
 from gym_client.trust import establish
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.records import from_wire, to_wire
+from gym_fed.wire.records import from_wire, references, to_wire
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.tiny_hub import TinyHub
 
@@ -208,6 +208,37 @@ def test_a_task_that_asks_for_too_many_bytes_is_refused(scene: Scene) -> None:
     scene.agent(empty, Policy(max_download_bytes=1000)).run()
     assert "max_download_bytes of 1000" in scene.error_of("m1").reason
     assert scene.hub.download_offsets == []
+
+
+def test_a_task_that_names_one_object_a_thousand_times_takes_its_memory_once(scene: Scene) -> None:
+    held: list[int] = []
+
+    def count(message: Message, context: Context) -> RecordDict:
+        arrays = message.content.array_records["arrays"]
+        held.extend({id(array.data): len(array.data) for array in arrays.values()}.values())
+        assert len(arrays) == 1000
+        return RecordDict()
+
+    task = scene.task("m1", RecordDict({"arrays": ArrayRecord([np.ones(100_000)])}))
+    first = task.content.arrays["arrays"].arrays[0]
+    for number in range(1, 1000):
+        task.content.arrays["arrays"].arrays.add().CopyFrom(first)
+        task.content.arrays["arrays"].arrays[number].name = str(number)
+    scene.hub.give(task)
+    scene.agent(count).run(max_rounds=1)
+    assert sum(held) == first.size_bytes
+    assert len(scene.hub.download_offsets) == 1
+
+
+def test_a_task_whose_order_repeats_a_record_is_refused_before_anything_is_fetched(scene: Scene) -> None:
+    task = scene.task("m1", RecordDict({"arrays": ArrayRecord([np.ones(1000)])}))
+    task.content.order.extend(["arrays"] * 10_000)
+    scene.hub.give(task)
+    scene.hub.finish()
+    scene.agent(empty).run()
+    assert "names in their order" in scene.error_of("m1").reason
+    assert scene.hub.download_offsets == []
+    assert len(references(task.content)) == 1
 
 
 def test_a_problem_of_this_machine_ends_the_agent_and_the_hub_is_told(scene: Scene) -> None:
