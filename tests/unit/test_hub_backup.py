@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from gym_server.backup.restore import fork_in_place, restore
 from gym_server.store.tables import credits
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger import HubRestored, Restored, SignedRestored
+from gym_fed.identity.keys import SigningKey, server_id
+from gym_fed.ledger import HubRestored, Restored, SignedHead, SignedRestored
+from gym_fed.ledger.heads import FORMAT as HEAD_FORMAT
+from gym_fed.ledger.heads import Head
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 
 PLAIN = KeyPolicy(include_plain=True)
@@ -227,6 +230,31 @@ def test_a_statement_that_does_not_hold_explains_nothing(scene: Scene, lie: str)
     if lie == "signed before the head":
         scene.pay(2, ann.pin.contributor, 11)
     assert code_of(again.status) is ErrorCode.LEDGER_FORKED
+
+
+def test_a_statement_is_the_hubs_own_and_so_is_the_head_that_it_says_is_lost() -> None:
+    key, other = SigningKey.generate(), SigningKey.generate()
+
+    def head(by: SigningKey) -> dict[str, Any]:
+        return SignedHead.sign(
+            by, Head(HEAD_FORMAT, server_id(key.public_key), 9, "ab" * 32, "cd" * 32, 1, 100)
+        ).to_dict()
+
+    def said(server: SigningKey = key, lost: dict[str, Any] | None = None) -> Restored:
+        return Restored("gym-restored-1", server_id(server.public_key), 1, "ab" * 32, 200, "a fire", lost)
+
+    SignedRestored.sign(key, said(lost=head(key))).verify(key.public_key)
+    changed = SignedRestored(replace(said(), restored_at_entry=5), SignedRestored.sign(key, said()).signature)
+    for lie in (
+        SignedRestored.sign(other, said()),
+        SignedRestored.sign(key, said(other)),
+        SignedRestored.sign(key, said(lost=head(other))),
+        changed,
+        SignedRestored(said(), "no hex"),
+    ):
+        with pytest.raises(GymError) as caught:
+            lie.verify(key.public_key)
+        assert caught.value.code in (ErrorCode.STATE_CORRUPT, ErrorCode.SIGNATURE_INVALID)
 
 
 def test_a_head_of_what_was_lost_accuses_nobody_later(scene: Scene) -> None:

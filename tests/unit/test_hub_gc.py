@@ -13,7 +13,7 @@ import pytest
 from gym_client.uploads import upload
 from gym_client.variants import push_variant, remove_variant, sign_variant
 from gym_server.backup.backup import care_lock
-from gym_server.backup.gc import gc
+from gym_server.backup.gc import _delete, gc
 from gym_server.rounds import MERGING
 from gym_server.store.tables import objects, rounds
 
@@ -68,6 +68,22 @@ def test_only_what_nothing_names_is_deleted_and_only_when_it_is_old(hub: Loopbac
     upload(client, manifest_of(orphan).delta_sha256, orphan, lambda done, total: None, lambda: False)
     assert hub.fed.store.has(manifest_of(orphan).delta_sha256), "and it can be sent again"
     client.close()
+
+
+def test_a_young_object_without_a_row_stays_and_so_does_what_came_to_be_named_meanwhile(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    young = hub.fed.store.put_bytes(b"a soup whose version is not committed yet")
+    assert gc(hub.fed, 86400)["objects"] == 0
+    assert hub.fed.store.has(young)
+    age(hub)
+    with hub.client(tmp_path / "ann") as client:
+        kept = some_delta(tmp_path, 1)
+        push_variant(client, kept, sign_variant(client, manifest_of(kept)))
+    age(hub)
+    named = manifest_of(kept).delta_sha256
+    assert _delete(hub.fed, [named, young], time.time() - 86400, hub.fed.store.listed()) == [young]
+    assert (hub.fed.store.has(named), hub.fed.store.has(young)) == (True, False)
 
 
 def test_gc_and_backup_wait_for_each_other(hub: LoopbackHub) -> None:

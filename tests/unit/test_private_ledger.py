@@ -13,7 +13,7 @@ import gym_server.private_merge
 import pytest
 from gym_client.receipts import check_receipt
 from gym_client.tally import Tally
-from gym_server.admission import Receipt
+from gym_server.admission import Candidate, Receipt
 from gym_server.federation import Federation
 from gym_server.ledger.coarse import BUCKET, BUCKET_SECONDS
 from gym_server.store.tables import rounds, updates
@@ -166,6 +166,23 @@ def test_a_refusal_is_the_same_entry_whatever_is_in_the_delta_and_its_contributo
     honest = without_seals(run("honest").whole([400, 500, 600]))
     at_the_door = [entry for entry in honest if entry[0] == SEALED]
     assert at_the_door == [entry for entry in lines[0] if entry[0] == SEALED]
+
+
+def test_what_is_wrong_with_a_forged_submission_is_not_public_either(run: Callable[[str], Run]) -> None:
+    """Nothing is sealed for it, since nobody who could open the seal sent it: the entry itself says one code."""
+    fed = run("copy").fed
+    number = PrivateRounds(fed).collect(send=False)
+    said = set()
+    for text in ("{}", "not JSON at all"):
+        key = SigningKey.generate()
+        forged = Candidate(key.contributor, key.public_key, "task", number, text, b"forged")
+        with pytest.raises(GymError) as caught:
+            fed.admission.judge(forged, lambda tx, receipt: None)
+        said.add(caught.value.message)
+    entries = [entry.body for entry in fed.ledger.entries() if entry.kind == "verdict"]
+    assert len(said) == len(entries) == 2, "its sender is given the reason"
+    assert {(body["verdict"], body["reason"]) for body in entries} == {("refused", "update-refused")}
+    fed.close()
 
 
 def test_entries_about_updates_say_hours_and_nothing_says_the_second(run: Callable[[str], Run]) -> None:

@@ -16,10 +16,11 @@ from gym_server.ledger import Ledger
 from gym_server.setup import init_hub
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.database import Database, insert_if_absent, rerun
+from gym_server.store.failures import mapped_errors, parse_url
 from gym_server.store.hub_lock import HubLock
 from gym_server.store.tables import readers, settings
-from sqlalchemy import func, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import func, select, text, update
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
@@ -185,6 +186,24 @@ def test_a_wrong_password_is_not_repeated(postgres: PostgresServer, tmp_path: Pa
     text = "".join(traceback.format_exception(refusal.value))
     assert WRONG not in text
     assert "PGPASSFILE" in str(refusal.value.hint)
+
+
+def test_a_password_in_the_drivers_own_words_is_masked() -> None:
+    url = parse_url(f"postgresql+psycopg://hub:{PASSWORD}@127.0.0.1/gym")
+    error = OperationalError("SELECT 1", {}, Exception(f"cannot parse\n{PASSWORD} as a host"))
+    error.connection_invalidated = True
+    with pytest.raises(StoreAway) as caught, mapped_errors(url):
+        raise error
+    assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+    assert "cannot parse *** as a host" in caught.value.refusal.message
+
+
+def test_a_commit_waits_for_the_disk_whatever_the_servers_default_is(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url = f"{postgres.new_database()}?options=-csynchronous_commit%3Doff"
+    with Database.open(url, tmp_path).transaction() as tx:
+        assert tx.scalar(text("SELECT setting FROM pg_settings WHERE name = 'synchronous_commit'")) == "on"
 
 
 def test_the_password_is_taken_from_pgpassfile(

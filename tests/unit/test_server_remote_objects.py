@@ -20,6 +20,7 @@ from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 
 from gym_fed.errors import ErrorCode, GymError
+from tests.support.loopback_hub import LoopbackHub
 
 BOUND = 3000
 
@@ -48,6 +49,24 @@ def test_copies_beyond_the_bound_go_those_unused_for_longest_first(store: Object
     last = put(store, 4)
     assert copies(store) == {oldest, newer, last}
     assert store.local_path(older).read_bytes() == bytes([2]) * 1000, "it is fetched again"
+
+
+def test_the_bound_of_copies_is_the_one_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "GRACE_SECONDS", 0.0)
+    bound = 1 << 20
+    hub = LoopbackHub(
+        tmp_path / "hub", storage={"objects": f"memory://{tmp_path.name}", "max_local_copy_bytes": bound}
+    )
+    try:
+        for fill in range(4):
+            hub.fed.store.put_bytes(bytes([fill]) * (bound // 2))
+            time.sleep(0.02)
+        assert sum(path.stat().st_size for path in hub.fed.store.staging.glob("*.copy")) == bound
+    finally:
+        hub.close()
+        fsspec.filesystem("memory").store.clear()
 
 
 def test_a_copy_that_is_mapped_or_open_stays_even_beyond_the_bound(store: ObjectStore) -> None:
