@@ -60,7 +60,11 @@ err = TextConsole(stderr=True)
 
 def print_table(table: Table, width: int | None = None) -> None:
     """A table as wide as the terminal, or as ``width``; whole where nobody looks at that: in a pipe or a file."""
-    out.print(table, width=width if out.is_terminal else PIPE_COLUMNS)
+    console = out
+    if width is not None or not out.is_terminal:
+        console = TextConsole()  # rich never prints wider than its console is
+        console.width = (width if out.is_terminal else None) or PIPE_COLUMNS
+    console.print(table)
 
 
 def print_json(value: Any) -> None:

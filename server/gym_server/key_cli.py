@@ -29,7 +29,7 @@ def add_key_commands(app: typer.Typer) -> None:
 
 def accounts(
     folder: Folder = _HUB,
-    wide: Annotated[bool, typer.Option("--wide", help="Whole ids, keys and times.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Whole ids, keys and times, as in a pipe.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Every account, its balance, and the keys that it has had. Ids are shown by how they begin."""
@@ -40,6 +40,7 @@ def accounts(
     if as_json:
         print_json(found)
         return
+    wide = wide or not out.is_terminal
     print_table(accounts_table(found, wide), width=PIPE_COLUMNS if wide else None)
 
 
