@@ -213,7 +213,7 @@ def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
     else:
-        print_table(rewards_table(found))
+        print_table(rewards_table(found, wide=not out.is_terminal))
 
 
 @app.command()

@@ -34,7 +34,8 @@ def rewards_shown(fed: Federation) -> dict[str, Any]:
     }
 
 
-def rewards_table(found: dict[str, Any]) -> TextTable:
+def rewards_table(found: dict[str, Any], wide: bool = False) -> TextTable:
+    """What ``rewards_shown`` found, for people; ids by how they begin, unless ``wide``."""
     title = (
         f"{found['pool']} credits a round: {found['quality_weight']:.0%} by {found['score']}, "
         f"{found['participation_weight']:.0%} for taking part"
@@ -42,7 +43,8 @@ def rewards_table(found: dict[str, Any]) -> TextTable:
         else f"{found['pool']} credits a round, for taking part"
     )
     who = Column("contributor", no_wrap=True)
-    shown = short_ids(one["contributor"] for one in found["contributors"])
+    ids = [one["contributor"] for one in found["contributors"]]
+    shown = dict(zip(ids, ids, strict=True)) if wide else short_ids(ids)
     columns = ("name", "credits", "reputation", "last scores", "last verdict")
     table = TextTable(who, *columns, title=title)
     for one in found["contributors"]:
