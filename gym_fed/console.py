@@ -125,8 +125,3 @@ def fail(error: GymError) -> NoReturn:
         err.print(f"  {error.hint[:MAX_ERROR]}", style="dim")
     logging.getLogger("gym_fed").debug("failed", exc_info=error)
     sys.exit(error.exit_code)
-
-
-def printable(text: str) -> str:
-    """``text`` with control characters written out: a message from elsewhere may not drive the terminal."""
-    return harmless(text)

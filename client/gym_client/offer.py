@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from gym_client.data import Data
@@ -24,6 +23,7 @@ from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.tables import TextTable
 from gym_fed.text import plain
 from gym_fed.wire.v1 import hub_pb2 as pb
 
@@ -77,7 +77,7 @@ class Offer:
 
     def panel(self) -> Panel:
         """For a terminal."""
-        table = Table.grid(padding=(0, 2))
+        table = TextTable.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for label, text in self.lines():

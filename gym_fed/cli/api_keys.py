@@ -65,21 +65,22 @@ def add(
 @app.command("list")
 def list_(file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
     """Show whose keys there are, and what each may use."""
-    from rich.table import Table
+    from rich.text import Text
 
     from gym_fed.serving.api.keys import KeyFile
+    from gym_fed.tables import TextTable
 
     keys = KeyFile(file).keys()
     if as_json:
         print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in keys])
         return
-    table = Table("name", "base", "variants", "metrics", "made", "expires")
+    table = TextTable("name", "base", "variants", "metrics", "made", "expires")
     for key in keys:
         allowed = ["all"] if key.everything else [*key.variants, *(f"those of {who}" for who in key.owners)]
         table.add_row(
             key.name,
             "yes" if key.base else "no",
-            ", ".join(allowed) or "none",
+            Text(", ".join(allowed) or "none"),  # however many they are
             "yes" if key.metrics else "no",
             _day(key.created_at),
             "never" if key.expires_at is None else _day(key.expires_at),

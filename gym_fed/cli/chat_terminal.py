@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gym_fed.cli.chat_input import read_message
-from gym_fed.console import err, printable
+from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import harmless
 
 if TYPE_CHECKING:
     from gym_fed.cli.chat_settings import ChatSettings
@@ -141,11 +142,11 @@ class Terminal:
         return self.settings.temperature == 0 or self.settings.seed is not None
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
     def _note(self, text: str) -> None:
-        err.print(printable(text), markup=False, style="dim")
+        err.print(text, markup=False, style="dim")
 
     # What begins with a slash: the first line of each docstring is its help.
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.cli.data_options import FormatName, counted
-from gym_fed.console import err, out, print_json, printable
+from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import harmless
 
 _EXAMPLES = 5
 _SHOWN_CHARACTERS = 100
@@ -180,7 +181,7 @@ def _weighted(source: str) -> tuple[str, float]:
 
 
 def _excerpt(text: str) -> str:
-    line = " ".join(printable(text).split())
+    line = " ".join(harmless(text).split())
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
 
 

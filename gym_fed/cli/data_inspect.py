@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.data_options import FormatName, counted
-from gym_fed.console import err, out, print_json, printable
+from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import harmless
 
 if TYPE_CHECKING:
     from gym_fed.config import TrainingConfig
@@ -176,7 +177,7 @@ def _print(place: str, sequence: Sequence, tokenizer: Any) -> None:
 
 
 def _visible(segment: Segment) -> str:
-    text = printable(segment.text)
+    text = harmless(segment.text)
     return f">>>{text}<<<" if segment.learnt and not out.is_terminal else text
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import err, out, print_json, printable
+from gym_fed.console import err, out, print_json
 
 StoreOption = Annotated[
     str,
@@ -72,4 +72,4 @@ def list_datasets(store: StoreOption, as_json: JsonOption = False) -> None:
     for manifest in found:
         size = sum(file.num_bytes for file in manifest.files)
         line = f"{manifest.name}@{manifest.version}  {manifest.licence}  {size} bytes  {manifest.description}"
-        out.print(printable(line.rstrip()), markup=False)
+        out.print(line.rstrip(), markup=False)

@@ -34,14 +34,15 @@ def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON do
 
 
 def _print_table(findings: Sequence[Finding]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("", "check", "finding, remedy", box=None, pad_edge=False)
+    from gym_fed.tables import TextTable
+
+    table = TextTable("", "check", "finding, remedy", box=None, pad_edge=False)
     for f in findings:
         level = Text(f.level.value, style=_STYLES[f.level.value])
-        told = Text(f.finding)
+        finding = Text(f.finding)
         if f.remedy:
-            told.append(f"\n{f.remedy}", style="dim")
-        table.add_row(level, Text(f.check), told)
+            finding.append(f"\n{f.remedy}", style="dim")
+        table.add_row(level, Text(f.check), finding)
     console.out.print(table, soft_wrap=False)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) -> None:
     """A row a tensor: codec, bits a weight, relative errors."""
     from rich import box
-    from rich.table import Table
 
-    table = Table(
+    from gym_fed.tables import TextTable
+
+    table = TextTable(
         title=f"{name}: {bits_per_weight:.3f} bits a weight, header included; relative errors of weights and outputs",
-        title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )

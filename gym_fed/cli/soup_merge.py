@@ -157,7 +157,7 @@ def _show(told: dict[str, Any]) -> None:
     console.out.print(f"{told['file']}: {rule}", style="bold", markup=False)
     print_columns(rows, right=(1, 2, 3, 4))
     for name, why in told["refused"].items():
-        console.out.print(f"refused {name}: {console.printable(why)}", markup=False)
+        console.out.print(f"refused {name}: {why}", markup=False)
     for step in told["found"].get("steps", ()):
         name = told["updates"][step["model"]]["update"]
         alone = "no score" if step["alone"] is None else f"score {step['alone']:.4f}"

@@ -72,28 +72,25 @@ def list_variants(
     as_json: JsonOption = False,
 ) -> None:
     """List the variants of a store."""
-    from rich.table import Table
+    from gym_fed.tables import TextTable
 
     with open_store(store) as opened:
         found = list(opened.list(user))
     if as_json:
         console.print_json([record.to_dict() for record in found])
         return
-    table = Table("variant", "owner", "revision", "base", "bytes", "signed", "note", box=None, pad_edge=False)
+    table = TextTable(
+        "variant", "owner", "revision", "base", "bytes", "signed", "note", box=None, pad_edge=False
+    )
     for record in found:
         table.add_row(
-            *(
-                console.printable(cell)
-                for cell in (
-                    record.name,
-                    record.owner,
-                    str(record.revision),
-                    record.base_model,
-                    f"{record.size_bytes:,}",
-                    "yes" if record.is_signed else "no",
-                    record.note,
-                )
-            )
+            record.name,
+            record.owner,
+            str(record.revision),
+            record.base_model,
+            f"{record.size_bytes:,}",
+            "yes" if record.is_signed else "no",
+            record.note,
         )
     console.print_table(table)
 
@@ -165,9 +162,9 @@ def _show(record: VariantRecord, as_json: bool, line: str) -> None:
     if as_json:
         console.print_json(record.to_dict())
     else:
-        console.out.print(console.printable(line), markup=False)
+        console.out.print(line, markup=False)
 
 
 def _print_fields(found: dict[str, Any]) -> None:
     for key, value in found.items():
-        console.out.print(console.printable(f"{key:<13}{'-' if value is None else value}"), markup=False)
+        console.out.print(f"{key:<13}{'-' if value is None else value}", markup=False)

@@ -39,7 +39,7 @@ def verify(
                 told.append({"name": one, "ok": True})
             if not as_json:
                 problem = f"{faults[-1].message}\n  {faults[-1].hint}" if not told[-1]["ok"] else "ok"
-                console.out.print(console.printable(f"{one}: {problem}"), markup=False)
+                console.out.print(f"{one}: {problem}", markup=False)
     if as_json:
         console.print_json(told)
     elif faults:

@@ -295,4 +295,4 @@ def _tell(found: dict[str, Any], as_json: bool, line: str) -> None:
     if as_json:
         console.print_json(found)
     else:
-        console.out.print(console.printable(line), markup=False)
+        console.out.print(line, markup=False)

@@ -31,8 +31,10 @@ rounds:
   deadline_seconds: 1800
   lease_seconds: 60             # who is silent for this long loses the task, and nobody waits
   grace_factor: 1.5             # with the quorum there, the others have so many times what a round takes
-  grace_min_seconds: 30         # and at least this long; grace_max_seconds: half the deadline
-  backoff_seconds: 5            # wait after an aborted round, doubled up to backoff_max_seconds: 300
+  grace_min_seconds: 30         # and at least this long
+  # grace_max_seconds: 900      # and at most; without it half the deadline
+  backoff_seconds: 5            # wait after an aborted round, twice as long after each further one in a row
+  backoff_max_seconds: 300      # but never longer
   learning_rate_decay: 1.0      # times the recipe's learning rate, after every committed round
 
 # How every contributor trains. Names are those of `gym train`.
@@ -104,13 +106,22 @@ rewards:
 # What one account, or one address, may use of the hub (docs/coordinate.md).
 # limits:
 #   nodes_per_account: 8        # installations of one account
+#   streams_per_account: 4      # of these, how many wait for work at once
+#   calls_per_account: 16       # under way at once
 #   calls_per_second: 50        # of one account, and of one address before it has logged in
+#   calls_per_address: 64       # under way at once, before login: raise it for a class behind one address
+#   connections: 8000           # in all
 #   connections_per_address: 256
+#   handshake_seconds: 5        # a connection without a finished TLS handshake is closed
+#   idle_upload_seconds: 30     # an upload that stands still is ended, and can be resumed
+#   enrolments_per_minute: 6    # new accounts and guesses of invites, from one address
+#   enrolment_work_bits: 20     # policy open: proof of work, about a second of one core
 #   unreferenced_bytes_per_account: 4294967296 # uploads that nothing names
 
 storage:
   database: sqlite:///hub.db    # or postgresql+psycopg://USER@HOST/DATABASE, the password in PGPASSFILE
   objects: objects              # a folder, or s3://BUCKET/PREFIX (docs/coordinate.md)
+  # max_local_copy_bytes: 8589934592 # of what is on S3: copies on this machine
 """
 
 

@@ -121,6 +121,19 @@ def test_no_module_is_longer_than_a_reader_can_hold() -> None:
     assert {name_of(file): count for file, count in lines.items() if count > MOST_LINES} == {}
 
 
+def test_tables_of_the_packages_are_made_in_one_place() -> None:
+    """``gym_fed.tables`` shows every cell as text; a bare table of rich reads markup in what others wrote."""
+    allowed = {"gym_fed/tables.py", "gym_fed/console.py"}  # the latter for an annotation alone
+    found = {
+        name_of(file)
+        for file in modules(*PACKAGES)
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.ImportFrom) and node.module == "rich.table"
+        if "Table" in {alias.name for alias in node.names}
+    }
+    assert found <= allowed
+
+
 def test_every_test_file_has_a_name_of_its_own() -> None:
     names = [file.name for file in TESTS.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))  # pytest knows a file of the tests by its base name
