@@ -116,6 +116,8 @@ rewards:
 #   idle_upload_seconds: 30     # an upload that stands still is ended, and can be resumed
 #   enrolments_per_minute: 6    # new accounts and guesses of invites, from one address
 #   enrolment_work_bits: 20     # policy open: proof of work, about a second of one core
+#   account_changes_per_hour: 12 # how often one account may replace its key, or come back after it left
+#   transfers_per_hour: 60      # of credits, by one account
 #   unreferenced_bytes_per_account: 4294967296 # uploads that nothing names
 
 storage:

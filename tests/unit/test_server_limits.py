@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import yaml
 from gym_server.limits import Slots, TokenBuckets, address_of
+from gym_server.setup import TEMPLATE
+
+from gym_fed.config.server import LimitsConfig, RoundsConfig, StorageConfig
 
 
 class Clock:
@@ -76,3 +82,16 @@ def test_slots_are_counted_by_key_and_given_back_whatever_happens() -> None:
 )
 def test_an_address_is_counted_as_one_however_its_ports_and_notation_change(peer: str, address: str) -> None:
     assert address_of(peer) == address
+
+
+def test_the_config_that_init_writes_names_every_limit_with_its_default() -> None:
+    commented = TEMPLATE[TEMPLATE.index("# limits:") : TEMPLATE.index("\nstorage:")]
+    assert yaml.safe_load(re.sub(r"^# ?", "", commented, flags=re.M)) == {
+        "limits": LimitsConfig().model_dump()
+    }
+
+
+@pytest.mark.parametrize("section", [RoundsConfig, StorageConfig])
+def test_the_config_that_init_writes_names_every_key_of_rounds_and_storage(section: type) -> None:
+    named = set(re.findall(r"^ +(?:# )?(\w+):", TEMPLATE, flags=re.M))
+    assert set(section.model_fields) <= named  # type: ignore[attr-defined]
