@@ -392,6 +392,25 @@ def test_a_contributor_of_another_task_is_left_out_by_an_honest_hub(hub: Path, g
 
 
 @pytest.mark.usefixtures("untrained")
+@pytest.mark.parametrize("which", ["mask_key", "cipher_key"])
+def test_a_key_with_which_nobody_has_a_secret_costs_its_owner_the_round_and_nobody_else(
+    hub: Path, grid: LocalGrid, which: str
+) -> None:
+    """All would fail who are given such a key, round after round."""
+
+    def lie(name: str, reply: Any) -> None:
+        told = json.loads(reply.content[RECORD]["json"]) if RECORD in reply.content else {}
+        if name == "dan" and "advert" in told:
+            advert = Advert.model_validate({**told["advert"], which: "01" + "00" * 31})  # of order 1
+            signed = SignedAdvert.sign(advert, grid.homes["dan"].key)
+            reply.content[RECORD] = ConfigRecord({"json": signed.model_dump_json()})
+
+    grid.after = lie
+    assert run(hub, grid)["verdicts"] == {"merged": 3}
+    assert ("dan", "query.share_keys") not in grid.heard
+
+
+@pytest.mark.usefixtures("untrained")
 def test_false_shares_and_keys_of_another_are_passed_over(hub: Path, grid: LocalGrid, tmp_path: Path) -> None:
     """Ann reveals shares that nobody gave her; dan advertises with a key that is not its account's."""
 

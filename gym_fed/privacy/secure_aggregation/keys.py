@@ -56,22 +56,35 @@ def share_commitments(seed: bytes, mask_key: bytes, dealer: str, holder: str) ->
     )
 
 
+def require_shareable(public: bytes) -> None:
+    """Whether there is a secret to share with whoever has a public key.
+
+    Raises:
+        GymError: ``SIGNATURE_INVALID`` for a key of low order (RFC 7748, section 6.1): with it nobody has one.
+    """
+    _agreed(b"\x01" * SECRET_BYTES, public)
+
+
 def shared_key(private: bytes, public: bytes, purpose: str, server: str, server_round: int) -> bytes:
     """32 bytes that only the holders of two private keys can compute, of their own for every purpose and round.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` for a public key of low order, with which there is no secret to share.
     """
+    agreed = _agreed(private, public)
+    info = canonical_json(["gym-secagg-1", purpose, server, server_round])
+    return HKDF(algorithm=SHA256(), length=SECRET_BYTES, salt=None, info=info).derive(agreed)
+
+
+def _agreed(private: bytes, public: bytes) -> bytes:
     try:
-        agreed = X25519PrivateKey.from_private_bytes(private).exchange(
+        return X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(public)
         )
     except ValueError as error:
         raise GymError(
             ErrorCode.SIGNATURE_INVALID, f"{public.hex()[:16]} is no public key for masks: {error}"
         ) from error
-    info = canonical_json(["gym-secagg-1", purpose, server, server_round])
-    return HKDF(algorithm=SHA256(), length=SECRET_BYTES, salt=None, info=info).derive(agreed)
 
 
 def seal(key: bytes, plain: bytes, sender: str, receiver: str) -> bytes:

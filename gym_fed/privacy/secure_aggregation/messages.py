@@ -13,6 +13,7 @@ from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contributor_id, verify_signature
+from gym_fed.privacy.secure_aggregation.keys import require_shareable
 
 ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK = "advertise", "share", "train", "confirm", "unmask"
 STAGES = (ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK)
@@ -62,7 +63,8 @@ class SignedAdvert(StrictModel):
         return cls(advert=advert, signature=key.sign(advert.model_dump(mode="json")).hex())
 
     def verify(self, server: str, server_round: int, threshold: int) -> None:
-        """Raises ``SIGNATURE_INVALID`` unless it is its owner's, for this hub, round and threshold."""
+        """Raises ``SIGNATURE_INVALID`` unless it is its owner's, for this hub, round and threshold, and of keys with
+        which everybody else can share a secret: one bad key would end the round for all who are given it."""
         advert = self.advert
         told = (advert.server, advert.server_round, advert.threshold)
         if told != (server, server_round, threshold):
@@ -75,6 +77,8 @@ class SignedAdvert(StrictModel):
         verify_signature(
             bytes.fromhex(advert.public_key), advert.model_dump(mode="json"), bytes.fromhex(self.signature)
         )
+        for key in (advert.mask_key, advert.cipher_key):
+            require_shareable(bytes.fromhex(key))
 
 
 class Roster(StrictModel):
