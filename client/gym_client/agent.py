@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from gym_client.account import Account
 from gym_client.app import update_records
 from gym_client.backoff import Outage, is_passing, patiently
-from gym_client.display import Display, readable_bytes
+from gym_client.display import Display
 from gym_client.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
 from gym_client.heartbeats import Lease, heartbeats
 from gym_client.home import Home
@@ -38,6 +38,7 @@ from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK
+from gym_fed.text import readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 log = logging.getLogger("gym_client")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.status import Status
 from rich.text import Text
 
-from gym_fed.text import plain
+from gym_fed.text import plain, readable_bytes
 
 MAX_NEWS = 1000
 """Characters of one line of news; much of it is what the hub says."""
@@ -231,12 +231,3 @@ def make_display(console: Console, as_json: bool) -> Display:
     if console.is_terminal:
         return Narrator(TerminalDisplay(console), often=True)
     return Narrator(PlainDisplay(console), often=False)
-
-
-def readable_bytes(num_bytes: float) -> str:
-    """``1.5 MB``; powers of ten, as networks count."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.2f} GB"

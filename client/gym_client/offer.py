@@ -11,7 +11,6 @@ from rich.panel import Panel
 from rich.text import Text
 
 from gym_client.data import Data
-from gym_client.display import readable_bytes
 from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
 from gym_client.policy import Policy
@@ -24,7 +23,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tables import TextTable
-from gym_fed.text import plain
+from gym_fed.text import plain, readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _BF16_BYTES = 2

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gym_client.address import Address
-from gym_client.display import readable_bytes
 from gym_client.join import Consent
 from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tables import TextTable
-from gym_fed.text import plain
+from gym_fed.text import plain, readable_bytes
 
 if TYPE_CHECKING:
     from gym_client.offer import Offer
@@ -82,7 +82,7 @@ class TerminalConsent(Consent):
             return True
         if not (sys.stdin.isatty() and err.is_terminal):
             return False
-        return typer.confirm("Go on with the hub as it is now?", err=True)
+        return _answer("Go on with the hub as it is now?")
 
     def _ask(self, question: str, problem: str, remedy: str) -> bool:
         return self._yes or confirm(question, problem, remedy)
@@ -100,6 +100,16 @@ def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
     """
     if not (sys.stdin.isatty() and err.is_terminal):
         raise GymError(ErrorCode.USAGE, f"{problem}, and there is no terminal to ask on", f"pass {remedy}")
+    return _answer(question)
+
+
+def _answer(question: str) -> bool:
+    """A yes or no that was typed after the question was shown: what waits in the keyboard's buffer is dropped."""
+    with suppress(ImportError, OSError, ValueError):
+        import termios
+
+        with suppress(termios.error):
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
     return typer.confirm(question, err=True)
 
 
@@ -122,10 +132,13 @@ def account_table(found: dict[str, Any]) -> TextTable:
 
 def traffic_line(found: dict[str, Any]) -> str:
     """What went down and up between this home and the hub, and what the next round brings."""
-    return (
+    line = (
         f"{readable_bytes(found['bytes_down'])} down and {readable_bytes(found['bytes_up'])} up by this home; "
         f"each further round brings about {readable_bytes(found['round_download_bytes'])} down"
     )
+    if sum(verdict["bytes"] for verdict in found["verdicts"]) > found["bytes_up"]:
+        line += "; what 0.1 or another machine moved is not counted"
+    return line
 
 
 def privacy_table(rows: list[dict[str, Any]]) -> TextTable:

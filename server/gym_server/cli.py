@@ -94,7 +94,7 @@ def run(
     from contextlib import ExitStack
 
     from gym_server.federation import Federation
-    from gym_server.live import HubEvent, Watcher
+    from gym_server.live import HubEvent, Watcher, line_console
     from gym_server.rounds import Round
     from gym_server.run import run_hub
     from gym_server.show import describe_round, log_to_stderr
@@ -125,7 +125,7 @@ def run(
         if as_json:
             print_event({"event": "round", **line})
         else:
-            out.print(line["text"])
+            line_console().print(line["text"])
 
     ending = ""
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed.config.server import ServerConfig
 from gym_fed.delta import BaseSpec
+from gym_fed.text import readable_bytes
 from gym_server.private_merge import trained_tensors
 
 if TYPE_CHECKING:
@@ -113,10 +114,8 @@ class Downloads:
         grows = form.form == "factors" and not form.one_a
         among = f" with {quorum} contributors" if grows else ""
         if form.form == "values":
-            return (
-                f"soups travel as full matrices, {readable(size)} down per contributor and round: {form.why}"
-            )
-        return f"soups travel as {form.why}: at most {readable(size)} down per contributor and round{among}"
+            return f"soups travel as full matrices, {readable_bytes(size)} down per contributor and round: {form.why}"
+        return f"soups travel as {form.why}: at most {readable_bytes(size)} down per contributor and round{among}"
 
 
 def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: SoupForm | None = None) -> int:
@@ -139,15 +138,6 @@ def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: So
     if codec.max_bits_per_weight is not None:
         size = min(size, math.floor(base.num_parameters * codec.max_bits_per_weight / 8))
     return size
-
-
-def readable(num_bytes: float) -> str:
-    """``4.9 MB``; powers of ten, as networks count."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.2f} GB"
 
 
 def _factors(config: ServerConfig, name: str, base: BaseSpec, rank: int) -> Choice:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from gym_fed.text import plain, whole_number
+from gym_fed.text import plain, readable_bytes, whole_number
 from gym_server.federation import Federation
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
@@ -32,6 +32,7 @@ log = logging.getLogger("gym_server")
 _POLL_SECONDS = 0.5
 _STEPS = 4
 """Into how many parts a task's progress is reported, where lines are written."""
+_COUNTED_IN_BYTES = ("fetch", "upload")
 _MAX_LINES = 20
 """Of one look at the database; a thousand contributors that join at once are reported as a number."""
 _MAX_SHOWN = 12
@@ -53,7 +54,13 @@ class TaskProgress:
     def text(self) -> str:
         if self.outcome:
             return self.outcome
-        return f"{self.phase} {self.done}/{self.total}" if self.phase else "not begun"
+        if not self.phase:
+            return "not begun"
+        if not self.total:
+            return self.phase
+        if self.phase in _COUNTED_IN_BYTES:
+            return f"{self.phase} {readable_bytes(self.done)} of {readable_bytes(self.total)}"
+        return f"{self.phase} {self.done}/{self.total}"
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,7 @@ def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
         for who, name in now.members.items()
         if who not in before.members
     ]
+    events += _verdicts(before, now, over=True)
     same = before.server_round == now.server_round
     for node, task in now.tasks.items():
         was = before.tasks.get(node) if same else None
@@ -141,8 +149,15 @@ def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
                     "task", f"round {now.server_round}: {_shown(task.name)}: {task.text}", _fields(now, task)
                 )
             )
+    return events + _verdicts(before, now, over=False)
+
+
+def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
+    """New verdicts and losses: of rounds that are ``over``, or of the present one."""
+    events = []
     for update, (number, who, verdict, reason) in now.verdicts.items():
-        if before.verdicts.get(update, ("", "", "", ""))[2] != verdict:
+        known = before.verdicts.get(update)
+        if (number < now.server_round) is over and (known is None or known[2] != verdict):
             why = f": {plain(reason)}" if reason else ""
             name = now.members.get(who, who)
             fields = {
@@ -154,7 +169,7 @@ def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
             }
             events.append(HubEvent("verdict", f"round {number}: {_shown(name)} {verdict}{why}", fields))
     for height, (number, loss, source) in now.losses.items():
-        if height not in before.losses:
+        if (number < now.server_round) is over and height not in before.losses:
             fields = {"server_round": number, "version": height, "loss": loss, "source": source}
             events.append(
                 HubEvent("version", f"version {height} (round {number}): loss {loss:.4f}, {source}", fields)
@@ -172,6 +187,16 @@ def region(now: Snapshot) -> RenderableType:
     if len(tasks) > _MAX_SHOWN:
         lines.append(f"  and {len(tasks) - _MAX_SHOWN} more")
     return Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def line_console() -> Console:
+    """Where a line goes that belongs on standard output: above the region, where both are on one terminal.
+
+    The region is drawn anew over whatever else is written to its terminal.
+    """
+    from gym_fed.console import err, out
+
+    return err if out.is_terminal and err.is_terminal else out
 
 
 class Watcher(AbstractContextManager["Watcher"]):

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from gym_client.address import Address
-from gym_client.display import PlainDisplay, readable_bytes
+from gym_client.display import PlainDisplay
 from gym_client.home import Home
 from gym_client.join import enter
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from rich.console import Console
 
+from gym_fed.text import readable_bytes
 from tests.support.tiny_hub import TinyHub
 from tests.support.warm import run
 

@@ -16,7 +16,7 @@ from gym_server.store.away import StoreAway
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
 from sqlalchemy.exc import OperationalError
 
-from gym_fed.console import TextConsole
+from gym_fed.console import TextConsole, err, out
 from gym_fed.errors import ErrorCode, GymError
 from tests.support.loopback_hub import LoopbackHub
 
@@ -191,3 +191,37 @@ def rendered(shown: Any) -> str:
     )
     console.print(shown)
     return console.file.getvalue()
+
+
+def test_verdicts_of_the_last_round_are_told_before_tasks_of_the_next() -> None:
+    people = {"c1": "ann"}
+    before = Snapshot(1, "collecting", None, {1: TaskProgress("ann", "")}, people)
+    now = Snapshot(
+        2,
+        "collecting",
+        None,
+        {1: TaskProgress("ann", "", "fetch", 0, 521_008)},
+        people,
+        1,
+        {"u1": (1, "c1", "merged", ""), "u2": (2, "c1", "admitted", "")},
+        {1: (1, 1.25, "held-out")},
+    )
+    assert [event.text for event in changes(before, now)] == [
+        "round 1: ann merged",
+        "version 1 (round 1): loss 1.2500, held-out",
+        "round 2: ann: fetch 0 B of 521.0 kB",
+        "round 2: ann admitted",
+    ]
+
+
+def test_progress_without_a_total_is_its_phase_alone() -> None:
+    assert TaskProgress("ann", "", "fetch").text == "fetch"
+
+
+@pytest.mark.parametrize("terminals", [(True, True), (True, False), (False, True)])
+def test_lines_go_above_the_region_only_where_both_are_on_one_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminals: tuple[bool, bool]
+) -> None:
+    monkeypatch.setattr(out, "_force_terminal", terminals[0])
+    monkeypatch.setattr(err, "_force_terminal", terminals[1])
+    assert live.line_console() is (err if all(terminals) else out)

@@ -71,12 +71,8 @@ class Pace:
         ends = self.round_ends(current, self._fed.config.rounds.min_contributors)
         if ends is None:
             return self._is_abandoned(server_round, outcomes)
-        waited_for = outcomes.count("")
-        if waited_for and self._logged_quorum != server_round:
-            self._logged_quorum = server_round
-            text = "round %d: quorum; %d others are waited for, %.0f s at most"
-            log.info(text, server_round, waited_for, max(0.0, ends - now))
-        return not waited_for or now >= ends
+        self._log_quorum(server_round, ends - now)
+        return "" not in outcomes or now >= ends
 
     def shortfall(self, current: Round, admitted: int) -> str:
         """Why a round with only ``admitted`` updates, below its quorum, is over."""
@@ -119,6 +115,17 @@ class Pace:
 
     def _outcomes(self, server_round: int) -> list[str]:
         return [outcome for _, outcome in self._fed.journal.tasks(server_round).values()]
+
+    def _log_quorum(self, server_round: int, seconds: float) -> None:
+        """Log once a round who is waited for beyond the quorum; a reply that is admitted and not yet taken is not."""
+        tasks = self._fed.journal.tasks(server_round).values()
+        admitted = {row.message_id for row in self._fed.journal.admitted(server_round)}
+        others = len({message_id for message_id, outcome in tasks if not outcome} - admitted)
+        if others and self._logged_quorum != server_round:
+            self._logged_quorum = server_round
+            who = "1 other is" if others == 1 else f"{others} others are"
+            text = "round %d: quorum; %s waited for, %.0f s at most"
+            log.info(text, server_round, who, max(0.0, seconds))
 
     def _is_abandoned(self, server_round: int, outcomes: Sequence[str]) -> bool:
         """Whether everybody who was given the task failed, or went away and did not come back within a lease."""
