@@ -15,6 +15,8 @@ from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import SigningKey, verify_signature
 
 MAX_MANIFEST_BYTES = 64 * 1024
+_NUMBERS_END = 2**53
+"""JSON's whole numbers go so far in every language; databases hold no more than 2**63."""
 _LIFETIME_SECONDS = 24 * 3600
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -29,15 +31,15 @@ class UpdateManifest(StrictModel):
     """Id of the hub this update is for, so that it cannot be replayed at another one."""
     task: str = Field(max_length=128)
     """Id of the message that it answers."""
-    server_round: int = Field(ge=1)
+    server_round: int = Field(ge=1, lt=_NUMBERS_END)
     base_digest: str = Field(max_length=128)
     """Digest of the global version that the delta was made against."""
     delta_sha256: Sha256
-    delta_bytes: int = Field(ge=1)
+    delta_bytes: int = Field(ge=1, lt=_NUMBERS_END)
     nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
-    issued_at_seconds: int
-    expires_at_seconds: int
-    num_examples: int = Field(ge=1)
+    issued_at_seconds: int = Field(ge=0, lt=_NUMBERS_END)
+    expires_at_seconds: int = Field(ge=0, lt=_NUMBERS_END)
+    num_examples: int = Field(ge=1, lt=_NUMBERS_END)
     metrics: dict[str, float] = Field(default_factory=dict, max_length=32)
     """Self-reported, never trusted: shown, not used in the merge."""
 
