@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +145,31 @@ def test_more_rounds_than_the_budget_pays_for_are_refused_with_what_to_write(
         with Federation.open(folder) as fed:
             notes = check_at_start(fed)
         assert any("ends when the budget is spent" in note for note in notes) is (remedy is remedies[2])
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("which", ["the hub's folder", "staging"])
+def test_a_folder_in_which_nothing_can_be_written_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, which: str, number: int
+) -> None:
+    refusing, make = (
+        (folder if which != "staging" else folder / "staging").resolve(),
+        tempfile.NamedTemporaryFile,
+    )
+
+    def made(*arguments: Any, **options: Any) -> Any:
+        if Path(options["dir"]).resolve() == refusing:
+            raise OSError(number, os.strerror(number))
+        return make(*arguments, **options)
+
+    with Federation.open(folder) as fed:
+        check_at_start(fed)
+        monkeypatch.setattr(tempfile, "NamedTemporaryFile", made)
+        with pytest.raises(GymError) as caught:
+            check_at_start(fed)
+    full = number == errno.ENOSPC
+    assert caught.value.code is (ErrorCode.DISK_FULL if full else ErrorCode.NOT_WRITABLE)
+    assert caught.value.message.startswith(f"{refusing}: ")
 
 
 @pytest.mark.parametrize("key", ["listen", "advertise"])

@@ -77,13 +77,13 @@ def test_a_copy_that_is_mapped_or_open_stays_even_beyond_the_bound(store: Object
         mmap.mmap(first.fileno(), 0, prot=mmap.PROT_READ) as data,
     ):
         first.close()
-        last = put(store, 4)
-        put(store, 5)
+        put(store, 4)
+        five = put(store, 5)
         assert {mapped, opened} <= copies(store)
         assert free not in copies(store)
         assert data[:] == bytes([1]) * 1000
-    put(store, 6)
-    assert last not in copies(store) or mapped not in copies(store)
+    six = put(store, 6)
+    assert copies(store) == {opened, five, six}, "nobody has the oldest one open any more"
 
 
 def test_a_copy_that_was_asked_for_just_now_stays_until_it_is_opened(
