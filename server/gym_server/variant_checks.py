@@ -116,6 +116,10 @@ class VariantChecks:
                 ErrorCode.NOT_FOUND, f"no contributor {told} at this hub", "readers are ids: `gym-client id`"
             )
 
+    def has_file(self, manifest: VariantManifest) -> bool:
+        """Whether the store has the delta now."""
+        return self._store.has(manifest.delta_sha256)
+
     def check_file(self, manifest: VariantManifest) -> None:
         """Validate the uploaded delta as an update's is."""
         from gym_fed.delta import DeltaFile, DeltaLimits

@@ -119,6 +119,8 @@ class Variants:
                 return None
         self.checks.check_file(signed.manifest)
         with self._database.transaction() as tx:
+            if not self.checks.has_file(signed.manifest):
+                return None  # gc came between: it deletes in a transaction what nothing names by then
             if self.checks.check(tx, signed, names):
                 self._write(tx, signed)
             if names is not None:

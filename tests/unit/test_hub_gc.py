@@ -18,6 +18,8 @@ from gym_server.rounds import MERGING
 from gym_server.store.tables import objects, rounds
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.variant import VariantManifest
+from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.judged_rounds import DENSE, Judged
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 
@@ -84,6 +86,31 @@ def test_a_young_object_without_a_row_stays_and_so_does_what_came_to_be_named_me
     named = manifest_of(kept).delta_sha256
     assert _delete(hub.fed, [named, young], time.time() - 86400, hub.fed.store.listed()) == [young]
     assert (hub.fed.store.has(named), hub.fed.store.has(young)) == (True, False)
+
+
+def test_an_object_that_gc_deletes_while_a_variant_of_it_is_checked_is_asked_for_again(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variant that is kept has its file, whatever runs beside."""
+    path, checks = some_delta(tmp_path, 1), hub.fed.variants.checks
+    look, runs = checks.check_file, []
+
+    def look_and_lose(manifest: VariantManifest) -> None:
+        look(manifest)
+        if not runs:
+            age(hub)
+            runs.append(gc(hub.fed, 86400)["objects"])
+
+    monkeypatch.setattr(checks, "check_file", look_and_lose)
+    with hub.client(tmp_path / "ann") as client:
+        sha256 = manifest_of(path).delta_sha256
+        upload(client, sha256, path, lambda done, total: None, lambda: False)
+        signed = sign_variant(client, manifest_of(path))
+        request = pb.PutVariantRequest(variant_json=signed.to_json())
+        assert client.call("PutVariant", request).needs_object
+        assert runs == [1]
+        push_variant(client, path, signed)
+    assert hub.fed.store.has(sha256)
 
 
 def test_gc_and_backup_wait_for_each_other(hub: LoopbackHub) -> None:
