@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -306,6 +307,73 @@ def test_a_second_backup_copies_new_objects_only_and_every_file_is_checked(scene
     time.sleep(1.1)
     assert scene.backup(keep=1)["dropped"], "older snapshots are deleted when that is asked for"
     assert len(check_backup(scene.place)["snapshots"]) == 1
+
+
+def test_a_ledger_that_was_changed_is_not_backed_up(scene: Scene) -> None:
+    ann = scene.joined("ann")
+    scene.pay(1, ann.pin.contributor, 10)
+    with sqlite3.connect(scene.hub.fed.folder / "hub.db") as file:
+        file.execute("UPDATE credits SET amount = 11")
+    assert code_of(scene.backup) is ErrorCode.STATE_CORRUPT
+    assert not list(Path(scene.place).rglob("manifest.json")), "and what was begun is no snapshot"
+
+
+def test_a_snapshot_of_which_anything_was_changed_is_not_restored(scene: Scene) -> None:
+    ann = scene.joined("ann")
+    pushed(ann, scene.folder, 1)
+    scene.pay(1, ann.pin.contributor, 10)
+    found = scene.backup()
+    new, snapshot = scene.folder / "new", Path(scene.place) / "snapshots" / found["snapshot"]
+    files = [path for path in Path(scene.place).rglob("*") if path.is_file() and path.name != "manifest.json"]
+    for path in files:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert code_of(restore, scene.place, new) is ErrorCode.STATE_CORRUPT, path.name
+        path.write_bytes(data)
+    database, manifest = snapshot / "database", snapshot / "manifest.json"
+    whole, said = database.read_bytes(), manifest.read_text()
+    for change in ("UPDATE credits SET amount = 11", "DELETE FROM ledger_heads"):
+        with sqlite3.connect(database) as file:
+            file.execute(change)
+        # Whoever can write to the place can write the manifest, too: the ledger itself is verified.
+        sha256 = hashlib.sha256(database.read_bytes()).hexdigest()
+        document = json.loads(said)
+        document["files"]["database"] = {"sha256": sha256, "size_bytes": database.stat().st_size}
+        manifest.write_text(json.dumps(document))
+        assert code_of(restore, scene.place, new) is ErrorCode.STATE_CORRUPT, change
+        database.write_bytes(whole)
+    manifest.write_text(said)
+    assert not new.exists()
+    restore(scene.place, new)
+
+
+def test_a_snapshot_with_the_database_of_an_earlier_one_is_not_restored(scene: Scene) -> None:
+    ann = scene.joined("ann")
+    older = scene.backup()["snapshot"]
+    time.sleep(1.1)  # a snapshot is named by its second
+    scene.pay(1, ann.pin.contributor, 10)
+    newer = scene.backup()["snapshot"]
+    snapshots = Path(scene.place) / "snapshots"
+    shutil.copy(snapshots / older / "database", snapshots / newer / "database")
+    manifest = snapshots / newer / "manifest.json"
+    document = json.loads(manifest.read_text())
+    document["files"]["database"] = json.loads((snapshots / older / "manifest.json").read_text())["files"][
+        "database"
+    ]
+    manifest.write_text(json.dumps(document))
+    with pytest.raises(GymError, match="of its manifest"):
+        restore(scene.place, scene.folder / "new")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "keys/../../outside", "a//b", "."])
+def test_a_manifest_that_names_a_path_outside_is_refused(scene: Scene, name: str) -> None:
+    scene.joined("ann")
+    manifest = Path(scene.place) / "snapshots" / scene.backup()["snapshot"] / "manifest.json"
+    document = json.loads(manifest.read_text())
+    document["files"][name] = document["files"]["gym-server.yaml"]
+    manifest.write_text(json.dumps(document))
+    with pytest.raises(GymError, match="no path inside a folder"):
+        restore(scene.place, scene.folder / "new")
 
 
 def pushed(client: HubClient, folder: Path, seed: int) -> str:
