@@ -111,6 +111,11 @@ class Admission:
             else:
                 known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).first()
                 if known is None:
+                    if flaw is None and not self._store.has(manifest.delta_sha256):
+                        # gc came between: it deletes in a transaction what nothing names by then
+                        raise GymError(
+                            ErrorCode.NOT_FOUND, f"object {manifest.delta_sha256} is gone", "upload it again"
+                        )
                     self._record(tx, candidate, manifest, norm, self._refusal(tx, candidate, manifest, flaw))
                     known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).one()
                 receipt = self._receipt(tx, known)

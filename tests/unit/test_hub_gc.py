@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -18,8 +19,10 @@ from gym_server.rounds import MERGING
 from gym_server.store.tables import objects, rounds
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.identity.variant import VariantManifest
 from gym_fed.wire.v1 import hub_pb2 as pb
+from tests.support.contributor import RawContributor
 from tests.support.judged_rounds import DENSE, Judged
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 
@@ -111,6 +114,52 @@ def test_an_object_that_gc_deletes_while_a_variant_of_it_is_checked_is_asked_for
         assert runs == [1]
         push_variant(client, path, signed)
     assert hub.fed.store.has(sha256)
+
+
+def test_an_update_whose_object_gc_deletes_while_it_is_checked_is_not_admitted_before_it_is_sent_again(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, admission = RawContributor(hub.address).enrol(), hub.fed.admission
+    delta = some_delta(tmp_path, 1).read_bytes()
+    with hub.fed.database.transaction() as tx:
+        spec = json.dumps({"version_digest": hub.fed.base.digest})
+        row = {"server_round": 1, "state": "collecting", "base_height": 0, "opened_at": time.time()}
+        tx.execute(rounds.insert().values(**row, reason="", spec=spec))
+    node = hub.fed.accounts.session(raw.session).node_id
+    task = hub.fed.queue.push(node, "1", "train", time.time(), 3600, b"")
+    hub.fed.queue.lease(node)
+    issued, expires = lifetime()
+    manifest = UpdateManifest(
+        contributor=raw.key.contributor,
+        server=raw.server,
+        task=task,
+        server_round=1,
+        base_digest=hub.fed.base.digest,
+        delta_sha256=hashlib.sha256(delta).hexdigest(),
+        delta_bytes=len(delta),
+        nonce=new_nonce(),
+        issued_at_seconds=issued,
+        expires_at_seconds=expires,
+        num_examples=1,
+    )
+    raw.upload(delta)
+    look, runs = admission._inspect, []
+
+    def look_and_lose(found: UpdateManifest) -> float | None:
+        norm = look(found)
+        if not runs:
+            age(hub)
+            runs.append(gc(hub.fed, 86400)["objects"])
+        return norm
+
+    monkeypatch.setattr(admission, "_inspect", look_and_lose)
+    with pytest.raises(GymError) as caught:
+        raw.submit(task, manifest)
+    assert (caught.value.code, runs) == (ErrorCode.NOT_FOUND, [1])
+    raw.upload(delta)
+    assert raw.submit(task, manifest)["verdict"] == "admitted"
+    assert hub.fed.store.has(manifest.delta_sha256)
+    raw.close()
 
 
 def test_gc_and_backup_wait_for_each_other(hub: LoopbackHub) -> None:
