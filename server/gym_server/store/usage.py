@@ -1,4 +1,4 @@
-"""Which objects the hub still needs, and which nobody names any more.
+"""Which objects the hub still needs; `gym-server gc` deletes the others.
 
 Needed is: what a version, the ledger, a variant or an unfinished upload names; the delta of every update that was
 merged, waits for its round, or is compared with by later rounds; and what a message of a living round refers to. What
@@ -10,54 +10,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_server.store.quota import FORMERLY
-from gym_server.store.tables import ledger, messages, objects, readers, updates, uploads, variants, versions
+from gym_server.store.tables import ledger, messages, updates, uploads, variants, versions
 
 STALE_ROUNDS = 10
 """Updates of so many rounds are kept whatever their verdict, since later ones may be compared with them."""
 _LIVING = ("queued", "leased", "replied")
-
-
-@dataclass(frozen=True)
-class Unreferenced:
-    """An object that nothing names.
-
-    Attributes:
-        sha256: Its name.
-        size_bytes: Its size.
-        created_at: When its upload ended, in Unix seconds.
-        owners: Who uploaded it, ids of contributors in order.
-    """
-
-    sha256: str
-    size_bytes: int
-    created_at: float
-    owners: tuple[str, ...]
-
-
-def unreferenced(tx: Connection, stale_rounds: int = STALE_ROUNDS) -> list[Unreferenced]:
-    """The objects of the table ``objects`` that nothing names, oldest first.
-
-    Args:
-        tx: A transaction, or what only reads.
-        stale_rounds: See ``STALE_ROUNDS``.
-    """
-    kept = set(needed(tx, stale_rounds))
-    owners: dict[str, list[str]] = {}
-    for row in tx.execute(select(readers).order_by(readers.c.contributor)):
-        owners.setdefault(row.sha256, []).append(row.contributor.removeprefix(FORMERLY))
-    rows = tx.execute(select(objects).order_by(objects.c.created_at, objects.c.sha256)).all()
-    return [
-        Unreferenced(row.sha256, row.size_bytes, row.created_at, tuple(owners.get(row.sha256, ())))
-        for row in rows
-        if row.sha256 not in kept
-    ]
 
 
 def needed(tx: Connection, stale_rounds: int = STALE_ROUNDS) -> dict[str, str]:
