@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from gym_client import from_hub
 from gym_client.display import Display
 from gym_client.home import Home
 from gym_client.receipts import Receipts
@@ -63,7 +63,7 @@ class Account:
         Returns:
             The hub's verdicts on this contributor's updates, newest first.
         """
-        verdicts: list[dict[str, Any]] = [json.loads(text) for text in account.verdicts_json]
+        verdicts: list[dict[str, Any]] = from_hub.verdicts(account.verdicts_json)
         settled = Residuals(self._home, self._client.pin.server).settle(verdicts)
         forget(self._home, self._client.pin.server, verdicts)
         for told in reversed(verdicts):
@@ -72,7 +72,8 @@ class Account:
                 text = f"verdict: {told['verdict']} update {str(told['update'])[:12]}{why}"
                 self._display.tell("verdict", text, **told)
         self._receipts.fetch(verdicts)
-        self._tell_spent(json.loads(account.rewards_json or "{}").get("privacy"))
+        worth = from_hub.document(account.rewards_json or "{}", "an account")
+        self._tell_spent(worth.get("privacy"))
         if account.balance != self.balance:
             self.balance = account.balance
             self._display.tell("balance", f"balance: {account.balance} credits", balance=account.balance)
@@ -82,6 +83,8 @@ class Account:
         """What a hub with privacy of its own has spent on this contributor, whenever it has changed."""
         if not isinstance(spent, dict) or spent == self._spent:
             return
+        if not all(isinstance(spent.get(key), int | float) for key in ("epsilon", "rounds", "target_delta")):
+            raise GymError(ErrorCode.INTERNAL, f"{self._client.address} reports privacy without its figures")
         self._spent = spent
         text = (
             f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in {spent['rounds']} rounds "
@@ -90,10 +93,6 @@ class Account:
         self._display.tell("hub-privacy", text, **spent)
 
     def _checked(self, text: str) -> dict[str, Any]:
-        receipt = json.loads(text)
-        if not isinstance(receipt, dict):
-            raise GymError(
-                ErrorCode.INTERNAL, f"{self._client.address} gave a receipt that is no JSON object"
-            )
+        receipt = from_hub.document(text, "a receipt")
         self._receipts.check(receipt)
         return receipt

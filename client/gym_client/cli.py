@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_client import from_hub
 from gym_client.key_cli import PassphraseFile, key_app, open_home, transfer
 from gym_client.ledger_cli import ledger_app, rewards
 from gym_fed.console import VersionOption, err, out, print_json, run_app
@@ -153,7 +154,7 @@ def status(
         "round_state": told.round_state,
         "num_rounds": told.num_rounds,
         "version_height": told.version_height,
-        "verdicts": [json.loads(text) for text in account.verdicts_json],
+        "verdicts": from_hub.verdicts(account.verdicts_json),
         "join_download_bytes": told.join_download_bytes,
         "round_download_bytes": told.round_download_bytes,
         **moved.to_dict(),

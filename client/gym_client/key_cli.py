@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_client import from_hub
 from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 
@@ -253,7 +254,6 @@ def transfer(
     as_json: AsJson = False,
 ) -> None:
     """Give credits to another contributor; they arrive when the hub's hold period is over."""
-    import json
 
     from gym_client.known import enrolled_client
     from gym_fed.identity.statements import TransferOrder, now
@@ -270,7 +270,9 @@ def transfer(
             issued_at=now(),
         )
         request = pb.TransferRequest(statement_json=order.to_json(), signature=client.sign(order.signed()))
-        told = json.loads(client.call("Transfer", request).receipt_json)
+        told = from_hub.document(
+            client.call("Transfer", request).receipt_json, "a receipt", amount=int, to=str, status=str
+        )
     if as_json:
         print_json(told)
         return

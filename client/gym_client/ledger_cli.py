@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_client import from_hub
 from gym_client.key_cli import AsJson, HomeFolder, PassphraseFile, Server, open_home
 from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
@@ -82,11 +83,11 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
                     folder, client, lambda done, total: display.progress("ledger", done, total, None)
                 )
             account = client.call("Account", pb.AccountRequest())
-            verdicts = [json.loads(text) for text in account.verdicts_json]
+            verdicts = from_hub.verdicts(account.verdicts_json)
             Receipts(folder, client).fetch(verdicts)
         finally:
             display.close()
-        worth = json.loads(account.rewards_json) if account.rewards_json else {}
+        worth = from_hub.document(account.rewards_json or "{}", "an account")
         proved = proved_rounds(folder, client.pin.server)
     rounds = [
         {**line, "receipts": proved.get(line["server_round"], [])} for line in worth.pop("rounds", verdicts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 from rich.panel import Panel
 from rich.text import Text
 
+from gym_client import from_hub
 from gym_client.data import Data
 from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
@@ -216,7 +216,7 @@ def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
 
 
 def _soup_form(status: pb.StatusReply) -> str:
-    soup = json.loads(status.recipe_json).get("soup")
+    soup = from_hub.document(status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED).get("soup")
     form = soup.get("form") if isinstance(soup, dict) else None
     return form if isinstance(form, str) and form in _FORMS else ""
 
@@ -250,7 +250,9 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
         GymError: ``POLICY_REFUSED`` naming what is unknown or off.
     """
     try:
-        told = json.loads(status.recipe_json)
+        told = from_hub.document(
+            status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED, recipe=dict, codec=dict
+        )
         return TrainingRecipe.model_validate(told["recipe"]), CodecPolicy.model_validate(told["codec"])
     except (ValueError, KeyError, TypeError) as error:
         what = str(error)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from gym_client import from_hub
 from gym_client.privacy_book import Charge, PrivacyBook, now
 from gym_client.secure_terms import SecureTerms
 from gym_fed.config.task import TrainingRecipe
@@ -44,7 +44,7 @@ class Promises:
             GymError: ``POLICY_REFUSED`` for what is no such promise.
         """
         try:
-            told = json.loads(text) if text else {}
+            told = from_hub.document(text or "{}", "a promise of privacy", ErrorCode.POLICY_REFUSED)
             central = told.get("central") or None
             if central is not None:
                 budget, delta = float(central["epsilon"]), float(central["target_delta"])

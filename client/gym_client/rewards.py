@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_client import from_hub
 from gym_client.heads import Heads
 from gym_client.home import Home
 from gym_client.ledger_copy import LedgerCopy, Progress
@@ -78,7 +78,7 @@ def verify_online(
         copy.sync(client, progress)
         tally = Tally(client.pin.contributor)
         found = verify_copy(home, copy.path, key, tally)
-        lies = tally.lies(account.balance, [json.loads(text) for text in account.verdicts_json])
+        lies = tally.lies(account.balance, from_hub.verdicts(account.verdicts_json))
         if not lies:
             return found
     raise GymError(

@@ -6,9 +6,9 @@ no hub needs it: whatever is killed, the same command goes on.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from gym_client import from_hub
 from gym_client.address import Address
 from gym_client.home import Home
 from gym_client.hub_keys import enrolled, with_account
@@ -144,7 +144,7 @@ def _declare(home: Home, pin: ServerPin, signer: SigningKey) -> GymError | None:
     )
     try:
         with _client(home, pin, signer) as client:
-            json.loads(client.call("RevokeKey", request).receipt_json)
+            from_hub.document(client.call("RevokeKey", request).receipt_json, "a receipt")
     except GymError as error:
         return error
     return None

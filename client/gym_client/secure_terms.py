@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gym_client import from_hub
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.messages import MAX_CONTRIBUTORS
 
@@ -33,7 +33,7 @@ class SecureTerms:
         Raises:
             GymError: ``POLICY_REFUSED`` for a hub that does not say its threshold.
         """
-        promised = json.loads(text) if text else None
+        promised = from_hub.document(text, "a promise of privacy", ErrorCode.POLICY_REFUSED) if text else None
         told = promised.get("secure_aggregation") if isinstance(promised, dict) else None
         if not told:
             return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_client import from_hub
 from gym_client.downloads import ObjectCache, download, file_sha256
 from gym_client.heads import Heads
 from gym_client.hub_keys import key_for
@@ -249,7 +249,7 @@ def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
 
 
 def _keep(client: HubClient, text: str, signed: SignedVariant | None) -> dict[str, Any]:
-    receipt: dict[str, Any] = json.loads(text)
+    receipt = from_hub.document(text, "a receipt", proof=dict)
     proof = check_receipt({"proof": receipt.get("proof")}, bytes.fromhex(client.pin.ledger_key))
     assert proof is not None
     document = receipt.get("document") if signed is None else signed.digest

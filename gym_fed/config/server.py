@@ -122,10 +122,12 @@ class LimitsConfig(StrictModel):
     """Installations (``instance``) of one account; beyond it the one that was idle for longest is forgotten."""
     streams_per_account: int = Field(4, ge=1)
     """Work streams at once. One round's task goes to one node of an account."""
-    calls_per_account: int = Field(16, ge=1)
+    calls_per_account: int = Field(8, ge=1)
     """Calls under way at once."""
+    calls_per_second_of_account: float = Field(10, gt=0)
+    """Bursts of eight seconds' worth are let through."""
     calls_per_second: float = Field(50, gt=0)
-    """Of one account, and of one address before it has logged in; bursts of four seconds are let through."""
+    """Of one address before it has logged in; bursts of four seconds' worth are let through."""
     calls_per_address: int = Field(64, ge=1)
     """Calls under way at once that need no login, and logins, from one address."""
     connections: int = Field(8000, ge=16)

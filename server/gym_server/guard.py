@@ -42,8 +42,11 @@ REQUEST_SECONDS = 20.0
 """The one message of a call that has one must be there by then."""
 WRITE_SECONDS = 60.0
 """A caller that takes nothing of a stream's next message for so long is given up."""
-_REFUSAL_SECONDS = 1.0
-_MAX_REFUSALS_WAITING = 1_000
+_REFUSAL_SECONDS = 5.0
+"""A caller beyond its share waits so long for the refusal, and a thousand of them in a loop make 200 calls a second."""
+_MAX_REFUSALS_WAITING = 4_000
+_STREAMS_PER_SECOND = 0.5
+"""Of one account, in the long run: opening a work stream is a write to the database, keeping it open is nothing."""
 _MAX_TOKENS = 4_096
 
 _session: ContextVar[Session | None] = ContextVar("session", default=None)
@@ -83,8 +86,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._refusals = Refusals()
         self._known: OrderedDict[str, str] = OrderedDict()  # tokens that were good: their accounts
         burst = max(1.0, BURST_SECONDS * limits.calls_per_second)
-        self._account_rates = TokenBuckets(limits.calls_per_second, burst)
+        own_burst = max(1.0, 2 * BURST_SECONDS * limits.calls_per_second_of_account)
+        self._account_rates = TokenBuckets(limits.calls_per_second_of_account, own_burst)
         self._address_rates = TokenBuckets(limits.calls_per_second, burst)
+        self._stream_rates = TokenBuckets(_STREAMS_PER_SECOND, 2.0 * limits.nodes_per_account)
         self._account_slots = Slots(limits.calls_per_account)
         self._address_slots = Slots(limits.calls_per_address)
         self._refused_waiting = 0
@@ -148,7 +153,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """
         account = self._known.get(token)
         if account is not None:
-            who, rates, slots = account, self._account_rates, self._account_slots
+            rates = self._stream_rates if method in LONG_METHODS else self._account_rates
+            who, slots = account, self._account_slots
         else:
             who, rates, slots = address, self._address_rates, self._address_slots
         seconds = rates.take(who)

@@ -172,7 +172,11 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
         if (number < now.server_round) is over and height not in before.losses:
             fields = {"server_round": number, "version": height, "loss": loss, "source": source}
             events.append(
-                HubEvent("version", f"version {height} (round {number}): loss {loss:.4f}, {source}", fields)
+                HubEvent(
+                    "version",
+                    f"version {height} (round {number}): loss {_loss_shown(loss)}, {source}",
+                    fields,
+                )
             )
     return events
 
@@ -328,3 +332,8 @@ def _fields(now: Snapshot, task: TaskProgress) -> dict[str, Any]:
 
 def _shown(name: str) -> str:
     return plain(name, 24)
+
+
+def _loss_shown(loss: float) -> str:
+    """Four decimals; a number that nobody's loss has, as contributors may report one, in few characters."""
+    return f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3g}"

@@ -26,6 +26,7 @@ LIMITS = {
     "streams_per_account": 2,
     "calls_per_account": 4,
     "calls_per_second": 20,
+    "calls_per_second_of_account": 10,
     "calls_per_address": 50,
     "idle_upload_seconds": 0.5,
 }
@@ -131,7 +132,12 @@ def test_an_account_s_hundred_mute_uploads_hold_its_slots_for_a_moment_and_nobod
 @pytest.mark.parametrize("who", ["account", "address"])
 def test_calls_under_way_hold_the_slots_of_their_caller_until_they_end(tmp_path: Path, who: str) -> None:
     """The slots alone: rates are high, and nothing that is held ends by itself."""
-    roomy = {"calls_per_second": 1_000, "idle_upload_seconds": 60, "enrolment_work_bits": 0}
+    roomy = {
+        "calls_per_second": 1_000,
+        "calls_per_second_of_account": 1_000,
+        "idle_upload_seconds": 60,
+        "enrolment_work_bits": 0,
+    }
     limits = {**roomy, f"calls_per_{who}": 2}
     found = LoopbackHub(tmp_path / "hub", limits=limits)
     ann, bob = found.client(tmp_path / "ann"), found.client(tmp_path / "bob")

@@ -89,6 +89,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
 
 GENEROUS = {
     "calls_per_second": 1e6,
+    "calls_per_second_of_account": 1e6,
     "calls_per_account": 10_000,
     "calls_per_address": 10_000,
     "enrolments_per_minute": 1e6,
