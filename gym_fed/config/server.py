@@ -126,7 +126,7 @@ class LimitsConfig(StrictModel):
     """Calls under way at once."""
     calls_per_second_of_account: float = Field(10, gt=0)
     """Bursts of eight seconds' worth are let through."""
-    calls_per_second: float = Field(50, gt=0)
+    calls_per_second: float = Field(30, gt=0)
     """Of one address before it has logged in; bursts of four seconds' worth are let through."""
     calls_per_address: int = Field(64, ge=1)
     """Calls under way at once that need no login, and logins, from one address."""

@@ -109,7 +109,7 @@ rewards:
 #   streams_per_account: 4      # of these, how many wait for work at once
 #   calls_per_account: 8        # under way at once
 #   calls_per_second_of_account: 10
-#   calls_per_second: 50        # of one address before it has logged in
+#   calls_per_second: 30        # of one address before it has logged in
 #   calls_per_address: 64       # under way at once, before login: raise it for a class behind one address
 #   connections: 8000           # in all
 #   connections_per_address: 256
