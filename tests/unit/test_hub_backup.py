@@ -37,6 +37,7 @@ from gym_fed.ledger import HubRestored, Restored, SignedHead, SignedRestored
 from gym_fed.ledger.heads import FORMAT as HEAD_FORMAT
 from gym_fed.ledger.heads import Head
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
+from tests.support.postgres import PASSWORD, PostgresServer
 
 PLAIN = KeyPolicy(include_plain=True)
 
@@ -44,10 +45,10 @@ PLAIN = KeyPolicy(include_plain=True)
 class Scene:
     """A hub that can be backed up, lost and brought back, and homes of contributors."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **config: Any) -> None:
         self.folder = folder
         self.place = str(folder / "backups")
-        self.hub = LoopbackHub(folder / "hub")
+        self.hub = LoopbackHub(folder / "hub", **config)
         self.clients: list[HubClient] = []
 
     def client(self, name: str) -> HubClient:
@@ -454,3 +455,32 @@ def test_a_hub_that_is_put_back_under_its_anchor_is_told_the_command_and_goes_on
     scene.hub = LoopbackHub(folder)
     scene.pay(1, ann.pin.contributor, 11)
     assert scene.hub.fed.ledger.verify()["entries"] == 3
+
+
+def test_a_hub_on_postgresql_is_backed_up_and_restored_into_another_database(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    scene = Scene(tmp_path, storage={"database": postgres.new_database()})
+    try:
+        ann = scene.joined("ann")
+        sha256 = pushed(ann, tmp_path, 1)
+        scene.pay(1, ann.pin.contributor, 10)
+        found, entries = scene.backup(), list(scene.hub.fed.ledger.entries())
+        assert found["entries"] == len(entries) >= 3
+        assert check_backup(scene.place)["objects"] == 1
+        scene.pay(2, ann.pin.contributor, 20)
+        with pytest.raises(GymError, match="is not empty") as caught:
+            restore(scene.place, tmp_path / "full", database_url=scene.hub.fed.config.storage.database)
+        assert caught.value.code is ErrorCode.FILE_EXISTS
+        assert PASSWORD not in str(caught.value)
+        restore(scene.place, tmp_path / "new", database_url=postgres.new_database())
+        scene.restart_from(tmp_path / "new")
+        fed = scene.hub.fed
+        assert fed.database.engine.dialect.name == "postgresql"
+        now = list(fed.ledger.entries())
+        assert now[: len(entries)] == entries
+        assert [entry.kind for entry in now[len(entries) :]] == ["restored"]
+        fed.ledger.verify()
+        assert fed.store.has(sha256)
+    finally:
+        scene.close()
