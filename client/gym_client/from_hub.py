@@ -52,7 +52,7 @@ def verdicts(texts: Any) -> list[dict[str, Any]]:
         for text in texts
     ]
     for one in found:
-        entries = one.setdefault("entries", [])
+        entries = one.get("entries", [])
         if not isinstance(entries, list) or not all(type(number) is int for number in entries):
             raise _refused("a verdict", "has entries that are no numbers")
     return found

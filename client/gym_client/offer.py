@@ -254,8 +254,8 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
             status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED, recipe=dict, codec=dict
         )
         return TrainingRecipe.model_validate(told["recipe"]), CodecPolicy.model_validate(told["codec"])
-    except (ValueError, KeyError, TypeError) as error:
-        what = str(error)
+    except (ValueError, KeyError, TypeError, GymError) as error:
+        what = error.message if isinstance(error, GymError) else str(error)
         if isinstance(error, ValidationError):
             what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise GymError(
