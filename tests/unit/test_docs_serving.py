@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from gym_fed.cli.chat_terminal import _COMMANDS
-from gym_fed.config.serving import EngineConfig, ServingConfig
+from gym_fed.config.serving import ConnectionsConfig, EngineConfig, ServingConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text()
 ROWS = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", PAGE, re.MULTILINE))
@@ -15,7 +15,8 @@ ROWS = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", PAGE, re.MULTILINE))
 def test_every_key_has_a_row_and_its_default() -> None:
     keys = {key for cell in ROWS for key in re.findall(r"`([a-z_.]+)`", cell)}
     engine = {f"engine.{name}" for name in EngineConfig.model_fields}
-    assert keys == (set(ServingConfig.model_fields) - {"engine"}) | engine
+    connections = {f"connections.{name}" for name in ConnectionsConfig.model_fields}
+    assert keys == (set(ServingConfig.model_fields) - {"engine", "connections"}) | engine | connections
     config = ServingConfig()
     for name in EngineConfig.model_fields:
         default = getattr(config.engine, name)

@@ -32,7 +32,7 @@ from tests.support.contributor import RawContributor
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.tiny_hub import TinyHub
 
-SLOW = {"enrolment_work_bits": 10, "enrolments_per_minute": 1}
+SLOW = {"calls_per_second": 50, "enrolment_work_bits": 10, "enrolments_per_minute": 1}
 
 
 @pytest.fixture
