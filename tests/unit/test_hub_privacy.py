@@ -381,7 +381,7 @@ def test_a_hub_that_has_spent_its_budget_says_so_at_its_end(
         PrivateRounds(fed).run()
         shown = list(privacy_lines(privacy.report(fed)))
     assert "no further round is begun: it would exceed the budget" in shown
-    monkeypatch.setattr("gym_server.run._FAREWELL_SECONDS", 0.0)
+    monkeypatch.setattr("gym_server.run._DRAIN_SECONDS", 0.0)
     ending = run_hub(folder, exit_when_done=True, insecure=True)
     assert ending.startswith("the privacy budget is spent: epsilon 4.38 of ")
 

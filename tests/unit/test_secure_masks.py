@@ -166,6 +166,9 @@ def test_a_share_that_was_tampered_with_or_misdirected_is_refused() -> None:
         assert refused.value.code is ErrorCode.UPDATE_REFUSED
 
 
+TASK = "7a" * 32
+
+
 def advert(key: SigningKey, **changes: object) -> SignedAdvert:
     fields = {
         "server": SERVER,
@@ -175,6 +178,7 @@ def advert(key: SigningKey, **changes: object) -> SignedAdvert:
         "mask_key": public_of(new_secret()).hex(),
         "cipher_key": public_of(new_secret()).hex(),
         "seed_commitment": commitment(new_secret()),
+        "task": TASK,
     }
     return SignedAdvert.sign(Advert.model_validate({**fields, **changes}), key)
 
@@ -186,27 +190,27 @@ def roster(*adverts: SignedAdvert) -> list[SignedAdvert]:
 def test_keys_that_their_owner_did_not_sign_for_this_round_are_refused() -> None:
     key, other = SigningKey.generate(), SigningKey.generate()
     honest, second = advert(key), advert(other)
-    check_roster(roster(honest, second), SERVER, ROUND, 2)
+    check_roster(roster(honest, second), SERVER, ROUND, 2, TASK)
     swapped = honest.model_copy(
         update={"advert": honest.advert.model_copy(update={"mask_key": public_of(new_secret()).hex()})}
     )
     stolen = SignedAdvert.sign(honest.advert, other)
     for forged in (swapped, stolen, advert(key, server_round=ROUND - 1), advert(key, threshold=3)):
         with pytest.raises(GymError) as refused:
-            check_roster(roster(forged, second), SERVER, ROUND, 2)
+            check_roster(roster(forged, second), SERVER, ROUND, 2, TASK)
         assert refused.value.code is ErrorCode.SIGNATURE_INVALID
 
 
 def test_a_list_that_a_hub_could_split_in_two_is_refused() -> None:
     three = roster(*(advert(SigningKey.generate()) for _ in range(3)))
-    check_roster(three, SERVER, ROUND, 2)
+    check_roster(three, SERVER, ROUND, 2, TASK)
     four = roster(*three, advert(SigningKey.generate()))
     with pytest.raises(GymError, match="not more than half of the 4"):
-        check_roster(four, SERVER, ROUND, 2)
+        check_roster(four, SERVER, ROUND, 2, TASK)
     with pytest.raises(GymError, match="twice or out of order"):
-        check_roster([three[0], three[0], three[1]], SERVER, ROUND, 2)
+        check_roster([three[0], three[0], three[1]], SERVER, ROUND, 2, TASK)
     with pytest.raises(GymError, match="1 contributors began"):
-        check_roster(three[:1], SERVER, ROUND, 2)
+        check_roster(three[:1], SERVER, ROUND, 2, TASK)
 
 
 def test_a_file_that_is_no_masked_votes_is_refused(spec: BaseSpec, tmp_path: Path) -> None:
