@@ -155,7 +155,7 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path, gym: Gym) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--codec", "zip"], "'bitdelta', 'dense' or 'lora'"),
+        (["--codec", "zip"], "'bitdelta', 'dense', 'lora' or 'as-merged'"),
         (["--codec", "dense", "--group-size", "64"], "belong to bitdelta"),
         (["--rank", "4"], "lora_rank is required for codec 'lora' and belongs to no other"),
     ],

@@ -152,7 +152,7 @@ def test_a_budget_that_holds_no_tensor_is_refused(tmp_path: Path) -> None:
         ({"codec": "lora"}, "lora_rank is required"),
         ({"lora_rank": 4}, "belongs to no other"),
         ({"codec": "dense", "group_size": 128}, "belong to bitdelta"),
-        ({"codec": "zip"}, "'bitdelta', 'dense' or 'lora'"),
+        ({"codec": "zip"}, "'bitdelta', 'dense', 'lora' or 'as-merged'"),
         ({"group_size": 4}, "greater than or equal to 8"),
         ({"max_bits_per_weight": 0.0}, "greater than 0"),
         ({"colour": "red"}, "Extra inputs"),
