@@ -9,11 +9,14 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
+from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of
 from gym_fed.errors import ErrorCode, GymError
 
+__all__ = ["IGNORED", "Encoded", "encode_one", "encode_rows", "iter_encoded", "require_chat_template"]
+
 Encoded = dict[str, list[int]]
-IGNORED = -100
 _CHUNK_ROWS = 1000
 
 
@@ -25,7 +28,7 @@ def encode_rows(
     assistant_only: bool = True,
     packing: bool = False,
     keep_all: bool = False,
-) -> list[Encoded]:
+) -> EncodedRows:
     """Tokenise rows.
 
     Args:
@@ -40,20 +43,18 @@ def encode_rows(
         keep_all: Leave no row out, as DP-SGD must: how many there are would tell of what is in them.
 
     Returns:
-        ``{"input_ids", "labels"}`` per row. Rows whose labels are all ignored after cutting are left out.
+        ``{"input_ids", "labels"}`` per row, with the ``counts`` of what was learned, cut and dropped on the way. Rows
+        whose labels are all ignored after cutting are left out.
 
     Raises:
         GymError: ``DATA_INVALID`` when there is no chat template, when it refuses a row or drops its tools (the row is
             named), or when nothing is left to learn from.
     """
+    counts = RowCounts()
+    encoded = _stream(tokenizer, rows, assistant_only)
     if keep_all:
-        return [
-            {key: ids[:max_length] for key, ids in row.items()}
-            for row in _stream(tokenizer, rows, assistant_only)
-        ]
-    kept = list(
-        iter_encoded(tokenizer, rows, max_length=max_length, assistant_only=assistant_only, packing=packing)
-    )
+        return EncodedRows([_cut(row, max_length, counts) for row in encoded], counts)
+    kept = EncodedRows(_teaching(encoded, max_length, packing, counts), counts)
     if not kept:
         raise GymError(
             ErrorCode.DATA_INVALID,
@@ -70,14 +71,34 @@ def iter_encoded(
     max_length: int,
     assistant_only: bool = True,
     packing: bool = False,
+    counts: RowCounts | None = None,
 ) -> Iterator[Encoded]:
-    """``encode_rows`` for a stream: no more than a thousand rows are held. It may end without having given any."""
-    encoded = _stream(tokenizer, rows, assistant_only)
-    for row in _packed(encoded, max_length) if packing else encoded:
-        cut = {key: ids[:max_length] for key, ids in row.items()}
-        # The first token is never predicted, so a row teaches only if a later one has a label.
-        if any(label != IGNORED for label in cut["labels"][1:]):
+    """``encode_rows`` for a stream: no more than a thousand rows are held. It may end without having given any.
+
+    ``counts`` is filled while rows are taken.
+    """
+    return _teaching(_stream(tokenizer, rows, assistant_only), max_length, packing, counts or RowCounts())
+
+
+def _teaching(
+    encoded: Iterable[Encoded], max_length: int, packing: bool, counts: RowCounts
+) -> Iterator[Encoded]:
+    """The rows that teach something within ``max_length``; what happens to each is counted."""
+    if packing:
+        for row in _packed(counts.given(encoded), max_length):
+            if _teaches(row["labels"]):
+                yield row
+        return
+    for row in encoded:
+        cut = _cut(row, max_length, counts)
+        if _teaches(cut["labels"]):
             yield cut
+
+
+def _cut(row: Encoded, max_length: int, counts: RowCounts) -> Encoded:
+    cut = {key: ids[:max_length] for key, ids in row.items()}
+    counts.add(row["labels"], cut["labels"])
+    return cut
 
 
 def encode_one(tokenizer: Any, row: dict[str, Any], *, assistant_only: bool = True) -> Encoded:

@@ -42,7 +42,7 @@ class Sft(Algorithm):
                 config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
             )
         require_no_images(rows)
-        encoded = encode_rows(
+        encoded: list[dict[str, Any]] = encode_rows(
             tokenizer,
             rows,
             max_length=config.max_length,

@@ -1,6 +1,6 @@
 """Every codec of the registry: encode and decode speed as a share of memcpy, bits a weight, and bytes on disk.
 
-    python benchmarks/codecs.py [--quick] [--json] [--plot FILE]
+    python benchmarks/codec_speed.py [--quick] [--json] [--plot FILE]
 
 GB/s count the bytes of the float32 delta, which memcpy moves too (copied into a tensor that is there already), all on
 one thread, so that a speed does not depend on who else computes. The peer is the straight version of the same codec
