@@ -60,12 +60,17 @@ class Contributor(threading.Thread):
         super().__init__(daemon=True)
         self.hub, self.home, self.base, self.calls, self.number = hub, Home.open(home), base, calls, number
         self.stopped = threading.Event()
-        self.client: HubClient | None = None
+        self._client: HubClient | None = None
+
+    @property
+    def client(self) -> HubClient:
+        assert self._client is not None, "connect first"
+        return self._client
 
     def connect(self) -> HubClient:
-        self.client = connected(self.hub.port, self.hub.fingerprint, self.home)
-        enter(self.client, f"honest {self.number}", "")
-        return self.client
+        self._client = connected(self.hub.port, self.hub.fingerprint, self.home)
+        enter(self._client, f"honest {self.number}", "")
+        return self._client
 
     def run(self) -> None:
         while not self.stopped.is_set():
@@ -146,8 +151,8 @@ class Contributor(threading.Thread):
     def stop(self) -> None:
         self.stopped.set()
         self.join(20)
-        if self.client is not None:
-            self.client.close()
+        if self._client is not None:
+            self._client.close()
 
 
 ENCODING = threading.Lock()

@@ -28,8 +28,11 @@ BIN = Path(sys.executable).parent
 class HubUnderTest:
     """`gym-server run` on a folder of its own."""
 
+    process: subprocess.Popen[str]
+    """Set by ``start``."""
+
     def __init__(self, folder: Path, base: Path, quorum: int) -> None:
-        self.folder, self.process = folder, None
+        self.folder = folder
         run = [str(BIN / "gym-server"), "init", "--dir", str(folder), "--enrolment", "open"]
         subprocess.run([*run, "--base-model", str(base)], check=True, stdout=subprocess.DEVNULL)
         self.path = folder / "gym-server.yaml"
@@ -55,6 +58,7 @@ class HubUnderTest:
         with open(self.folder / "log", "ab") as log:
             command = [str(BIN / "gym-server"), "run", "--dir", str(self.folder), "--json"]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit((self.folder / "log").read_text()[-3000:])

@@ -110,7 +110,8 @@ class Flood:
         await self._closed_loop(lambda stub: stub.Status(pb.StatusRequest()))
 
     async def enrolments(self) -> None:
-        server = self.client.status() and self.client.pin.server
+        self.client.status()  # pins the hub's id
+        server = self.client.pin.server
 
         def enrol(stub: Any) -> Any:
             key, name = SigningKey.generate(), secrets.token_hex(8)

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def our_cases(n: int, d: int) -> Iterator[Case]:
     updates = updates_of(n, d)
     for rule in OURS:
         pipeline = Pipeline.of(recipe_of(rule, n))
-        yield rule, lambda pipeline=pipeline: merged(updates, pipeline)
+        yield rule, partial(merged, updates, pipeline)
 
 
 def merged(updates: Tensor, pipeline: Pipeline) -> Tensor:
@@ -238,7 +239,7 @@ def packed_cases(n: int, d: int) -> Iterator[Case]:
     """The merge proper of opened files of sign bits, into float32 tensors in memory, as peers return them."""
     with opened_signs(n, d) as (updates, spec, _):
         for rule in PACKED if n <= MANY else PACKED[:2]:
-            yield rule, lambda recipe=recipe_of(rule, n): merged_signs(updates, recipe, spec)
+            yield rule, partial(merged_signs, updates, recipe_of(rule, n), spec)
 
 
 def file_cases(n: int, d: int) -> Iterator[Case]:
@@ -246,7 +247,7 @@ def file_cases(n: int, d: int) -> Iterator[Case]:
     with opened_signs(n, d) as (updates, spec, folder):
         for rule in PACKED if n <= MANY else PACKED[:2]:
             recipe, soup = recipe_of(rule, n), folder / "soup.gymdelta"
-            yield rule, lambda recipe=recipe, soup=soup: merge(updates, [1.0] * n, recipe, soup, spec)
+            yield rule, partial(merge, updates, [1.0] * n, recipe, soup, spec)
 
 
 def merged_signs(updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec) -> dict[str, Tensor]:
@@ -289,7 +290,7 @@ def write_signs(file: Path, row: int, spec: BaseSpec) -> Path:
         bits = np.frombuffer(shared.bytes(size), np.uint8) ^ flips
         payload["bits"] = torch.from_numpy(bits).reshape(payload["bits"].shape)
         payload["scales"] = payload["scales"] + 0.01 * (1.0 + own.random())
-        entries.append(DeltaEntry(name, shape, delta.codec, delta.params, lambda made=payload: made))
+        entries.append(DeltaEntry(name, shape, delta.codec, delta.params, partial(dict, payload)))
     write_delta(file, entries, spec)
     return file
 

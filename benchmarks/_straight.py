@@ -10,6 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Codes = tuple[Tensor, Tensor, torch.Size]
+"""Packed bytes, scales, and the shape of what was packed."""
+Packed = tuple[np.ndarray[Any, Any], Tensor, torch.Size]
+"""The same, with bytes as numpy packs them."""
+
 
 @dataclass(frozen=True)
 class Straight:
@@ -23,12 +28,12 @@ def _grouped(delta: Tensor, group: int | None) -> Tensor:
     return delta.reshape(1, -1) if group is None else delta.reshape(-1, group)
 
 
-def _encode_signs(delta: Tensor, group: int | None) -> Any:
+def _encode_signs(delta: Tensor, group: int | None) -> Packed:
     scales = _grouped(delta, group).abs().mean(dim=1, keepdim=True)
     return np.packbits((delta >= 0).numpy(), axis=1, bitorder="little"), scales, delta.shape
 
 
-def _decode_signs(encoded: Any, group: int | None) -> Tensor:
+def _decode_signs(encoded: Packed, group: int | None) -> Tensor:
     packed, scales, shape = encoded
     bits = np.unpackbits(packed, axis=1, count=shape[1], bitorder="little")
     signs = torch.from_numpy(bits).float() * 2 - 1
@@ -39,7 +44,7 @@ def _uniform(bits: int) -> Straight:
     top = 2 ** (bits - 1) - 1
     per_byte = 8 // bits
 
-    def encode(delta: Tensor, group: int | None) -> Any:
+    def encode(delta: Tensor, group: int | None) -> Codes:
         wide = _grouped(delta, group)
         scales = wide.abs().amax(dim=1, keepdim=True) / top
         codes = (
@@ -50,7 +55,7 @@ def _uniform(bits: int) -> Straight:
             packed |= codes[:, place] << (bits * place)
         return packed, scales, delta.shape
 
-    def decode(encoded: Any, group: int | None) -> Tensor:
+    def decode(encoded: Codes, group: int | None) -> Tensor:
         packed, scales, shape = encoded
         codes = torch.stack([(packed >> (bits * place)) & (2**bits - 1) for place in range(per_byte)], dim=1)
         values = codes.reshape(shape).float() - (top + 1)
@@ -59,7 +64,7 @@ def _uniform(bits: int) -> Straight:
     return Straight(encode, decode)
 
 
-def _encode_ternary(delta: Tensor, group: int | None) -> Any:
+def _encode_ternary(delta: Tensor, group: int | None) -> Codes:
     """Threshold 0.7 of the mean magnitude (Li et al. 2016), five digits a byte."""
     wide = _grouped(delta, group)
     size = wide.abs()
@@ -73,14 +78,14 @@ def _encode_ternary(delta: Tensor, group: int | None) -> Any:
     return packed, scales, delta.shape
 
 
-def _decode_ternary(encoded: Any, group: int | None) -> Tensor:
+def _decode_ternary(encoded: Codes, group: int | None) -> Tensor:
     packed, scales, shape = encoded
     digits = torch.stack([(packed // 3**place) % 3 for place in range(5)], dim=1).flatten()[: shape.numel()]
     values = digits.reshape(shape).float() - 1
     return (_grouped(values, group) * scales).reshape(shape)
 
 
-def _encode_factors(delta: Tensor, rank: int) -> Any:
+def _encode_factors(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     u, s, v = torch.linalg.svd(delta, full_matrices=False)
     return (u[:, :rank] * s[:rank]).bfloat16(), v[:rank].bfloat16()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -56,8 +57,8 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
                     continue  # signs have no zeros to leave out
                 for keys in KEYS[:2] if arguments.quick else KEYS:
                     sent = [*_keys(way, own, keys, seed), *others]
-                    for score, together, credits in _paid(world, sent, codec, keys, default):
-                        found.setdefault((way, name, score, keys, together), []).append(credits)
+                    for score, together, earned in _paid(world, sent, codec, keys, default):
+                        found.setdefault((way, name, score, keys, together), []).append(earned)
     for (way, name, score, keys, together), credits in found.items():
         if together is not None:
             before = statistics.mean(found[way, name, score, keys, None])
@@ -111,14 +112,18 @@ def _paid(
     paid: list[tuple[str, Together, int]] = []
     for score in ("estimate", "participation"):
         for together in (None, default):
+
+            def paid_as_one(
+                who: Collection[str], at: Together = together, by_score: bool = score == "estimate"
+            ) -> list[list[str]]:
+                return [] if at is None else likeness.together(who, at, by_score)
+
             found = split(
                 RewardsConfig(score=score),
                 dict.fromkeys(names, 0.0),
                 dict(zip(names, scores.values.tolist(), strict=True)) if score == "estimate" else None,
                 dict(zip(names, luck.tolist(), strict=True)),
-                lambda who, t=together, m=score == "estimate": (
-                    [] if t is None else likeness.together(who, t, m)
-                ),
+                paid_as_one,
             )
             paid.append((score, together, sum(c for name, c in found.credits.items() if int(name) < keys)))
     return paid

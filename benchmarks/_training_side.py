@@ -162,8 +162,8 @@ def theirs(work: dict[str, Any], clock: Clock) -> None:
             r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"
         )
     if work["task"].startswith("sft"):
-        arguments = trl.SFTConfig(**common, max_length=LENGTH, assistant_only_loss=True)
-        kind = trl.SFTTrainer
+        arguments: Any = trl.SFTConfig(**common, max_length=LENGTH, assistant_only_loss=True)
+        kind: Any = trl.SFTTrainer
     elif work["task"] == "dpo":
         arguments = trl.DPOConfig(**common, max_length=LENGTH, beta=0.1)
         kind = trl.DPOTrainer

@@ -52,6 +52,7 @@ def measure(hub: HubUnderTest, base: Path, folder: Path, kind: str, rounds: int)
         flood = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         newcomer = Newcomer(hub, pem, newcomers)
         try:
+            assert flood.stdout is not None
             ready = threading.Thread(target=flood.stdout.readline, daemon=True)
             ready.start()
             ready.join(60)

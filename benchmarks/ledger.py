@@ -128,7 +128,7 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
         tx.execute(insert(credits).values(**credit))
     ids = [row["update_id"] for row in sent]
     digest = "sha256:" + canonical_digest(server_round)
-    told = {"height": server_round, "digest": digest, "server_round": server_round}
+    told: dict[str, Any] = {"height": server_round, "digest": digest, "server_round": server_round}
     losses = {"heldout_before": 2.0 / server_round, "heldout_after": 2.0 / (server_round + 1)}
     ended = {
         "server_round": server_round,
@@ -137,7 +137,12 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
         "base_height": server_round - 1,
     }
     ended |= {"opened_at": time.time(), "deadline": None, "merging": json.dumps(ids), "reason": ""}
-    body = {"soup": digest[7:], "recipe": SoupRecipe().model_dump(mode="json"), "merged": ids, "updates": ids}
+    body: dict[str, Any] = {
+        "soup": digest[7:],
+        "recipe": SoupRecipe().model_dump(mode="json"),
+        "merged": ids,
+        "updates": ids,
+    }
     body |= {"soup_bytes": 1, "state": {}, "round": round_of(ended)}
     last = ledger.append(tx, "version", {**told, **losses, **body})
     tx.execute(insert(rounds).values(**ended, closed_at=time.time()))

@@ -65,7 +65,7 @@ def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -
             raise RuntimeError(f"{task}: the two sides do not do the same work: losses differ by {far}")
 
     def median(side: str, key: str) -> float:
-        return statistics.median(run[key] for run in told[side])
+        return float(statistics.median(run[key] for run in told[side]))
 
     report.compare(
         f"{task}, tokens",

@@ -50,7 +50,10 @@ def _guard(mark: str, parent: int) -> None:
         pass
     wanted = f"{MARK}={mark}".encode()
     for _ in range(_SCANS):
-        if not [_kill(pid) for pid in _marked(wanted)]:
+        found = list(_marked(wanted))
+        for pid in found:
+            _kill(pid)
+        if not found:
             return
 
 

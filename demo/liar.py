@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from gym_client.address import Address
 from gym_client.agent import Agent
@@ -46,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
     signed = manifest.model_copy(
         update={"delta_sha256": path.name, "delta_bytes": size, "nonce": new_nonce()}
     )
-    update = {
+    update: dict[str, ConfigRecordValues] = {
         "manifest": signed.model_dump_json(),
         "signature": signed.sign(home.key),
         "public_key": home.key.public_key,

@@ -41,7 +41,7 @@ def run_federation(
     end_together()
     processes: dict[str, subprocess.Popen[str]] = {}
     try:
-        command = [BIN / "gym-server", "run", "--dir", folder / "hub", "--json", "--exit-when-done"]
+        command: Command = [BIN / "gym-server", "run", "--dir", folder / "hub", "--json", "--exit-when-done"]
         hub = processes["hub"] = _start(folder, "hub", command)
         assert hub.stdout is not None
         event = json.loads(hub.stdout.readline() or _failed(folder, "hub"))
@@ -67,14 +67,14 @@ def run_federation(
 
 def ask(folder: Path, *arguments: str) -> Any:
     """The JSON answer of a gym-server command."""
-    command = [BIN / "gym-server", *arguments, "--dir", folder / "hub", "--json"]
+    command: Command = [BIN / "gym-server", *arguments, "--dir", folder / "hub", "--json"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def join_command(folder: Path, name: str, address: str, fingerprint: str, *more: str | Path) -> Command:
     """`gym-client join` with its own home and ``NAME.jsonl`` as data."""
     trust = ["--server", address, "--fingerprint", fingerprint, "--yes"]
-    own = ["--home", folder / name, "--data", folder / f"{name}.jsonl", "--name", name]
+    own: Command = ["--home", folder / name, "--data", folder / f"{name}.jsonl", "--name", name]
     return [BIN / "gym-client", "join", *trust, *own, *more]
 
 
