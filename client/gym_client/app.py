@@ -1,8 +1,8 @@
 """The contributor's Flower app: the task in, a signed delta out. Runs under the agent and in stock Flower.
 
-Settings come from the node's config (then the run's): ``home``, ``data``, ``data-format``, ``model``, ``device``,
-and ``by-reference``, which the agent sets to have the delta sent as an object. ``{partition}`` in ``home`` and
-``data`` stands for Flower's ``partition-id``, so that a simulation gives every node its own key and shard.
+Settings come from the node's config (then the run's): ``home``, ``data``, ``data-format``, ``columns``, ``model``,
+``device``, and ``by-reference``, which the agent sets to have the delta sent as an object. ``{partition}`` in ``home``
+and ``data`` stands for Flower's ``partition-id``, so that a simulation gives every node its own key and shard.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def train(message: Message, context: Context) -> Message:
     setup = Setup(
         data=_text(context, "data"),
         data_format=_text(context, "data-format") or "auto",
+        columns=_text(context, "columns"),
         model=_text(context, "model"),
         device=_text(context, "device") or "auto",
     )

@@ -60,6 +60,14 @@ def join(
         str | None,
         typer.Option(help="auto, alpaca, sharegpt, messages or text.", show_default="auto"),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OURS=THEIRS,...",
+            help="What the file calls its columns, such as prompt=question,completion=answer.",
+            show_default=False,
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Folder of the base model, if its name is not found.", show_default=False),
@@ -98,7 +106,18 @@ def join(
     from gym_client.terminal import TerminalConsent
 
     options = JoinOptions(
-        server, invite, data, data_format, model, name, device, rounds, fingerprint, insecure, not no_wait
+        server,
+        invite,
+        data,
+        data_format,
+        columns,
+        model,
+        name,
+        device,
+        rounds,
+        fingerprint,
+        insecure,
+        not no_wait,
     )
     folder = open_home(home, passphrase_file)
     try:

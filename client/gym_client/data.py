@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_fed.errors import ErrorCode, GymError
+
 EXAMPLE = "example"
 _EXAMPLE_TASKS = ["copy", "reverse", "upper"]
 _EXAMPLE_ROWS = 600
@@ -20,25 +22,33 @@ class Data:
     digest: str
 
 
-_cache: dict[tuple[str, str, int, int], Data] = {}
+_cache: dict[tuple[str, str, str, int, int], Data] = {}
 
 
-def load_data(path: str | None, format: str = "auto") -> Data:
+def load_data(path: str | None, format: str = "auto", columns: str | None = None) -> Data:
     """The rows of a file, or the built-in example for None or ``example``. A file is read once a process.
 
+    Args:
+        path: Of the file.
+        format: One of ``gym_fed.data.formats.FORMATS``, or ``auto``.
+        columns: What the file calls its columns; see ``parse_columns``.
+
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming the row.
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming the row; ``USAGE`` for columns that cannot be read.
     """
     if path in (None, EXAMPLE):
+        if columns:
+            raise GymError(ErrorCode.USAGE, "--columns: the built-in example has its own", "give --data FILE")
         return _example()
     file = Path(str(path)).expanduser()
     stamp = file.stat() if file.is_file() else None
-    key = (str(file), format, stamp.st_mtime_ns if stamp else 0, stamp.st_size if stamp else 0)
+    key = (str(file), format, columns or "", stamp.st_mtime_ns if stamp else 0, stamp.st_size if stamp else 0)
     if key not in _cache:
         from gym_client.downloads import file_sha256
         from gym_fed.data import load_rows
+        from gym_fed.data.columns import parse_columns
 
-        rows = load_rows(file, format)
+        rows = load_rows(file, format, columns=parse_columns(columns))
         _cache.clear()
         _cache[key] = Data(rows, str(file), file_sha256(file))
     return _cache[key]

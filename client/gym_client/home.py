@@ -104,7 +104,7 @@ class Home:
         return self._made(f"residuals/{server}")
 
     def settings(self) -> dict[str, Any]:
-        """What the last ``join`` was given: server, data, format, model, name."""
+        """What the last ``join`` was given: server, data, format, columns, model, name."""
         path = self.folder / "settings.json"
         if not path.exists():
             return {}

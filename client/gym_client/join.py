@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gym_client.offer import Offer
     from gym_client.restored import Loss
 
-_REMEMBERED = ("data", "data_format", "model", "name")
+_REMEMBERED = ("data", "data_format", "columns", "model", "name")
 
 T = TypeVar("T")
 
@@ -67,6 +67,7 @@ class JoinOptions:
     invite: str | None = None
     data: Path | None = None
     data_format: str | None = None
+    columns: str | None = None
     model: str | None = None
     name: str | None = None
     device: str = "auto"
@@ -147,7 +148,7 @@ class _Joining:
     def run(self) -> AgentResult:
         """Trust, terms, consent, enrolment, and rounds until the end."""
         self._display.busy(f"reading {self._setup.data or 'the built-in example'}")
-        data = load_data(self._setup.data, self._setup.data_format)
+        data = load_data(self._setup.data, self._setup.data_format, self._setup.columns)
         with self._meet() as client:
             status, offer = self._terms(client, data)
             self._display.busy("")
@@ -180,7 +181,7 @@ class _Joining:
         """The terms, within the policy. Until they are accepted only files that the contributor named are read."""
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._going_on(client, lambda: self._patiently(client, client.status))
-        from gym_client.offer import announced, bytes_to_join, make_offer, rounds_to_come
+        from gym_client.offer import announced, bytes_to_join, make_offer, require_rows, rounds_to_come
         from gym_client.privacy_terms import Promises, check_promises
 
         recipe = announced(status)[0]
@@ -188,6 +189,7 @@ class _Joining:
         rounds = rounds_to_come(status, self._options.rounds)
         self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes, rounds)
         check_promises(self._policy, Promises.parse(status.privacy_json))
+        require_rows(data, recipe)
         given = self._setup.model
         source = base_source(given, status.base_model)
         self._display.busy("")
@@ -281,15 +283,18 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     now = {
         "data": str(options.data.expanduser().absolute()) if options.data else None,
         "data_format": options.data_format,
+        "columns": options.columns,
         "model": options.model,
         "name": options.name,
     }
-    if now["data"] is not None and now["data_format"] is None:
-        said.pop("data_format", None)  # it belonged to another file
+    for key in ("data_format", "columns"):
+        if now["data"] is not None and now[key] is None:
+            said.pop(key, None)  # it belonged to another file
     chosen = {key: now[key] if now[key] is not None else said.get(key) for key in _REMEMBERED}
     setup = Setup(
         data=chosen["data"],
         data_format=chosen["data_format"] or "auto",
+        columns=chosen["columns"],
         model=chosen["model"],
         device=options.device,
     )
@@ -301,6 +306,7 @@ def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) 
         LAST_SERVER: str(address),
         "data": setup.data,
         "data_format": setup.data_format,
+        "columns": setup.columns,
         "model": setup.model,
     }
     if options.name:
@@ -312,6 +318,7 @@ def _node_config(setup: Setup) -> dict[str, str | bool | int | float]:
     values = {
         "data": setup.data,
         "data-format": setup.data_format,
+        "columns": setup.columns,
         "model": setup.model,
         "device": setup.device,
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from rich.panel import Panel
@@ -25,6 +26,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tables import TextTable
 from gym_fed.text import plain, readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
+
+if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
 
 _BF16_BYTES = 2
 
@@ -54,6 +58,7 @@ class Offer:
     device: str
     data: str
     num_examples: int
+    """Rows with something to learn: what a manifest is signed with where it holds a number."""
     privacy: PrivacyTerms
     secure: SecureTerms | None = None
     join_download_bytes: int = 0
@@ -64,6 +69,10 @@ class Offer:
     """``factors``, ``values`` or ``full``; empty where the hub does not say."""
     rounds: int | None = None
     """Rounds that are still to come, as far as is known."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """What becomes of the rows that were given; see ``RowCounts``."""
+    rows_in_words: tuple[str, ...] = ()
+    """The same for people, with a warning where much is lost."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -119,6 +128,7 @@ class Offer:
             ),
             ("device", self.device),
             ("data", f"{self.num_examples} examples: {self.data}"),
+            *(("", line) for line in self.rows_in_words),
             ("server's key", key),
         ]
 
@@ -173,9 +183,10 @@ def make_offer(
     """
     model.require_base(status.base_digest, status.base_model)
     recipe, codec = announced(status)
-    require_rows(data, recipe)
+    counts = learned(data, recipe, model.tokenizer)
     private, secure = recipe.privacy is not None, SecureTerms.parse(status.privacy_json)
-    plan = planned(recipe, model.tokenizer, data.rows) if private else None
+    plan = planned(recipe, counts.rows) if private else None
+    warned = counts.warning(recipe.max_length)
     return Offer(
         server=status.name,
         address=str(client.address),
@@ -190,7 +201,7 @@ def make_offer(
         bf16_bytes=_BF16_BYTES * model.base.num_parameters,
         device=describe_device(setup.device),
         data=data.description,
-        num_examples=len(data.rows),
+        num_examples=counts.learned,
         privacy=make_terms(
             recipe,
             Promises.parse(status.privacy_json),
@@ -204,6 +215,8 @@ def make_offer(
         round_download_bytes=status.round_download_bytes,
         soup_form=_soup_form(status),
         rounds=rounds_to_come(status, rounds),
+        rows=counts.as_dict(),
+        rows_in_words=(counts.describe(recipe.max_length), *([f"warning: {warned}"] if warned else [])),
     )
 
 
@@ -241,6 +254,34 @@ def require_rows(data: Data, recipe: TrainingRecipe) -> None:
         as_kind(data.rows, get_algorithm(recipe.algorithm).row_kind)
     except GymError as error:
         raise GymError(error.code, f"{error.message} for {recipe.algorithm}", error.hint) from error
+
+
+def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
+    """What a round will learn of the data, by encoding it as the round does.
+
+    Raises:
+        GymError: As ``require_rows``; ``DATA_INVALID`` when nothing is left to learn, or when the model's chat template
+            refuses a row.
+    """
+    from gym_fed.config.round_training import round_training
+    from gym_fed.data.row_counts import counts_of
+    from gym_fed.data.rows import as_kind
+    from gym_fed.models import quiet_loading
+    from gym_fed.training.algorithms import get_algorithm
+
+    require_rows(data, recipe)
+    algorithm = get_algorithm(recipe.algorithm)
+    rows = as_kind(data.rows, algorithm.row_kind)
+    with quiet_loading():  # transformers warns of long rows, which are counted here
+        encoded = algorithm.encode(round_training(recipe, 1, Path("unused")), tokenizer, rows)
+    counts = counts_of(encoded, len(rows))
+    if not counts.learned:  # with privacy no row is left out
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"none of the {counts.rows} rows has anything to learn within max_length={recipe.max_length} tokens",
+            "give shorter rows, or rows with an answer to learn",
+        )
+    return counts
 
 
 def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,19 +130,19 @@ class PrivacyTerms:
         return told
 
 
-def planned(recipe: TrainingRecipe, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> Plan:
-    """A private round as the accountant sees it, before it is trained; see ``make_plan`` for what is raised."""
+def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
+    """A private round as the accountant sees it, before it is trained; see ``make_plan`` for what is raised.
+
+    Args:
+        recipe: Of the round.
+        num_rows: All rows that are given, those with nothing to learn too: they are in the batches like any other.
+    """
     from pathlib import Path
 
     from gym_fed.config.round_training import round_training
-    from gym_fed.data.rows import as_kind
-    from gym_fed.training.algorithms import get_algorithm
     from gym_fed.training.private import make_plan
 
-    config = round_training(recipe, 1, Path("unused"))
-    algorithm = get_algorithm(recipe.algorithm)
-    encoded = algorithm.encode(config, tokenizer, as_kind(rows, algorithm.row_kind))
-    return make_plan(config, len(encoded))
+    return make_plan(round_training(recipe, 1, Path("unused")), num_rows)
 
 
 def make_terms(

@@ -6,7 +6,7 @@ What leaves this machine is then made of the private weights alone: no loss, no 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gym_client.data import Data
 from gym_client.display import Display
@@ -34,14 +34,14 @@ class PrivateRound:
         self._spec, self._data, self._folder, self._book = spec, data, folder, book
         self._marker = folder.path / "charged"
 
-    def require_within_budget(self, policy: Policy, tokenizer: Any) -> None:
+    def require_within_budget(self, policy: Policy) -> None:
         """Refuse what the policy does not allow; a round that a crash ended after it was paid for goes on.
 
         Raises:
             GymError: ``POLICY_REFUSED``.
         """
         if not self._marker.exists():
-            plan = planned(self._spec.recipe, tokenizer, self._data.rows)
+            plan = planned(self._spec.recipe, len(self._data.rows))
             require_within_budget(policy, self._book, self._data.digest, plan)
 
     def charged(self, trained: Trained, result: TrainResult) -> Trained:

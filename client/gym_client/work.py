@@ -41,6 +41,8 @@ class Setup:
     data: str | None = None
     """A file, or None for the built-in example."""
     data_format: str = "auto"
+    columns: str | None = None
+    """What the file calls its columns; see ``gym_fed.data.columns``."""
     model: str | None = None
     """Where the base is on this machine; None for the name that the task gives."""
     device: str = "auto"
@@ -96,17 +98,18 @@ def perform(
             the data, the model or the training give.
     """
     policy.check(spec)
-    data = load_data(setup.data, setup.data_format)
+    data = load_data(setup.data, setup.data_format, setup.columns)
     folder = TaskFolder(home.task_folder(message_id))
     source = base_source(setup.model, spec.base_model)
-    folder.begin(spec, {"data": data.digest, "device": setup.device, "model": source})
+    named = {"columns": setup.columns} if setup.columns else {}
+    folder.begin(spec, {"data": data.digest, "device": setup.device, "model": source, **named})
     done = folder.renewed(spec, key_at(home, spec.server))
     if done is not None:
         return done
     model = global_model(source)
     private = PrivateRound(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
     if private is not None:
-        private.require_within_budget(policy, model.tokenizer)
+        private.require_within_budget(policy)
     model.advance(spec, soup_path)
     result = _train(spec, model, data, folder, policy, setup)
     failpoint("client-trained")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.cli.data_options import FormatName, counted
+from gym_fed.cli.data_options import ColumnsOption, FormatName, counted
 from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import harmless
@@ -40,6 +40,7 @@ def convert(
     ],
     to: Annotated[FormatName, typer.Option("--to", help="The format to write.")],
     format: FormatOption = FormatName.auto,
+    columns: ColumnsOption = None,
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="Also pairs as judgements, or as their chosen answer.")
     ] = False,
@@ -50,14 +51,16 @@ def convert(
     if to is FormatName.auto:
         raise GymError(ErrorCode.USAGE, "--to auto is no format", f"one of {', '.join(list(FormatName)[1:])}")
 
+    from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.formats.base import BadRow
     from gym_fed.data.reading import iter_rows
     from gym_fed.data.writing import check_output, convert_row, write_rows
 
     check_output(file, overwrite)
+    rename = renaming(parse_columns(columns))
 
     def converted() -> Iterator[dict[str, Any]]:
-        for place, row in counted(iter_rows(source, format.value), "rows"):
+        for place, row in counted(iter_rows(source, format.value, rename=rename), "rows"):
             try:
                 yield from convert_row(row, to.value, allow_loss=allow_loss)
             except BadRow as bad:

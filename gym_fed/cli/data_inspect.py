@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.data_options import FormatName, counted
+from gym_fed.cli.data_options import ColumnsOption, FormatName, counted
 from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import harmless
@@ -33,6 +33,7 @@ def inspect(
     ] = None,
     num: Annotated[int, typer.Option("-n", "--num", min=0, help="How many rows to show.")] = 3,
     format: Annotated[FormatName, typer.Option("--format", help="How rows are laid out.")] = FormatName.auto,
+    columns: ColumnsOption = None,
     max_length: Annotated[
         int | None, typer.Option("--max-length", min=2, help="Cut sequences to so many tokens.")
     ] = None,
@@ -48,7 +49,11 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""
-    of_files = {"--format": format is not FormatName.auto, "--max-length": max_length is not None}
+    of_files = {
+        "--format": format is not FormatName.auto,
+        "--columns": columns is not None,
+        "--max-length": max_length is not None,
+    }
     of_configs = {"--set": bool(set_), "--allow-untranslated": allow_untranslated}
     if source.endswith((".yaml", ".yml")):
         _refuse(of_files, "data files", "a config says it itself")
@@ -60,7 +65,7 @@ def inspect(
         view = _of_config(config, model, limit)
     else:
         _refuse(of_configs, "training configs", "leave it away")
-        view = _of_file(source, model, format.value, max_length, limit)
+        view = _of_file(source, model, format.value, columns, max_length, limit)
 
     from gym_fed.data.preview import Statistics
     from gym_fed.models import quiet_loading
@@ -102,18 +107,27 @@ def _refuse(given: dict[str, bool], whose: str, remedy: str) -> None:
             raise GymError(ErrorCode.USAGE, f"{option} is for {whose}", remedy)
 
 
-def _of_file(source: str, model: str | None, format: str, max_length: int | None, limit: int | None) -> _View:
+def _of_file(
+    source: str,
+    model: str | None,
+    format: str,
+    columns: str | None,
+    max_length: int | None,
+    limit: int | None,
+) -> _View:
+    from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.locations import find_files
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.reading import iter_rows
     from gym_fed.models import load_tokenizer
 
+    rename = renaming(parse_columns(columns))
     find_files(source)  # a name mistyped is told before a tokenizer is loaded
     name = model or "gym-nano"
     tokenizer = load_tokenizer(name)
     rows = (
         (place, sequences_of(tokenizer, row, max_length=max_length))
-        for place, row in islice(iter_rows(source, format), limit)
+        for place, row in islice(iter_rows(source, format, rename=rename), limit)
     )
     return _View(name, tokenizer, max_length, rows)
 

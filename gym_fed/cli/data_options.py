@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import typer
 
 from gym_fed.console import err
 
 T = TypeVar("T")
+
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="OURS=THEIRS,...",
+        help="What the file calls its columns, such as prompt=question,completion=answer.",
+    ),
+]
 _EVERY = 10_000
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gym_fed.console import err
 
 if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
     from gym_fed.training.hooks import StepReport
 
 _GIB = 1 << 30
@@ -46,6 +47,17 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
             bar.update(task, completed=report.step, total=report.total, figures=_figures(report))
 
         yield show
+
+
+def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
+    """What ``Trainer`` is given as ``on_rows``: a line of counts, and a warning where much is lost."""
+
+    def say(name: str, counts: RowCounts) -> None:
+        err.print(f"{name}: {counts.describe(max_length)}", markup=False)
+        if (problem := counts.warning(max_length)) is not None:
+            err.print(f"warning: {name}: {problem}", markup=False, style="yellow")
+
+    return say
 
 
 @contextmanager

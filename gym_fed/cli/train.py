@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gym_fed.cli.progress import progress, readable_warnings
+from gym_fed.cli.progress import progress, readable_warnings, say_rows
 from gym_fed.config import TrainingConfig
 from gym_fed.config.llamafactory import load_training_config
 from gym_fed.console import err, out, print_json
@@ -61,7 +61,10 @@ def train(
     from gym_fed.training import Trainer
 
     with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
-        result = Trainer(settings, on_report=on_report, should_stop=should_stop).train(resume=resume)
+        trainer = Trainer(
+            settings, on_rows=say_rows(settings.max_length), on_report=on_report, should_stop=should_stop
+        )
+        result = trainer.train(resume=resume)
     if as_json:
         if is_main():
             print_json(result.summary())

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.progress import progress, readable_warnings
+from gym_fed.cli.data_options import ColumnsOption
+from gym_fed.cli.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.train import stop_on_ctrl_c
 from gym_fed.cli.variant_options import (
     JsonOption,
@@ -23,6 +24,7 @@ from gym_fed.console import err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
     from gym_fed.identity.keys import SigningKey
     from gym_fed.personalization.made import CreatedVariant, Listener, RebasedVariant
 
@@ -73,6 +75,7 @@ def create(
         int | None, typer.Option(min=1, help="Most optimiser steps.", show_default="by the number of rows")
     ] = None,
     held_out: HeldOut = 0.2,
+    columns: ColumnsOption = None,
     as_chat: AsChat = None,
     store: StoreOption = None,
     replace: Annotated[
@@ -87,6 +90,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Make a variant from a person's own rows. Stopped work is continued by the same command."""
+    from gym_fed.data.columns import parse_columns
     from gym_fed.personalization import PersonalizedTrainer
 
     with listening() as listener:
@@ -104,6 +108,7 @@ def create(
             data=data,
             name=name,
             held_out=held_out,
+            columns=parse_columns(columns),
             as_chat=as_chat,
             replace=replace,
             output=output,
@@ -140,6 +145,7 @@ def rebase(
         str | None, typer.Option("--output-name", help="Leave the old one, and add it under this name.")
     ] = None,
     held_out: HeldOut = 0.2,
+    columns: ColumnsOption = None,
     as_chat: AsBefore = None,
     force: Annotated[
         bool,
@@ -154,6 +160,7 @@ def rebase(
     as_json: JsonOption = False,
 ) -> None:
     """Carry a variant to a new global version of its base; tells the loss before and after."""
+    from gym_fed.data.columns import parse_columns
     from gym_fed.personalization import PersonalizedTrainer
 
     if base is None:
@@ -173,6 +180,7 @@ def rebase(
             data=data,
             steps=steps,
             held_out=held_out,
+            columns=parse_columns(columns),
             as_chat=as_chat,
             force=force,
             output_name=output_name,
@@ -273,6 +281,9 @@ def listening() -> Iterator[Listener]:
         class Terminal(Silent):
             def phase(self, what: str) -> None:
                 err.print(f"{what} ...", markup=False)
+
+            def rows(self, name: str, counts: RowCounts, max_length: int) -> None:
+                say_rows(max_length)(name, counts)
 
             def trained(self, report: Any) -> None:
                 on_report(report)

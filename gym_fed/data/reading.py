@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gym_fed.data.columns import renaming
 from gym_fed.data.files import Placed, read_raw
 from gym_fed.data.formats import detect, reader
 from gym_fed.data.formats.base import BadRow
@@ -17,13 +18,16 @@ PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
 
 
-def load_rows(path: str | Path, format: str = "auto") -> list[Row]:
+def load_rows(
+    path: str | Path, format: str = "auto", *, columns: Mapping[str, str] | None = None
+) -> list[Row]:
     """Read a dataset.
 
     Args:
         path: A ``.json`` file with a list of rows, a ``.jsonl`` file with a row a line, ``.csv``, ``.parquet``, or a
             ``.txt`` file, which is one text; the same packed with gzip; a folder or pattern of them; an fsspec URL.
         format: One of ``gym_fed.data.formats.FORMATS``, or ``auto`` to tell by the keys of a file's first row.
+        columns: Names of columns in the file, by the name that the format expects.
 
     Returns:
         At least one row; see ``gym_fed.data.rows``.
@@ -31,7 +35,7 @@ def load_rows(path: str | Path, format: str = "auto") -> list[Row]:
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming file, line (or row) and remedy.
     """
-    return [row for _, row in iter_rows(path, format)]
+    return [row for _, row in iter_rows(path, format, rename=renaming(columns or {}))]
 
 
 def iter_rows(

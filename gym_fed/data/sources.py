@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 from gym_fed.config.data_source import DataConfig
-from gym_fed.data.formats.base import BadRow, Raw, as_object
-from gym_fed.data.reading import PlacedRow, Rename, converted, iter_rows
+from gym_fed.data.columns import renaming
+from gym_fed.data.reading import PlacedRow, converted, iter_rows
 
 
 def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
@@ -21,7 +20,7 @@ def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
 
 
 def _rows(source: DataConfig) -> Iterator[PlacedRow]:
-    rename = _renaming(source.columns) if source.columns else None
+    rename = renaming(source.columns)
     if source.path is not None:
         yield from iter_rows(source.path, source.format, rename=rename)
     elif source.hub is not None:
@@ -39,19 +38,3 @@ def _rows(source: DataConfig) -> Iterator[PlacedRow]:
         tasks, count = source.tasks or [], source.num_examples or 0
         rows = generate_mix(tasks, count, seed=source.seed, max_turns=source.max_turns)
         yield from ((f"tasks {', '.join(tasks)}: row {number}", row) for number, row in enumerate(rows, 1))
-
-
-def _renaming(columns: dict[str, str]) -> Rename:
-    """Columns of a file under the names that formats know."""
-
-    def rename(raw: Any) -> Raw:
-        row = as_object(raw)
-        missing = [theirs for theirs in columns.values() if theirs not in row]
-        if missing:
-            raise BadRow(
-                f"has no column {missing[0]!r}", "columns names it; give the name of a column that is there"
-            )
-        rest = {key: value for key, value in row.items() if key not in columns.values()}
-        return {**rest, **{ours: row[theirs] for ours, theirs in columns.items()}}
-
-    return rename

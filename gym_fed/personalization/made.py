@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
     from gym_fed.training.hooks import StepReport
 
 
@@ -20,6 +21,9 @@ class Listener:
 
     def phase(self, what: str) -> None:
         """Something begins."""
+
+    def rows(self, name: str, counts: RowCounts, max_length: int) -> None:
+        """What became of the rows, before they are learned; ``name`` is ``data`` or ``eval_data`` (held out)."""
 
     def trained(self, report: StepReport) -> None:
         """A training step or an evaluation is done."""
@@ -76,6 +80,7 @@ class CreatedVariant:
         kept: Share of the gain that the file keeps; None where training gained nothing.
         chosen_before: Of preferences: loss of the preferred answers themselves with the base, in nats a token.
         chosen_encoded: The same with the base plus the file.
+        rows: Of those trained on, counts of what became of them; see ``RowCounts``.
         steps: Optimiser steps.
         best_step: The step whose weights were taken, if held-out rows chose it.
         encoding: Which codec, and why.
@@ -105,6 +110,7 @@ class CreatedVariant:
     best_step: int | None
     encoding: str
     note: str
+    rows: dict[str, int] = field(default_factory=dict)
 
     @property
     def helps(self) -> bool:

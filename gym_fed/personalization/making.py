@@ -57,6 +57,7 @@ class Made:
     loss_encoded: float
     steps: int
     best_step: int | None
+    rows: dict[str, int]
     chosen_before: float | None
     chosen_encoded: float | None
 
@@ -91,6 +92,7 @@ def make(order: Order, base: Base, rows: PersonalRows, judge: Judge, listener: L
         encoded,
         int(summary["steps"]),
         None if best is None else int(best),
+        summary.get("rows", {}),
         chosen_before,
         chosen_encoded,
     )
@@ -154,7 +156,12 @@ def _trained(order: Order, rows: PersonalRows, listener: Listener) -> tuple[Any,
         if begun is None
         else f"training on {len(rows.train)} rows, going on after step {begun.name.rpartition('-')[2]}",
     )
-    trainer = Trainer(order.training, on_report=listener.trained, should_stop=listener.should_stop)
+    trainer = Trainer(
+        order.training,
+        on_rows=lambda name, counts: listener.rows(name, counts, order.training.max_length),
+        on_report=listener.trained,
+        should_stop=listener.should_stop,
+    )
     try:
         result = trainer.train(rows.train, rows.held_out or None)
     except GymError as error:

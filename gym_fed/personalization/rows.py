@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from gym_fed.data.reading import converted, iter_rows
+from gym_fed.data.columns import renaming
+from gym_fed.data.reading import Rename, converted, iter_rows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
 from gym_fed.errors import ErrorCode, GymError
 
@@ -100,7 +101,12 @@ class PersonalRows:
 
 
 def read_rows(
-    source: Source, *, wanted: PersonalKind | None = None, held_out: float = 0.2, format: str = "auto"
+    source: Source,
+    *,
+    wanted: PersonalKind | None = None,
+    held_out: float = 0.2,
+    format: str = "auto",
+    columns: Mapping[str, str] | None = None,
 ) -> PersonalRows:
     """Read, tell the kind by the columns, and hold a share out.
 
@@ -112,6 +118,7 @@ def read_rows(
         wanted: Refuse rows of the other kind.
         held_out: Share of the different rows; 0 holds none out.
         format: Of ``gym_fed.data.formats``.
+        columns: Names of columns in the rows, by the name that the format expects.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the first row that is of no kind or of another than the first one;
@@ -123,7 +130,7 @@ def read_rows(
         )
     rows: list[Row] = []
     kind: str | None = wanted
-    for place, row in _placed(source, format):
+    for place, row in _placed(source, format, renaming(columns or {})):
         found = kind_of(row)
         if found not in _KINDS or "input_ids" in row:
             raise GymError(
@@ -149,10 +156,10 @@ def read_rows(
     )
 
 
-def _placed(source: Source, format: str) -> Iterable[tuple[str, Row]]:
+def _placed(source: Source, format: str, rename: Rename | None) -> Iterable[tuple[str, Row]]:
     if isinstance(source, str | Path):
-        return iter_rows(source, format)
-    return converted(((f"row {number}", dict(row)) for number, row in enumerate(source, 1)), format)
+        return iter_rows(source, format, rename=rename)
+    return converted(((f"row {number}", dict(row)) for number, row in enumerate(source, 1)), format, rename)
 
 
 def _called(kind: str | None) -> str:

@@ -88,6 +88,7 @@ class PersonalizedTrainer:
         data: Source | None = None,
         name: str | None = None,
         held_out: float = 0.2,
+        columns: Mapping[str, str] | None = None,
         as_chat: bool | None = None,
         replace: bool = False,
         output: str | Path | None = None,
@@ -105,6 +106,7 @@ class PersonalizedTrainer:
             data: A path, or rows of either kind; their columns tell which.
             name: What it is served as.
             held_out: Share of the rows that is never trained on: it measures, and chooses the step to stop at.
+            columns: What the rows call their columns, by the name that the format expects.
             as_chat: Whether prompts and answers that are plain strings are a user's turn and the assistant's answer;
                 False for bare text, which ``complete`` goes on from. By default where the base has a chat template.
             replace: Make the next revision of a variant that exists.
@@ -119,7 +121,7 @@ class PersonalizedTrainer:
         """
         told = listener or Listener()
         chosen = name or user_id
-        rows = self._rows(preferences, examples, data, held_out)
+        rows = self._rows(preferences, examples, data, held_out, columns)
         revision = self._shelf.planned_revision(chosen, user_id, replace=replace)
         from gym_fed.personalization.base import Base
         from gym_fed.personalization.judge import Judge
@@ -172,6 +174,7 @@ class PersonalizedTrainer:
             best_step=made.best_step,
             encoding=encoding.why,
             note=note,
+            rows=made.rows,
         )
 
     def rebase_variant(
@@ -184,6 +187,7 @@ class PersonalizedTrainer:
         data: Source | None = None,
         steps: int = 0,
         held_out: float = 0.2,
+        columns: Mapping[str, str] | None = None,
         as_chat: bool | None = None,
         force: bool = False,
         output_name: str | None = None,
@@ -204,6 +208,7 @@ class PersonalizedTrainer:
             data: The same.
             steps: Most steps of a refit; 0 for none.
             held_out: Share of the rows that is never trained on; the same rows are held out as when it was made.
+            columns: As for ``create_variant``.
             as_chat: As for ``create_variant``; by default as it was there, which the variant remembers.
             force: Put it into the store even if it is no better than the new base alone, or nobody knows.
             output_name: Add it under another name, and leave the old one.
@@ -216,7 +221,7 @@ class PersonalizedTrainer:
         """
         told = listener or Listener()
         sources = (preferences, examples, data)
-        rows = None if all(s is None for s in sources) else self._rows(*sources, held_out)
+        rows = None if all(s is None for s in sources) else self._rows(*sources, held_out, columns)
         if rows is None and not force:
             require_better(Losses(), False)
         if rows is None and steps:
@@ -263,7 +268,12 @@ class PersonalizedTrainer:
         )
 
     def _rows(
-        self, preferences: Source | None, examples: Source | None, data: Source | None, held_out: float
+        self,
+        preferences: Source | None,
+        examples: Source | None,
+        data: Source | None,
+        held_out: float,
+        columns: Mapping[str, str] | None,
     ) -> PersonalRows:
         given: list[tuple[Source, PersonalKind | None]] = []
         for source, kind in ((preferences, "preference"), (examples, "supervised"), (data, None)):
@@ -275,7 +285,7 @@ class PersonalizedTrainer:
                 f"{len(given)} sources of rows are given",
                 "give exactly one of preferences, examples and data",
             )
-        return read_rows(given[0][0], wanted=given[0][1], held_out=held_out)
+        return read_rows(given[0][0], wanted=given[0][1], held_out=held_out, columns=columns)
 
 
 def _forget(folder: Path) -> None:

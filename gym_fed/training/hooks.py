@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode
 from gym_fed.tracking import Experiment
 from gym_fed.training.spikes import Diverged, Spike, SpikeWatch
@@ -56,6 +57,8 @@ class StepReport:
 
 
 OnReport = Callable[[StepReport], None]
+OnRows = Callable[[str, RowCounts], None]
+"""Takes ``data`` or ``eval_data``, and what became of its rows."""
 
 
 class RunHooks(TrainerCallback):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
     from gym_fed.training.private.plan import Plan
 
 
@@ -20,7 +21,8 @@ class TrainResult:
         losses: Loss of every step.
         history: What the algorithm logged at every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
         output_dir: The run folder.
-        num_examples: Rows trained on (each counted once).
+        num_examples: Rows with something to learn (each counted once), however many of them the steps have seen.
+        rows: What became of all that were given: learned, cut, dropped.
         num_processes: How many processes shared the run.
         num_tokens: Tokens seen, repeats included, padding not.
         model: The trained model, in evaluation mode: the one handed in, or a PEFT model around it.
@@ -43,10 +45,18 @@ class TrainResult:
     best_step: int | None = None
     epsilon: float | None = None
     privacy: Plan | None = field(default=None, repr=False)
+    rows: RowCounts | None = None
 
     def summary(self) -> dict[str, Any]:
         """The figures, without losses and objects, ready for JSON."""
         keep = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
         best = {} if self.best_step is None else {"best_step": self.best_step}
         cost = {} if self.privacy is None else {"epsilon": self.epsilon, "privacy": vars(self.privacy)}
-        return {key: getattr(self, key) for key in keep} | best | cost | {"output_dir": str(self.output_dir)}
+        rows = {} if self.rows is None else {"rows": self.rows.as_dict()}
+        return (
+            {key: getattr(self, key) for key in keep}
+            | rows
+            | best
+            | cost
+            | {"output_dir": str(self.output_dir)}
+        )

@@ -3,7 +3,7 @@
 ::
 
     config.yaml      the resolved config           metrics.jsonl    a line every logging_steps
-    run.json         data, processes               checkpoints/     checkpoint-N folders
+    run.json         data, rows, processes         checkpoints/     checkpoint-N folders
     result.json      written last: the run is finished; beside it lies the model or the adapter
 """
 
@@ -18,6 +18,7 @@ import yaml
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.training.folder_lock import LOCK_FILE, FolderLock
@@ -81,9 +82,17 @@ class RunFolder:
             )
 
     def open(
-        self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
+        self,
+        config: TrainingConfig,
+        data_digest: str,
+        eval_digest: str | None = None,
+        *,
+        resume: bool,
+        counts: tuple[RowCounts | None, RowCounts | None] = (None, None),
     ) -> Path | None:
         """Start or continue the run of ``config`` here, alone until ``close``; for the arguments see ``check``.
+
+        ``counts`` are of the rows of ``data`` and ``eval_data``, and are written down.
 
         Returns:
             The last complete checkpoint, or None when the run starts at its first step.
@@ -103,6 +112,7 @@ class RunFolder:
             "data_sha256": data_digest,
             "eval_data_sha256": eval_digest,
             "num_processes": world_size(),
+            **{key: one.as_dict() for key, one in zip(("rows", "eval_rows"), counts, strict=True) if one},
         }
         write_atomically(self.path / "run.json", f"{json.dumps(begun)}\n".encode())
         return self.last_checkpoint()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.rope import rope_undone_on_error
 from gym_fed.models import pick_device, quiet_loading
@@ -28,12 +29,12 @@ from gym_fed.training.batch_size import find_batch_size, known_sizes, remember_s
 from gym_fed.training.checks import check_config, check_graders
 from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
 from gym_fed.training.features import apply_features, featured
-from gym_fed.training.hooks import OnReport, OnStep, RunHooks, ShouldStop
+from gym_fed.training.hooks import OnReport, OnRows, OnStep, RunHooks, ShouldStop
 from gym_fed.training.job import Job
 from gym_fed.training.loading import load_for_training, require_dtype
 from gym_fed.training.loop import run_to_end
 from gym_fed.training.optimizers import get_optimizer
-from gym_fed.training.reproducibility import deterministic, record_environment
+from gym_fed.training.reproducibility import RunWarning, deterministic, record_environment
 from gym_fed.training.result import TrainResult
 from gym_fed.training.run_folder import RunFolder
 from gym_fed.training.saving import save_final
@@ -60,6 +61,8 @@ class Trainer:
         tokenizer: Goes with ``model``.
         graders: What rewards answers, beside those of ``config.rewards``.
         on_step: Called after every optimiser step with ``(step, total, loss)``.
+        on_rows: Called before the work with what became of the rows: ``("data", counts)``, and of ``eval_data`` where
+            there is some. Without it many lost rows are warned of.
         on_report: Called with more, a ``hooks.StepReport``, after every step and evaluation; may raise to end the run.
         should_stop: Asked after every step; True saves a checkpoint and raises ``INTERRUPTED``.
     """
@@ -72,6 +75,7 @@ class Trainer:
         tokenizer: Any = None,
         graders: Sequence[Grader] = (),
         on_step: OnStep | None = None,
+        on_rows: OnRows | None = None,
         on_report: OnReport | None = None,
         should_stop: ShouldStop | None = None,
     ) -> None:
@@ -87,6 +91,7 @@ class Trainer:
         self._graders = [*graders, *build_graders(config.rewards)]
         check_graders(config, self._graders)
         self._on_step = on_step
+        self._on_rows = on_rows
         self._on_report = on_report
         self._hooks: RunHooks | None = None
         self._folder: RunFolder | None = None
@@ -196,12 +201,16 @@ class Trainer:
         eval_encoded = rows[1] and algorithm.encode(judging, tokenizer, rows[1])
         digests = _digest(encoded), None if eval_encoded is None else _digest(eval_encoded)
         processes.on_main(lambda: folder.check(config, *digests, resume=resume))
+        counts = self._counted("data", encoded, rows[0])
+        eval_counts = None if rows[1] is None else self._counted("eval_data", eval_encoded, rows[1])
 
         set_seed(config.seed)
         tuning = get_tuning(config.finetuning)
         model = algorithm.adapt(model, tokenizer, config)
         model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
-        checkpoint = processes.on_main(lambda: _opened(folder, config, digests, resume))
+        checkpoint = processes.on_main(
+            lambda: _opened(folder, config, digests, (counts, eval_counts), resume)
+        )
         optimizer = get_optimizer(config.optimizer)
         if config.auto_batch_size is not None and known_sizes(config) is None:
             build = _builder(algorithm, model, tokenizer)
@@ -273,7 +282,8 @@ class Trainer:
             losses=hooks.losses,
             history=trainer.state.log_history,
             output_dir=folder.path,
-            num_examples=len(rows[0] or ()),
+            num_examples=counts.learned,
+            rows=counts,
             num_tokens=hooks.num_tokens,
             num_processes=processes.count(),
             model=model,
@@ -289,6 +299,15 @@ class Trainer:
             assert hooks.experiment is not None  # it has trained
             hooks.experiment.log_artifacts(folder.artifacts())
         return result
+
+    def _counted(self, name: str, encoded: Any, given: Sequence[Any]) -> RowCounts:
+        """What became of the rows, which whoever listens hears before the work."""
+        counts = counts_of(encoded, len(given))
+        if self._on_rows is not None:
+            self._on_rows(name, counts)
+        elif (problem := counts.warning(self.config.max_length)) is not None:
+            warnings.warn(f"{name}: {problem}", RunWarning, stacklevel=2)
+        return counts
 
     def _track(self, from_step: int) -> Experiment:
         """The tracked run, going on after a step."""
@@ -353,9 +372,13 @@ def _rows(
 
 
 def _opened(
-    folder: RunFolder, config: TrainingConfig, digests: tuple[str, str | None], resume: bool
+    folder: RunFolder,
+    config: TrainingConfig,
+    digests: tuple[str, str | None],
+    counts: tuple[RowCounts, RowCounts | None],
+    resume: bool,
 ) -> str | None:
-    checkpoint = folder.open(config, *digests, resume=resume)
+    checkpoint = folder.open(config, *digests, resume=resume, counts=counts)
     record_environment(folder.path, config, digests[0])
     return None if checkpoint is None else str(checkpoint)
 

@@ -28,7 +28,6 @@ from typer.testing import CliRunner
 from gym_fed.config.privacy import LocalPrivacy, PrivacyConfig
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from tests.unit.test_client_agent import Scene, empty
 from tests.unit.test_client_app import RECIPE, SERVER, Rounds, fresh_process, manifest_of
@@ -135,7 +134,7 @@ def test_the_terms_tell_a_round_and_all_rounds_before_joining(home: Home) -> Non
     book = PrivacyBook(home)
     book.charge(CHARGE)
     recipe = TrainingRecipe(**PRIVATE)
-    plan = planned(recipe, load_tokenizer("gym-nano"), [{"text": f"{i} a row"} for i in range(8)])
+    plan = planned(recipe, 8)
     promises = Promises.parse(
         json.dumps({"central": {"epsilon": 6, "target_delta": 1e-5}, "secure_aggregation": {"threshold": 3}})
     )

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
-from gym_fed import console
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.encoding import require_chat_template
+from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
@@ -30,7 +30,7 @@ class Pairs(Algorithm):
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)
 
-    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         """Ids of prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
         return cut_answers(encode_answers(tokenizer, rows, ("chosen", "rejected")), config.max_length)
 
@@ -96,41 +96,43 @@ def encode_answers(tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...]
     return encoded
 
 
-def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> list[dict[str, Any]]:
+def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
     """Answers cut so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
 
-    Rows whose prompt leaves no room are left out, and their number is told. ``length`` is added: that of the longer
-    answer with its prompt.
+    Rows whose prompt leaves no room are dropped; the ``counts`` of the result are of rows and of their answers' tokens.
+    ``length`` is added: that of the longer answer with its prompt.
 
     Raises:
         GymError: ``DATA_INVALID`` when no row is left.
     """
-    kept = []
+    counts, kept = RowCounts(), []
     for row in encoded:
-        room = max_length - len(row["prompt_ids"])
-        if room > 0:
+        prompt, answers = len(row["prompt_ids"]), _answers(row)
+        room = max(0, max_length - prompt)
+        counts.count(
+            prompt + max(map(len, answers)),
+            cut=any(len(answer) > room for answer in answers),
+            tokens=sum(min(len(answer), room) for answer in answers),
+            tokens_cut=sum(max(0, len(answer) - room) for answer in answers),
+        )
+        if room and any(answers):
             cut = {key: value[:room] if key in _answer_keys(row) else value for key, value in row.items()}
-            kept.append({**cut, "length": max_length - room + max(map(len, _answers(cut)))})
-    tell_left_out(len(encoded), len(kept), max_length)
-    return kept
+            kept.append({**cut, "length": prompt + max(map(len, _answers(cut)))})
+    require_some(kept, counts.rows, max_length)
+    return EncodedRows(kept, counts)
 
 
-def tell_left_out(count: int, kept: int, max_length: int) -> None:
-    """Say how many of ``count`` rows did not fit ``max_length``.
+def require_some(kept: Sequence[Any], count: int, max_length: int) -> None:
+    """Refuse to learn from nothing.
 
     Raises:
-        GymError: ``DATA_INVALID`` when none did.
+        GymError: ``DATA_INVALID`` when none of ``count`` rows is left.
     """
     if not kept:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"none of the {count} rows has anything to learn within max_length={max_length} tokens",
             "raise max_length, or shorten the prompts",
-        )
-    if kept < count:
-        console.err.print(
-            f"max_length: {max_length} tokens: {count - kept} of {count} rows do not fit and are left out",
-            markup=False,
         )
 
 

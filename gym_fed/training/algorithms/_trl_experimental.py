@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms._preference import Pairs
 
@@ -13,9 +14,10 @@ from gym_fed.training.algorithms._preference import Pairs
 class WholePairs(Pairs):
     """Pairs for these trainers' collator."""
 
-    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         """Whole sequences with masks and labels."""
-        return [_whole(row) for row in super().encode(config, tokenizer, rows)]
+        pairs = super().encode(config, tokenizer, rows)
+        return EncodedRows(map(_whole, pairs), pairs.counts)
 
 
 def _whole(row: dict[str, Any]) -> dict[str, Any]:

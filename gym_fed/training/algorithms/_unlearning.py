@@ -12,6 +12,7 @@ from typing import Any
 
 from gym_fed.config.algorithms.unlearning import UnlearningSettings
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.row_counts import EncodedRows, counts_of
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
@@ -55,7 +56,8 @@ class Unlearning(Algorithm):
                 f"{remedy}, or set another retain_weight",
             )
         groups = [Sft().encode(config, tokenizer, group) if group else [] for group in (forget, retain)]
-        return _paired(*groups, seed=config.seed)
+        counts = counts_of(groups[0], len(forget)) + counts_of(groups[1], len(retain))
+        return EncodedRows(_paired(*groups, seed=config.seed), counts)
 
     def build(self, job: Job) -> Any:
         from trl import SFTConfig

@@ -34,6 +34,8 @@ class Algorithm(ABC):
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         """Rows to the columns that the trainer takes; their digest decides whether a run may resume.
 
+        Where a row may be dropped or cut, the list is an ``EncodedRows``, whose ``counts`` say what became of each.
+
         Raises:
             GymError: ``DATA_INVALID`` for rows this algorithm cannot learn from.
         """

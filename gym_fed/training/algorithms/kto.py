@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms._preference import (
@@ -60,7 +61,7 @@ class Kto(Algorithm):
         labelled = [{**one, "label": row["label"]} for one, row in zip(ids, rows, strict=True)]
         random.Random(config.seed).shuffle(labelled)
         kept = cut_answers(labelled, config.max_length)
-        return _with_neighbours(kept, config) if _estimates_kl(config) else kept
+        return EncodedRows(_with_neighbours(kept, config), kept.counts) if _estimates_kl(config) else kept
 
     def build(self, job: Job) -> Any:
         from trl import KTOConfig, KTOTrainer

@@ -6,13 +6,14 @@ import copy
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms._preference import (
     build_on_ids,
     check_preference,
     encode_answers,
-    tell_left_out,
+    require_some,
 )
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
@@ -34,14 +35,16 @@ class RewardModel(Algorithm):
 
         Half an answer has no reward. ``length`` is that of the longer conversation.
         """
-        encoded = []
+        encoded, counts = [], RowCounts()
         for row in encode_answers(tokenizer, rows, ("chosen", "rejected")):
             whole = {key: row["prompt_ids"] + row[key] for key in ("chosen_ids", "rejected_ids")}
             length = max(map(len, whole.values()))
-            if length <= config.max_length:
+            fits, answers = length <= config.max_length, len(row["chosen_ids"]) + len(row["rejected_ids"])
+            counts.count(length, cut=not fits, tokens=answers * fits, tokens_cut=answers * (not fits))
+            if fits:
                 encoded.append({**whole, "length": length})
-        tell_left_out(len(rows), len(encoded), config.max_length)
-        return encoded
+        require_some(encoded, len(rows), config.max_length)
+        return EncodedRows(encoded, counts)
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
         """The same body (not a copy) under a head of one output, drawn by ``seed``.

@@ -10,6 +10,7 @@ from typing import Any
 
 from gym_fed import console
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.row_counts import EncodedRows, RowCounts, counts_of
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
@@ -33,20 +34,22 @@ class SequenceDistillation(Algorithm):
 
         answers = TeacherAnswers(config).of(rows)
         taught = [_taught(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]]
-        if cut := len(rows) - len(taught):
+        if unfinished := len(rows) - len(taught):
             assert config.sequence_distillation is not None
             limit = config.sequence_distillation.max_completion_length
             place = f"sequence_distillation.max_completion_length: {limit} tokens"
             if not taught:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"{place} end none of the teacher's {cut} answers",
+                    f"{place} end none of the teacher's {unfinished} answers",
                     "raise it, or choose a teacher that ends its answers",
                 )
             console.err.print(
-                f"{place}: {cut} of {len(rows)} answers do not end and are left out", markup=False
+                f"{place}: {unfinished} of {len(rows)} answers do not end and are left out", markup=False
             )
-        return _Sft().encode(config, tokenizer, taught)
+        encoded = _Sft().encode(config, tokenizer, taught)
+        dropped = RowCounts(rows=unfinished, dropped=unfinished)
+        return EncodedRows(encoded, counts_of(encoded, len(taught)) + dropped)
 
     def build(self, job: Job) -> Any:
         from gym_fed.training.algorithms._teacher_answers import TeacherAnswers

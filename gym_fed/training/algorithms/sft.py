@@ -9,6 +9,7 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.encoding import encode_rows
+from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
@@ -42,7 +43,7 @@ class Sft(Algorithm):
                 config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
             )
         require_no_images(rows)
-        encoded: list[dict[str, Any]] = encode_rows(
+        encoded = encode_rows(
             tokenizer,
             rows,
             max_length=config.max_length,
@@ -50,9 +51,8 @@ class Sft(Algorithm):
             packing=packing is True,
             keep_all=config.privacy is not None,
         )
-        if packing == "bfd":
-            encoded = pack_best_fit(encoded, config.max_length)
-        return [{**row, "length": len(row["input_ids"])} for row in encoded]
+        joined = pack_best_fit(encoded, config.max_length) if packing == "bfd" else encoded
+        return EncodedRows(({**row, "length": len(row["input_ids"])} for row in joined), encoded.counts)
 
     def build(self, job: Job) -> Any:
         from trl import SFTConfig, SFTTrainer
