@@ -22,7 +22,7 @@ JOBS ?= 2
 # In the order of the tree: files of real processes, few tests but long ones, begin first and are not left for the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-all lint format types imports proto package clean
+.PHONY: help install demo test test-all mutations lint format types imports proto package clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -46,6 +46,9 @@ test: $(STAMP) ## The quick suite: all that is not marked slow.
 
 test-all: $(STAMP) ## Every test, the slow ones too.
 	$(PYTEST) $(ARGS)
+
+mutations: $(STAMP) ## Plant the faults of tests/mutations.toml one by one; each must fail its tests. About an hour.
+	$(BIN)/python tools/mutations.py $(ARGS)
 
 lint: $(STAMP) ## Style, types and the import contract.
 	$(BIN)/ruff check .

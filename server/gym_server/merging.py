@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +98,7 @@ def merge_round(
     before = model.loss() if model.has_gate else None
     after = model.loss_with(soup.path) if model.has_gate else None
     limit = fed.config.gate.max_loss_increase
-    if before is not None and after is not None and not after <= before + limit:
+    if before is not None and after is not None and not _is_no_worse(before, after, limit):
         reason = f"rolled back: held-out loss {before:.4f} > {after:.4f}, allowed is +{limit:g}"
         discard(fed, current.server_round)
         fed.journal.abort(current.server_round, reason, rejected, spending)
@@ -238,15 +239,22 @@ def _screen_heldout(fed: Federation, model: GlobalModel, judged: list[_Update]) 
     screened = []
     for update in judged:
         if update.kept:
-            change = model.loss_with(update.path, share) - before
-            update = replace(update, judgement=replace(update.judgement, heldout_change=change))
-            if not change <= gate.max_update_loss_increase:
+            after = model.loss_with(update.path, share)
+            if math.isfinite(after - before):  # no entry of the ledger holds a NaN
+                judgement = replace(update.judgement, heldout_change=after - before)
+                update = replace(update, judgement=judgement)
+            if not _is_no_worse(before, after, gate.max_update_loss_increase):
                 update = update.rejected(
-                    f"its share of the soup alone takes the held-out loss from {before:.3f} to {before + change:.3f}; "
+                    f"its share of the soup alone takes the held-out loss from {before:.3f} to {after:.3f}; "
                     f"allowed is +{gate.max_update_loss_increase:g}"
                 )
         screened.append(update)
     return screened
+
+
+def _is_no_worse(before: float, after: float, allowed: float) -> bool:
+    """NaN and infinity are worse than anything: large finite weights lead to both."""
+    return math.isfinite(before) and math.isfinite(after) and after - before <= allowed
 
 
 def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list[_Update]) -> Ingredients:

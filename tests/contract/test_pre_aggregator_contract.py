@@ -237,3 +237,31 @@ def test_too_few_buckets_are_refused_with_the_updates_they_take() -> None:
     with pytest.raises(GymError, match=r"8 updates make 4 buckets .* takes 5 buckets, 9 updates") as caught:
         step("bucketing", 2).rows(8)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_the_first_quantile_that_a_liar_could_set_is_refused_and_the_one_below_is_not() -> None:
+    """Of 20 norms in order, 4 liars may be the last four: number 16 from 0 is the first that may be theirs."""
+    norms = _of_norms(*[1.0] * 16, *[1e6] * 4)
+    assert max(step("norm_cap", 4, quantile=15 / 19).mix(norms).matrix.diagonal().tolist()) == 1.0
+    for last in (16 / 19 + 1e-9, 1.0):
+        made = step("norm_cap", 4, quantile=last)
+        for call in (lambda made=made: made.rows(20), lambda made=made: made.mix(norms)):
+            with pytest.raises(GymError, match="may be one of num_malicious_nodes: 4"):
+                call()
+
+
+@pytest.mark.parametrize("name", ["equal_norm", "norm_cap"])
+@pytest.mark.parametrize("count", [2, 4, 5, 8, 9])
+def test_as_many_liars_as_a_median_withstands_set_no_norm(name: str, count: int) -> None:
+    """Of an even number the lower of the middle two is taken: f of n >= 2f + 1 never reach it."""
+    liars = (count - 1) // 2
+    honest = [1.0 + k / 10 for k in range(count - liars)]
+    updates = _of_norms(*honest, *[1e9] * liars)
+    lengths = [
+        f * n
+        for f, n in zip(_factors(step(name, liars).mix(updates)), [*honest, *[1e9] * liars], strict=True)
+    ]
+    assert max(lengths) <= max(honest) * (1 + 1e-6)
+    if name == "equal_norm":
+        expected = sorted([*honest, *[1e9] * liars])[(count - 1) // 2]
+        assert lengths == pytest.approx([expected] * count)

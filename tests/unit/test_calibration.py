@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from gym_quant import CodecError, get_codec
+from gym_quant import CodecError, compensation, get_codec
 from gym_quant.calibration import collect_input_moments, output_error
 from torch import nn
 
@@ -133,3 +135,28 @@ def test_what_cannot_be_calibrated_is_refused_by_name(tuned: Tuned) -> None:
         collect_input_moments(tuned.model, [tuned.ids], ["model.norm.weight"])
     with pytest.raises(CodecError, match="not one sequence"):
         collect_input_moments(tuned.model, [])
+
+
+@pytest.mark.parametrize("cols", [128, 129, 256, 300])
+def test_a_columns_error_is_carried_to_every_later_column_of_whatever_block(cols: int) -> None:
+    """Against the same without blocks, column by column over the whole matrix (GPTQ, eq. 2-3)."""
+    random = np.random.default_rng(0)
+    values = random.standard_normal((3, cols)).astype(np.float32)
+    inputs = random.standard_normal((cols * 2, 8)) @ random.standard_normal((8, cols))
+    moments = inputs.T @ inputs / len(inputs)
+    step = 0.8
+
+    def rounded(column: Any, number: int) -> Any:
+        codes = np.clip(np.rint(column / step) + 8, 0, 15).astype(np.uint8)
+        return codes, (codes.astype(np.float32) - 8) * step
+
+    upper = compensation._factor(moments)
+    left = values.astype(np.float64)
+    expected = np.empty((3, cols), dtype=np.uint8)
+    for j in range(cols):
+        expected[:, j : j + 1], decoded = rounded(left[:, j : j + 1].astype(np.float32), j)
+        left[:, j:] -= (left[:, j : j + 1] - decoded) / upper[j, j] * upper[j, j:]
+    found = compensation.compensated_codes(values, moments, rounded)
+    assert (found != expected).mean() < 0.01, "but for sums in another order at the edge of a level"
+    plain, _ = rounded(values, 0)
+    assert (plain != expected).mean() > 0.05, "the carry counts here"

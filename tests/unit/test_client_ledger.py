@@ -28,6 +28,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.ledger import EntryProof, SignedHead, Tree, check_fork
 from gym_fed.ledger.export import first_line, lines
+from gym_fed.ledger.heads import contradiction
 from tests.support.tiny_hub import TinyHub
 
 KEY = SigningKey.generate()
@@ -403,3 +404,20 @@ def test_a_proof_of_something_else_is_no_proof(scene: Scene) -> None:
     other = scene.hub.tell("note", {"text": "two"})
     with pytest.raises(GymError, match=r"entry 5 \(note\) is not under the head of size 6"):
         EntryProof(proof.entry, other.head).verify(scene.hub.key.public_key)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["older head seen first", "newer head seen first"])
+def test_a_head_whose_time_goes_back_is_a_fork(real: RealLedger, heads: Heads, later: bool) -> None:
+    """Everything fits but the times, which tell what the hub knew when: a hub that signs so lies about one of them."""
+    signed = [real.tell("first"), real.tell("second")]
+    signed[1] = SignedHead.sign(KEY, replace(signed[1].head, at=signed[0].head.at - 1))
+    assert contradiction(*signed) == contradiction(*reversed(signed))
+    first, second = reversed(signed) if later else signed
+    heads.see(first, real.ledger.proof)
+    assert "signed after the one of size 2" in forked(heads.see, second, real.ledger.proof)
+
+
+def test_heads_of_the_same_second_are_no_fork(real: RealLedger, heads: Heads) -> None:
+    signed = [real.tell("first"), real.tell("second")]
+    signed[1] = SignedHead.sign(KEY, replace(signed[1].head, at=signed[0].head.at))
+    assert contradiction(*signed) is None

@@ -161,3 +161,28 @@ def test_not_a_byte_more_than_announced_is_taken(hub: TinyHub, client: HubClient
 
 def test_a_name_that_is_no_sha256_never_becomes_a_path(client: HubClient, cache: ObjectCache) -> None:
     assert code_of(download, client, cache, "../../key.pem", 5) is ErrorCode.USAGE
+
+
+class Stuck:
+    """A hub that answers every call, and whose upload never gets further."""
+
+    address = "hub.example:1"
+
+    def __init__(self, offset: int, after: int) -> None:
+        self.calls, self.offset, self.after = 0, offset, after
+
+    def call(self, name: str, request: object, seconds: float = 0.0) -> pb.UploadState:
+        self.calls += 1
+        assert self.calls < 10, "the upload goes on and on"
+        return pb.UploadState(offset=self.offset if name == "BeginUpload" else self.after, complete=False)
+
+
+@pytest.mark.parametrize(("offset", "after"), [(0, 0), (40, 40), (40, 10)], ids=["none", "same", "less"])
+def test_an_upload_of_which_the_hub_takes_nothing_ends(tmp_path: Path, offset: int, after: int) -> None:
+    path = tmp_path / "delta"
+    path.write_bytes(bytes(100))
+    hub: Any = Stuck(offset, after)
+    with pytest.raises(GymError, match=f"took none of {100 - offset} bytes .* at {offset}") as caught:
+        upload(hub, "a" * 64, path)
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert hub.calls == 2

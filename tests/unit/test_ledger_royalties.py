@@ -237,3 +237,25 @@ def test_what_a_version_says_of_its_loss_is_the_ledgers(hub: Federation) -> None
 def test_nobody_else_can_read_what_the_hub_keeps(hub: Federation) -> None:
     for name in ("hub.db", "objects", "staging", "keys"):
         assert (hub.folder / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_royalties_cannot_be_moved_before_their_hold_is_over(
+    hub: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earned credits: a report of usage that was a mistake, or a thief's, is noticed within the hold."""
+
+    def purse(later: float) -> dict[str, int]:
+        monkeypatch.setattr(hub.payouts, "_clock", lambda: time.time() + later)
+        with hub.database.reading() as tx:
+            return hub.payouts.purse(tx, ANN)
+
+    hold = hub.config.rewards.hold_seconds
+    assert hold > 100
+    with hub.database.transaction() as tx:
+        tx.execute(rounds.update().values(closed_at=time.time() - 2 * hold))
+    before = purse(0)
+    assert (before["held"], before["available"]) == (0, before["balance"])
+    record(hub, "june", attribute_use(hub, {"2": 1}, 100, "improvement"))
+    young, old = purse(hold - 60), purse(hold + 60)
+    assert (young["held"], young["available"]) == (53, before["available"])
+    assert (old["held"], old["available"]) == (0, before["available"] + 53)

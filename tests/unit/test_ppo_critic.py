@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
@@ -132,3 +133,52 @@ def test_an_optimiser_that_has_no_place_for_a_critic_is_refused(
     with pytest.raises(GymError, match=f"{words}.*ppo trains a critic") as caught:
         check_config(config(tmp_path / "run", "ppo", **changes))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+@pytest.mark.parametrize("most", [1e-3, 0.0], ids=["clipped", "off"])
+def test_the_critics_gradients_are_clipped_by_their_own_norm(
+    tiny_base: Path, tmp_path: Path, most: float
+) -> None:
+    """Its loss is far larger than the policy's at the beginning; 0 means no clipping, as for the policy."""
+    norms: list[float] = []
+
+    class Look(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            found = [p.grad.norm() for p in trainer.critic.parameters() if p.grad is not None]
+            norms.append(float(torch.stack(found).norm()))
+
+    trainer = built(tiny_base, config(tmp_path / "run", "ppo", max_grad_norm=most, max_steps=2))
+    trainer.add_callback(Look())  # after the trainer's own
+    trainer.train()
+    assert len(norms) == 2
+    if most:
+        assert norms == pytest.approx([most] * 2, rel=1e-2)
+    else:
+        assert min(norms) > 1e-2
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_critics_loss_is_a_mean_over_a_steps_tokens_however_many_batches_make_a_step(
+    tiny_base: Path, tmp_path: Path, accumulation: int
+) -> None:
+    """The same generation of 4 batches, learnt from in 4, 2 or 1 steps by a critic that stands still."""
+
+    def mean_gradient(name: str, accumulation: int) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+
+        class Look(TrainerCallback):
+            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                seen.append(trainer.critic.head.weight.grad.clone())
+
+        still = {"learning_rate": 1e-20, "max_grad_norm": 0.0, "per_device_train_batch_size": 4}
+        steps = {"max_steps": 4 // accumulation, "gradient_accumulation_steps": accumulation}
+        section = {"steps_per_generation": 4, "critic_learning_rate": 1e-20, "num_generations": 2}
+        trainer = built(tiny_base, config(tmp_path / name, "ppo", section, **still, **steps))
+        trainer.add_callback(Look())
+        trainer.train()
+        assert len(seen) == 4 // accumulation
+        return torch.stack(seen).mean(0)
+
+    whole = mean_gradient("whole", 4)
+    assert whole.norm() > 0
+    torch.testing.assert_close(mean_gradient("parts", accumulation), whole, rtol=1e-3, atol=1e-7)

@@ -73,6 +73,26 @@ def test_everything_numeric_is_tracked_and_reported(tiny_base: Path, tmp_path: P
     ]
 
 
+def test_the_tokens_of_a_step_are_those_of_all_its_batches(tiny_base: Path, tmp_path: Path) -> None:
+    """A step of 8 rows in 1 batch or in 4 has the same number of tokens, and every step adds its own."""
+
+    def counted(
+        name: str, batch: int, accumulation: int, privacy: dict[str, float] | None = None
+    ) -> list[int]:
+        heard: list[StepReport] = []
+        changes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+        settings = config(tmp_path / name, max_steps=3, privacy=privacy, max_grad_norm=1.0, **changes)
+        train(tiny_base, settings, on_report=heard.append)
+        return [report.num_tokens for report in heard]
+
+    whole = counted("whole", 8, 1)
+    assert 0 < whole[0] < whole[1] < whole[2]
+    assert counted("parts", 2, 4) == whole
+    private = counted("private", 2, 4, {"noise_multiplier": 1.0, "target_delta": 1e-5})
+    assert 0 < private[0] < private[1] < private[2]
+    assert whole[2] / 2 < private[2] < whole[2] * 2, "of rows that were drawn, 24 on average"
+
+
 def test_rewards_are_averaged_over_the_lines_steps_and_reported(tmp_path: Path) -> None:
     from types import SimpleNamespace
 

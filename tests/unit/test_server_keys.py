@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gym_server import keys
@@ -15,10 +16,10 @@ from sqlalchemy import select
 from gym_fed.config.server import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity import encryption
-from gym_fed.identity.history import key_at
+from gym_fed.identity.history import History, key_at
 from gym_fed.identity.keys import SigningKey, verify_signature
 from gym_fed.identity.manifest import UpdateManifest, new_nonce
-from gym_fed.identity.statements import Revocation, TransferOrder
+from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
 from gym_fed.identity.tls import private_pem
 from tests.support.purse_hub import HOLD, Hub
 
@@ -404,3 +405,85 @@ def test_a_signature_that_does_not_fit_is_held_against_few_former_keys(
     with hub.database.reading() as tx:
         assert hub.code(keys.check_signer, tx, checked, {}, bytes(64)) is ErrorCode.SIGNATURE_INVALID
     assert len(tried) <= 21
+
+
+def test_a_rotation_that_the_new_key_did_not_sign_changes_nothing(hub: Hub, owner: SigningKey) -> None:
+    """Else an account could be bound to a key that somebody else has, or nobody."""
+    account, new = hub.enrol(owner), SigningKey.generate()
+    said = Rotation(
+        rotate=account, new_key=new.public_key.hex(), server=hub.server, tls="", issued_at=int(hub.now)
+    )
+    for signature in (said.sign(owner), said.sign(SigningKey.generate()), bytes(64), b""):
+        code = hub.code(hub.keys.rotate, said.to_json(), said.sign(owner), new.public_key, signature)
+        assert code is ErrorCode.SIGNATURE_INVALID
+    assert hub.kinds() == ["enrolled"]
+    assert hub.log_in(account, owner).contributor == account
+
+
+def test_a_rotation_in_a_ledger_that_the_new_key_did_not_sign_is_found_by_whoever_reads_it(
+    hub: Hub, owner: SigningKey
+) -> None:
+    account, new = hub.enrol(owner), SigningKey.generate()
+    hub.rotate(account, owner, new)
+    entries = [{"kind": e.kind, "body": dict(e.body)} for e in hub.ledger.entries()]
+    assert key_at(entries, account) == new.public_key
+    body = entries[-1]["body"]
+    body["new_signature"] = body["signature"]  # the old key's
+    with pytest.raises(GymError, match="not signed by both keys"):
+        key_at(entries, account)
+
+
+@pytest.mark.parametrize("changes", [{"amount": 7}, {"to": "another"}], ids=["amount", "recipient"])
+def test_a_nonce_of_an_earlier_transfer_is_refused_for_another_one(
+    hub: Hub, owner: SigningKey, changes: dict[str, Any]
+) -> None:
+    account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())
+    another = hub.enrol(SigningKey.generate())
+    hub.earn(account, 100)
+    hub.now += 2 * HOLD
+    said = {"amount": 5, "to": friend, "nonce": new_nonce()}
+
+    def ask(**values: Any) -> Any:
+        order = TransferOrder(
+            sender=account, server=hub.server, tls="", issued_at=int(hub.now), **{**said, **values}
+        )
+        return hub.payouts.ask(account, order.to_json(), order.sign(owner))
+
+    ask()
+    if "to" in changes:
+        changes = {"to": another}
+    assert hub.code(lambda: ask(**changes)) is ErrorCode.REPLAYED
+    assert hub.kinds().count("transfer") == 1
+    assert hub.payouts.standing(account)["reserved"] == 5
+
+
+def test_a_ledger_in_which_a_nonce_moves_credits_twice_is_found_by_whoever_reads_it(
+    hub: Hub, owner: SigningKey
+) -> None:
+    account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())
+    history = History(hub.server)
+    for entry in hub.ledger.entries():
+        history.add(entry.kind, entry.body)
+    nonce = new_nonce()
+    for amount in (5, 7):
+        order = TransferOrder(
+            sender=account,
+            to=friend,
+            amount=amount,
+            nonce=nonce,
+            server=hub.server,
+            tls="",
+            issued_at=int(hub.now),
+        )
+        body = {
+            "transfer": order.digest,
+            "from": account,
+            "to": friend,
+            "amount": amount,
+            "hold_seconds": HOLD,
+        }
+        body |= {"statement": order.signed(), "signature": order.sign(owner).hex(), "at": int(hub.now)}
+        if amount == 5:
+            history.add("transfer", body)
+    with pytest.raises(GymError, match="told before"):
+        history.add("transfer", body)

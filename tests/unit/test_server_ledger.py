@@ -317,3 +317,36 @@ def test_what_is_signed_while_the_ledger_is_verified_does_not_disturb(
     monkeypatch.setattr(LedgerCheck, "entry", lambda *args: (check(*args), write("while it is verified")))
     assert found.verify()["entries"] == 1
     assert SignedHead.from_json(anchor.read_text()).size == 2
+
+
+def test_a_head_is_never_older_than_the_one_before_however_the_clock_goes(database: Database) -> None:
+    clock = [2_000_000_000]
+    found = Ledger(database, SigningKey.generate(), clock=lambda: clock[0])
+    for now in (2_000_000_000, 1_000, 2_000_000_001):
+        clock[0] = now
+        with database.transaction() as tx:
+            found.append(tx, "note", {"contributor": ANN})
+            found.sign_head(tx)
+    assert [head.head.at for head in found.heads()] == [2_000_000_000, 2_000_000_000, 2_000_000_001]
+    assert found.verify()["heads"] == 3
+
+
+def test_an_export_whose_heads_go_back_in_time_is_refused(database: Database, tmp_path: Path) -> None:
+    """The hub signed each of them, and over the entries that it names."""
+    key = SigningKey.generate()
+    found = Ledger(database, key)
+    for _ in range(2):
+        with database.transaction() as tx:
+            found.append(tx, "note", {"contributor": ANN})
+            found.sign_head(tx)
+    first, second = found.heads()
+    for back, is_good in ((0, True), (1, False)):
+        other = SignedHead.sign(key, replace(second.head, at=first.head.at - back))
+        text = [first_line(found.public_key), *lines(found.entries(), [first, other])]
+        path = tmp_path / "ledger.jsonl"
+        path.write_bytes("".join(line + "\n" for line in text).encode())
+        if is_good:
+            assert verify_file(path)[1].heads == 2
+            continue
+        with pytest.raises(GymError, match="head 2 does not follow head 1"):
+            verify_file(path)

@@ -23,7 +23,7 @@ from gym_server.rounds import MERGING, Round
 from gym_server.setup import init_hub
 from gym_server.store.objects import file_sha256
 from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds, updates
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta import BaseSpec, encode_delta, model_tensors
@@ -244,3 +244,40 @@ def test_a_round_is_aborted_with_a_reason_when_the_residual_it_begins_from_is_go
     assert ended is not None
     assert (ended.server_round, ended.state) == (number, "aborted")
     assert "the residual of version 1 is missing" in ended.reason
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(1.0, NAN), (NAN, 1.0), (NAN, NAN), (1.0, INF), (INF, 1.0), (INF, INF)]
+)
+def test_a_round_whose_loss_at_the_gate_is_no_number_is_rolled_back(
+    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch, before: float, after: float
+) -> None:
+    monkeypatch.setattr(GlobalModel, "has_gate", True)
+    monkeypatch.setattr(GlobalModel, "loss", lambda self: before)
+    monkeypatch.setattr(GlobalModel, "loss_with", lambda self, path: after)
+    number = merge_next(hub, model)
+    line = hub.journal.history()[number - 1]
+    assert line["state"] == "aborted"
+    assert "rolled back" in line["reason"]
+    assert not version_entries(hub)
+
+
+@pytest.mark.parametrize("loss", [NAN, INF])
+def test_an_update_whose_loss_alone_is_no_number_is_rejected_by_the_screen(
+    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch, loss: float
+) -> None:
+    """And the round ends: an entry that cannot be written would leave the hub at the same merge for ever."""
+    monkeypatch.setattr(GlobalModel, "has_gate", True)
+    monkeypatch.setattr(GlobalModel, "loss", lambda self: 1.0)
+    monkeypatch.setattr(GlobalModel, "loss_with", lambda self, path, share=1.0: loss)
+    gate = hub.config.gate.model_copy(update={"screen_updates": True})
+    monkeypatch.setattr(hub, "config", hub.config.model_copy(update={"gate": gate}))
+    number = merge_next(hub, model)
+    assert hub.journal.history()[number - 1]["state"] == "aborted"
+    with hub.database.reading() as tx:
+        row = tx.execute(select(updates.c.verdict, updates.c.reason, updates.c.heldout_change)).one()
+    assert (row.verdict, row.heldout_change) == ("rejected", None)
+    assert f"alone takes the held-out loss from 1.000 to {loss:.3f}" in row.reason

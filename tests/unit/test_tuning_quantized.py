@@ -18,6 +18,7 @@ from gym_fed.models import load_model
 from gym_fed.training import Trainer
 from gym_fed.training.loading import load_for_training
 from gym_fed.training.tuning import count_trainable, get_tuning
+from gym_fed.training.tuning._loftq import loftq
 from tests.support.tuning_cases import ROWS, config, train
 
 pytest.importorskip("bitsandbytes")
@@ -156,3 +157,24 @@ def test_settings_of_4_bits_are_refused_with_8(key: str) -> None:
     value = {"quant_type": "fp4", "double_quant": False, "compute_dtype": "bfloat16"}[key]
     with pytest.raises(ValueError, match=f"{key} is for 4 bits"):
         TrainingConfig(finetuning="lora", quantization={"bits": 8, key: value})
+
+
+def test_loftq_quantises_again_what_the_factors_do_not_hold() -> None:
+    """Algorithm 1 alternates: Q of ``W - BA`` and not of W, else every pass finds what the first did."""
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn.modules import Params4bit
+
+    torch.manual_seed(0)
+    weight = torch.randn(64, 8) @ torch.randn(8, 64) + 0.1 * torch.randn(64, 64)
+    like = Params4bit(weight, requires_grad=False, quant_type="nf4").to("cpu")
+    left = []
+    for iterations in (1, 2, 5):
+        quantised, a, b = loftq(weight, like, 16, iterations)
+        held = dequantize_4bit(quantised.data, quantised.quant_state).float()
+        left.append(float((weight - held - b @ a).norm()))
+        if iterations == 2:
+            _, first_a, first_b = loftq(weight, like, 16, 1)
+            again = Params4bit(weight - first_b @ first_a, requires_grad=False, quant_type="nf4").to("cpu")
+            assert torch.equal(held, dequantize_4bit(again.data, again.quant_state).float())
+    assert left[1] < left[0]
+    assert left[2] < 0.98 * left[0]
