@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ class Base:
         return 2 * self.spec.num_parameters
 
 
+def twin(model: Any) -> Any:
+    """The same weights under modules of their own, so that two sides can hook or wrap them without meeting."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
 def synthetic(sizes: Sizes, folder: Path) -> Base:
     """Random weights, the same in every run."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -65,7 +71,8 @@ def synthetic(sizes: Sizes, folder: Path) -> Base:
         tie_word_embeddings=False,
         dtype=torch.bfloat16,
     )
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model: Any = LlamaForCausalLM(config)
+    model = model.to(dtype=torch.bfloat16).eval()
     # An end token that is hardly ever the likeliest one: answers are as long as they are asked to be.
     model.generation_config = GenerationConfig(
         eos_token_id=sizes.vocabulary - 1, pad_token_id=0, do_sample=False
@@ -116,10 +123,8 @@ def _sign_entries(base: Base, generator: torch.Generator) -> Iterator[DeltaEntry
     for name, shape in sorted(base.spec.shapes.items()):
         if len(shape) == 2:
             rows, cols = shape
-            params = {"group_size": cols, "scale_dtype": "bfloat16"}
-            yield DeltaEntry(
-                name, shape, "bitdelta", params, lambda r=rows, c=cols: _random_signs(r, c, generator)
-            )
+            params: dict[str, int | float | str] = {"group_size": cols, "scale_dtype": "bfloat16"}
+            yield DeltaEntry(name, shape, "bitdelta", params, partial(_random_signs, rows, cols, generator))
 
 
 def _random_signs(rows: int, cols: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -135,7 +140,7 @@ def adapters(base: Base, folder: Path, count: int) -> list[tuple[Path, Path]]:
 
     made = []
     config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LORA_TARGETS, task_type="CAUSAL_LM")
-    model = get_peft_model(copy.deepcopy(base.model), config)
+    model: Any = get_peft_model(twin(base.model), config)
     for number in range(count):
         torch.manual_seed(2000 + number)
         with torch.no_grad():
@@ -143,7 +148,7 @@ def adapters(base: Base, folder: Path, count: int) -> list[tuple[Path, Path]]:
                 if "lora_" in name:
                     parameter.normal_(0.0, 0.01)
         peft_folder, delta = folder / f"lora{number}", folder / f"lora{number}.gymdelta"
-        model.save_pretrained(peft_folder)
+        model.save_pretrained(str(peft_folder))
         lora_delta(lora_factors(model), delta, base.spec)
         made.append((peft_folder, delta))
     return made

@@ -1,18 +1,25 @@
-"""The sides of `serving.py` in one process: our engine with and without variants, PEFT's mixed adapters, swapping."""
+"""The sides of `serving.py` in one process: our engine, PEFT's mixed adapters, swapping. Each shows that it ran."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gym_fed.delta import apply_delta, model_tensors
 from gym_fed.serving.engine import Engine
+from gym_fed.serving.mixed import MixedModel, Piece
 from gym_fed.serving.request import GenerationRequest, SamplingParams
+from gym_fed.serving.store import VariantStore
+
+PROBE = list(range(10, 18))
+"""A prompt by which sides show that they differ."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,15 @@ class Load:
         """Random tokens, the same for every side, above a tokenizer's special ones."""
         generator = torch.Generator().manual_seed(self.users)
         high = min(self.vocabulary, 256)
-        return torch.randint(10, high - 10, (self.users, self.prompt), generator=generator).tolist()
+        found: list[list[int]] = torch.randint(
+            10, high - 10, (self.users, self.prompt), generator=generator
+        ).tolist()
+        return found
+
+    @property
+    def warm_up(self) -> Load:
+        """As many users, two tokens each: everything is loaded and laid out after it."""
+        return Load(self.users, self.prompt, min(2, self.new), self.vocabulary)
 
 
 @dataclass
@@ -37,8 +52,11 @@ class Speeds:
 
     tokens_a_second: list[float] = field(default_factory=list)
     first_token_seconds: list[float] = field(default_factory=list)
+    ran: Counter[str] = field(default_factory=Counter)
+    """What was counted while it ran, of all turns."""
 
     def add(self, tokens: int, seconds: float, first: Sequence[float]) -> None:
+        """One turn."""
         self.tokens_a_second.append(tokens / seconds)
         self.first_token_seconds.extend(first)
 
@@ -47,15 +65,82 @@ class Speeds:
         """Median tokens a second of all users together, prompts read in that time too."""
         return statistics.median(self.tokens_a_second)
 
-    @property
-    def first(self) -> float:
-        """Median seconds to the first token."""
-        return statistics.median(self.first_token_seconds)
-
-    @property
-    def first_p95(self) -> float:
+    def first(self, share: float) -> float:
+        """Seconds to the first token that ``share`` of the users did not exceed."""
         ordered = sorted(self.first_token_seconds)
-        return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+Side = Callable[[Load, Speeds], None]
+
+
+@dataclass
+class EngineSide:
+    """Our engine, user ``i`` with the variant ``prefix``i``, or everybody with the base.
+
+    Attributes:
+        kernel: The one kernel that must multiply its sign deltas; None: none may.
+    """
+
+    engine: Engine
+    mixed: MixedModel
+    prefix: str | None
+    kernel: str | None
+
+    def __call__(self, load: Load, speeds: Speeds) -> None:
+        """One turn.
+
+        Raises:
+            RuntimeError: When another kernel ran than the side is named for, or other rows than a variant's.
+        """
+        products, stats = Counter(self.mixed.sign_products), self.engine.stats()
+        names = [None if self.prefix is None else f"{self.prefix}{user}" for user in range(load.users)]
+        run_engine(self.engine, load, names, speeds)
+        now = self.engine.stats()
+        ran = Counter({kind: self.mixed.sign_products[kind] - products[kind] for kind in products})
+        rows = {
+            "rows": now.rows - stats.rows,
+            "rows with variants": now.rows_with_variants - stats.rows_with_variants,
+        }
+        require_ran(self.kernel, ran)
+        if rows["rows with variants"] != (rows["rows"] if self.prefix is not None else 0):
+            raise RuntimeError(f"of {rows['rows']} rows {rows['rows with variants']} had a variant")
+        speeds.ran.update(ran)
+        speeds.ran.update(rows)
+
+
+def require_ran(kernel: str | None, ran: Counter[str]) -> None:
+    """Hold what was counted against the kernel that a side is named for.
+
+    Raises:
+        RuntimeError: When it did not run, or another one did.
+    """
+    others = {kind: count for kind, count in ran.items() if count and kind != kernel}
+    if others or (kernel is not None and not ran[kernel]):
+        raise RuntimeError(f"the side of kernel {kernel} ran {dict(ran)}")
+
+
+def require_distinct(logits: Tensor, names: Sequence[str]) -> None:
+    """Hold each variant's logits for one prompt against all others'; the last two rows are the base's, the control.
+
+    Raises:
+        RuntimeError: For two that differ by no more than the base from itself in another row of the batch.
+    """
+    found = logits.float()
+    noise = float((found[-1] - found[-2]).abs().max())
+    for one in range(len(names) - 1):
+        for other in range(one):
+            if not float((found[one] - found[other]).abs().max()) > 2 * noise:
+                raise RuntimeError(f"{names[one]} and {names[other]} give the same logits")
+
+
+def require_variants(mixed: MixedModel, store: VariantStore, names: Sequence[str]) -> None:
+    """As ``require_distinct``, for variants of ours."""
+    held = [store.acquire(name) for name in names]
+    pieces = [Piece(PROBE, mixed.new_cache(), variant) for variant in (*held, None, None)]
+    require_distinct(mixed.step(pieces), [*names, "base", "base"])
+    for variant in held:
+        store.release(variant)
 
 
 def run_engine(engine: Engine, load: Load, variants: Sequence[str | None], speeds: Speeds) -> None:
@@ -71,66 +156,120 @@ def run_engine(engine: Engine, load: Load, variants: Sequence[str | None], speed
     speeds.add(sum(d.completion_tokens for d in done), seconds, [d.seconds_to_first_token for d in done])
 
 
-def run_peft(model: Any, load: Load, names: Sequence[str], speeds: Speeds) -> None:
-    """PEFT's mixed batch: one ``generate`` whose row ``i`` has adapter ``names[i]``."""
-    from transformers import LogitsProcessorList
+class PeftSide:
+    """PEFT's mixed batch in its fastest form here: adapters in the base's bfloat16, one ``generate`` for all users.
 
-    started = time.perf_counter()
-    seen: list[float] = []
+    Args:
+        model: Ours to wrap; a twin of the base.
+        folders: PEFT's adapters, one a user.
 
-    def first(ids: Tensor, scores: Tensor) -> Tensor:
-        if not seen:
-            seen.append(time.perf_counter() - started)
-        return scores
+    Raises:
+        RuntimeError: When a row's logits are not those of its own adapter.
+    """
 
-    ids = torch.tensor(load.prompts())
-    with torch.inference_mode():
-        made = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            adapter_names=list(names),
-            max_new_tokens=load.new,
-            min_new_tokens=load.new,
-            do_sample=False,
-            logits_processor=LogitsProcessorList([first]),
-        )
-    tokens = (made.shape[1] - ids.shape[1]) * len(ids)
-    speeds.add(tokens, time.perf_counter() - started, seen * load.users)
+    def __init__(self, model: Any, folders: Sequence[str]) -> None:
+        from peft import PeftModel
+
+        plain: Any = {"autocast_adapter_dtype": False}  # PEFT's default would compute the adapters in float32
+        wrapped = PeftModel.from_pretrained(model, folders[0], adapter_name="lora0", **plain)
+        self._model: Any = wrapped.eval()
+        for number, folder in enumerate(folders[1:], start=1):
+            self._model.load_adapter(folder, adapter_name=f"lora{number}", **plain)
+        dtypes = {p.dtype for name, p in self._model.named_parameters() if "lora_" in name}
+        if dtypes != {torch.bfloat16}:
+            raise RuntimeError(f"PEFT's adapters are {dtypes}")
+        self._require_active(len(folders))
+
+    def __call__(self, load: Load, speeds: Speeds) -> None:
+        """One turn: row ``i`` has adapter ``lora``i``."""
+        from transformers import LogitsProcessorList
+
+        started = time.perf_counter()
+        seen: list[float] = []
+
+        def first(ids: Tensor, scores: Tensor) -> Tensor:
+            if not seen:
+                seen.append(time.perf_counter() - started)
+            return scores
+
+        ids = torch.tensor(load.prompts())
+        with torch.inference_mode():
+            made = self._model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                adapter_names=[f"lora{user}" for user in range(load.users)],
+                max_new_tokens=load.new,
+                min_new_tokens=load.new,
+                do_sample=False,
+                logits_processor=LogitsProcessorList([first]),
+            )
+        tokens = (made.shape[1] - ids.shape[1]) * len(ids)
+        speeds.add(tokens, time.perf_counter() - started, seen * load.users)
+        speeds.ran.update({"rows": load.users, "rows with variants": load.users})
+
+    @torch.inference_mode()
+    def _require_active(self, count: int) -> None:
+        names = [*(f"lora{number}" for number in range(count)), "__base__", "__base__"]
+        ids = torch.tensor(PROBE).expand(len(names), -1)
+        require_distinct(self._model(input_ids=ids, adapter_names=names).logits[:, -1], names)
 
 
-class Swapper:
+class SwapSide:
     """One model for one user after the other: a merged model's weights are copied over the last one's.
 
     Two merged models are kept in memory and taken in turns, so that a swap is a copy at memory speed; from a disk it
     would only be slower.
     """
 
-    def __init__(self, engine: Engine, model: Any, deltas: Sequence[Any]) -> None:
-        from gym_fed.delta import apply_delta, model_tensors
-
-        self._engine = engine
+    def __init__(self, side: EngineSide, model: Any, deltas: Sequence[Any]) -> None:
+        self._side = side
         self._live = model_tensors(model)
         self._base = {name: tensor.clone() for name, tensor in self._live.items()}
         self._merged = []
         for delta in deltas:
             copy = {name: tensor.clone() for name, tensor in self._base.items()}
             apply_delta(copy, delta)
+            if not any(not torch.equal(copy[name], self._base[name]) for name in copy):
+                raise RuntimeError("a merged model is the base")
             self._merged.append(copy)
 
-    def run(self, load: Load, speeds: Speeds) -> None:
+    def __call__(self, load: Load, speeds: Speeds) -> None:
+        """One turn: a swap and an answer a user; the base's weights are back afterwards, outside of the time."""
+        products = Counter(self._side.mixed.sign_products)
         sampling = SamplingParams(max_tokens=load.new, temperature=0.0, ignore_eos=True)
         started = time.perf_counter()
         first, tokens = [], 0
         for number, prompt in enumerate(load.prompts()):
             self._put(self._merged[number % len(self._merged)])
             waited = time.perf_counter() - started
-            done = self._engine.submit(GenerationRequest(prompt, sampling)).result()
+            done = self._side.engine.submit(GenerationRequest(prompt, sampling)).result()
             first.append(waited + done.seconds_to_first_token)
             tokens += done.completion_tokens
         speeds.add(tokens, time.perf_counter() - started, first)
+        last = self._merged[(load.users - 1) % len(self._merged)]
+        if not all(torch.equal(tensor, last[name]) for name, tensor in self._live.items()):
+            raise RuntimeError("the weights that answered are not the last merged model's")
         self._put(self._base)
+        require_ran(None, Counter(self._side.mixed.sign_products) - products)
+        speeds.ran.update({"swaps": load.users, "rows with variants": 0})
 
     def _put(self, weights: dict[str, Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in self._live.items():
                 tensor.copy_(weights[name])
+
+
+def in_turns(sides: dict[str, Side], load: Load, turns: int, say: Callable[[str], None]) -> dict[str, Speeds]:
+    """Every side once a turn, so that a slow moment meets all alike; every other turn in the opposite order."""
+    found = {name: Speeds() for name in sides}
+    for side in sides.values():
+        side(load.warm_up, Speeds())
+    for turn in range(turns):
+        for name in list(sides) if turn % 2 == 0 else reversed(sides):
+            sides[name](load, found[name])
+    for name, speeds in found.items():
+        low, high = min(speeds.tokens_a_second), max(speeds.tokens_a_second)
+        say(
+            f"{load.users:>2} users, {name}: {speeds.rate:.1f} tokens/s ({low:.1f}-{high:.1f}), ran {dict(speeds.ran)}"
+        )
+    return found

@@ -1,33 +1,41 @@
 """One base, a variant of its own for every user: tokens a second, time to the first token, and memory.
 
-    python benchmarks/serving.py [--quick] [--json] [--plot FILE] [--model FOLDER] [--no-http]
+    python benchmarks/serving.py [--part model|peft|ttft|http|smollm2 ...] [--quick] [--json] [--plot FILE]
 
-1, 8 and 32 users at once, each with a distinct one-bit variant of all matrices, embeddings and head too, through our
-engine. Beside it, turn by turn in the same run: the base alone through the same engine; PEFT's mixed batches of LoRA
-adapters (and our engine with the same adapters); merged models swapped in for one user after the other; and over
-HTTP, `transformers serve` on the base beside `gym api` with variants. The model is synthetic, with the layers of a 7B
-Llama in bfloat16, unless ``--model`` names a folder, such as the one that `smollm2.py` makes. Ratios count.
+1, 8 and 32 users at once, each with a distinct variant. The parts, each alone or one after the other:
+
+    model    one-bit variants by both kernels, LoRA variants, the base alone, and merged models swapped in for one user
+             after the other (1 and 8 users), on a synthetic model with the layers of a 7B Llama in bfloat16
+    peft     LoRA variants in our engine, and the same adapters in PEFT's mixed batches, on that model
+    ttft     seconds to the first token of all of these, many more requests
+    http     `gym api` beside `transformers serve` on the base, with and without continuous batching
+    smollm2  the sides of `model` and `peft` on SmolLM2-135M, from the folder that `smollm2.py` makes (``--model``)
+
+The sides take turns. Each shows that it ran: how often each kernel multiplied, how many rows had a variant, how often
+weights were swapped is counted, and a side that ran anything else than it is named for ends the script.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import statistics
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
 import torch
-from _report import Report, machine, options
-from _serving_http import ask_all, free_port, gym_api, server, transformers_serve
-from _serving_models import QUICK_LAYERS, SEVEN_B_LAYERS, Base, adapters, one_bit, saved, synthetic
-from _serving_sides import Load, Speeds, Swapper, run_engine, run_peft
+from _report import Better, Report, machine, options
+from _serving_http import GymApiSide, PeerSide, Served, free_port, gym_api, server, transformers_serve
+from _serving_models import QUICK_LAYERS, SEVEN_B_LAYERS, Base, adapters, one_bit, saved, synthetic, twin
+from _serving_sides import EngineSide, Load, PeftSide, Side, Speeds, SwapSide, in_turns, require_variants
 from rich.console import Console
 from rich.table import Table
 
@@ -38,67 +46,244 @@ from gym_fed.serving.mixed import MixedModel
 from gym_fed.serving.store import VariantStore
 
 USERS = (1, 8, 32)
-OURS, LOOKUP, BASE = "ours, one-bit variants", "ours, one-bit, look-up", "the base alone"
-OUR_LORA, PEFT, SWAP = "ours, LoRA variants", "PEFT adapter_names", "swapping merged models"
-HTTP_OURS, HTTP_BASE = "gym api, one-bit variants", "gym api, base"
-HTTP_PEER, HTTP_PEER_CB = "transformers serve, base", "transformers serve --continuous-batching, base"
+BASE, EXACT, LOOKUP = "the base alone", "one-bit variants, exact", "one-bit variants, look-up"
+LORA, PEFT, SWAP = "LoRA variants", "PEFT adapter_names", "swapping merged models"
+API, API_LOOKUP, API_BASE = "gym api, one-bit, exact", "gym api, one-bit, look-up", "gym api, base"
+SERVE, SERVE_CB = "transformers serve, base", "transformers serve --continuous-batching, base"
 SWITCHES = 200
+SWAPPED_USERS = 8
+"""Swapping is one user after the other, so more of them add time and nothing else."""
 
-Measured = dict[str, dict[int, Speeds]]
+Found = dict[str, dict[int, Speeds]]
+
+
+@dataclass
+class Run:
+    """One part: its settings, its report, and what was measured."""
+
+    part: str
+    quick: bool
+    users: tuple[int, ...]
+    turns: int
+    model: Path
+    folder: Path
+    report: Report
+    found: Found = field(default_factory=dict)
+
+    def load(self, users: int, base: Base, prompt: int = 64, new: int = 32) -> Load:
+        """64 + 32 tokens, fewer when in a hurry."""
+        vocabulary = base.model.config.vocab_size
+        return Load(users, 16, 8, vocabulary) if self.quick else Load(users, prompt, new, vocabulary)
+
+    def take(self, sides: dict[str, Side], load: Load, turns: int | None = None) -> None:
+        """Measure the sides in turns."""
+        for name, speeds in in_turns(sides, load, turns or self.turns, say).items():
+            self.found.setdefault(name, {})[load.users] = speeds
 
 
 def main() -> None:
-    """Measure, print, judge."""
+    """Every part that is asked for, with its time."""
     parser = options(__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, help="a model folder instead of the synthetic model")
-    parser.add_argument("--no-http", action="store_true", help="leave the servers out")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="which, in this order")
+    parser.add_argument("--users", type=int, nargs="+", help="numbers of users at once")
     parser.add_argument("--turns", type=int, help="how often each side is measured")
+    parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="SmolLM2's folder")
     arguments = parser.parse_args()
     report = Report("serving", peer="the peer that the row names")
-    with tempfile.TemporaryDirectory(prefix="gym-serving-") as name:
-        measured = measure(arguments, Path(name), report)
-    show(measured, report, arguments)
-
-
-def measure(arguments: Namespace, folder: Path, report: Report) -> Measured:
-    """All sides in turns; aims and memory go into ``report``."""
-    base = (
-        saved(arguments.model.name, arguments.model)
-        if arguments.model
-        else synthetic(QUICK_LAYERS if arguments.quick else SEVEN_B_LAYERS, folder / "base")
-    )
-    turns = arguments.turns or (1 if arguments.quick else 3)
-    prompt, new = (16, 16) if arguments.quick else (64, 32)
-    say(
-        f"{base.name}: {base.spec.num_parameters / 1e6:.0f} M weights; {turns} turns, {prompt} + {new} tokens"
-    )
-    loads = [Load(users, prompt, new, base.model.config.vocab_size) for users in USERS]
-    deltas = [one_bit(base, folder, number) for number in range(max(USERS))]
-    measured: Measured = {}
-    loras = adapters(base, folder, max(USERS))
-    with opened(base, folder / "store", [*deltas, *(delta for _, delta in loras)]) as (store, mixed):
-        memory(base, store, deltas, report)
-        switching(base, store, mixed, report)
-        in_process(base, store, mixed, loads, turns, deltas, measured)
-    with_peft(base, loras, loads, turns, measured)
-    if not arguments.no_http:
-        del base.model
+    all_found: dict[str, Found] = {}
+    for part in arguments.part:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="gym-serving-") as name:
+            run = Run(
+                part,
+                arguments.quick,
+                tuple(arguments.users or PARTS[part][1]),
+                arguments.turns or (1 if arguments.quick else 3),
+                arguments.model,
+                Path(name),
+                report,
+            )
+            PARTS[part][0](run)
+        show(run)
+        all_found[part] = run.found
+        report.figure(f"{part}_part_seconds", time.monotonic() - began)
+        say(f"part {part}: {time.monotonic() - began:.0f} s")
         gc.collect()
-        over_http(base, folder, loads, turns, measured)
-    return measured
+    picture, arguments.plot = arguments.plot, None
+    if picture:
+        draw({name: by for found in all_found.values() for name, by in found.items()}, picture)
+    report.finish(arguments)
+
+
+def large(run: Run) -> Base:
+    """The synthetic model."""
+    return synthetic(QUICK_LAYERS if run.quick else SEVEN_B_LAYERS, run.folder / "base")
+
+
+def model_part(run: Run) -> None:
+    """One-bit variants by both kernels, LoRA variants, the base, swapping; memory and switches too."""
+    base = large(run)
+    with opened(run, base) as sides:
+        memory(base, sides.store, sides.one_bits, run.report)
+        switching(sides.store, run.report)
+        with sides.swapping() as swap:
+            for users in run.users:
+                load = run.load(users, base)
+                by_name = {name: sides.of(name) for name in (BASE, EXACT, LOOKUP, LORA)}
+                run.take(by_name | ({SWAP: swap} if users <= SWAPPED_USERS else {}), load)
+    shares(run, {EXACT: (BASE, SWAP, LOOKUP), LOOKUP: (BASE, SWAP), LORA: (BASE,)})
+    if 8 in run.users:
+        for name, aim in ((EXACT, 0.6), (LOOKUP, 0.6)):
+            share = statistics.median(ratios(run.found, name, BASE, 8))
+            run.report.aim(f"8 users, {name}: share of the base", figure=share, aim=aim, better="higher")
+        times = statistics.median(ratios(run.found, EXACT, SWAP, 8))
+        run.report.aim("8 users, exact: times swapping", figure=times, aim=5.0, better="higher")
+
+
+def peft_part(run: Run) -> None:
+    """Our LoRA variants and PEFT's mixed batches, the same adapters."""
+    base = large(run)
+    with opened(run, base, one_bits=False) as sides:
+        for users in run.users:
+            names = (BASE, LORA, PEFT)
+            run.take({name: sides.of(name) for name in names}, run.load(users, base))
+    shares(run, {LORA: (PEFT, BASE)})
+
+
+def ttft_part(run: Run) -> None:
+    """Seconds to the first token with everybody at once: at least a hundred requests a side and number of users."""
+    base = large(run)
+    with opened(run, base) as sides:
+        for users in run.users:
+            turns = run.turns if run.quick else max(run.turns, -(-100 // users))
+            names = (BASE, EXACT, LOOKUP, LORA, PEFT)
+            run.take({name: sides.of(name) for name in names}, run.load(users, base, new=2), turns)
+
+
+def http_part(run: Run) -> None:
+    """Servers as processes; all but the one that is measured are stopped meanwhile."""
+    base = large(run)
+    loads = [run.load(users, base, new=16) for users in run.users]
+    with opened(run, base, loras=False):
+        pass  # the store is in its folder now
+    model, store = base.folder, run.folder / "store"
+    del base.model
+    gc.collect()
+    with ExitStack() as stack:
+
+        def start(name: str, make: Callable[[int], list[str]]) -> Served:
+            port = free_port()
+            return stack.enter_context(server(make(port), port, run.folder / f"{name}.log"))
+
+        exact = start("exact", lambda port: gym_api(model, store, port, "exact"))
+        lookup = start("lookup", lambda port: gym_api(model, store, port, "lookup"))
+        sides: dict[str, Side] = {
+            API_BASE: GymApiSide(exact, None),
+            API: GymApiSide(exact, "exact"),
+            API_LOOKUP: GymApiSide(lookup, "lookup"),
+        }
+        for name, continuous in ((SERVE, False), (SERVE_CB, True)):
+            command = partial(transformers_serve, model, continuous=continuous)
+            serve = start(f"serve{continuous}", command)
+            sides[name] = PeerSide(serve, model)
+        for load in loads:
+            run.take(sides, load)
+    shares(run, {API: (SERVE, SERVE_CB, API_BASE), API_BASE: (SERVE, SERVE_CB)})
+
+
+def smollm2_part(run: Run) -> None:
+    """A real chat model: thirty small layers instead of two large ones."""
+    if not (run.model / "config.json").exists():
+        from smollm2 import read_gguf
+
+        read_gguf(run.model)
+    base = saved("SmolLM2-135M", run.model)
+    with opened(run, base) as sides:
+        for users in run.users:
+            names = (BASE, EXACT, LOOKUP, LORA, PEFT)
+            run.take({name: sides.of(name) for name in names}, run.load(users, base, 16, 16))
+    shares(run, {EXACT: (BASE,), LOOKUP: (BASE,), LORA: (PEFT,)})
+
+
+PARTS: dict[str, tuple[Callable[[Run], None], tuple[int, ...]]] = {
+    "model": (model_part, USERS),
+    "peft": (peft_part, USERS),
+    "ttft": (ttft_part, USERS),
+    "http": (http_part, (1, 8)),
+    "smollm2": (smollm2_part, USERS),
+}
+"""Name, and numbers of users."""
+
+
+@dataclass
+class Sides:
+    """A base with both kernels' engines over one store, and PEFT's model; all of them share the base's weights."""
+
+    base: Base
+    store: VariantStore
+    one_bits: list[Path]
+    engines: dict[str, tuple[Engine, MixedModel]]
+    peft_folders: list[str]
+    peft_model: object
+    count: int
+    _peft: PeftSide | None = None
+    _differ: set[str] = field(default_factory=set)
+
+    def of(self, name: str) -> Side:
+        """The side of a name, after a look whether its variants differ from the base and from each other."""
+        if name == PEFT:
+            self._peft = self._peft or PeftSide(self.peft_model, self.peft_folders)
+            return self._peft
+        prefix, kernel = {
+            BASE: (None, None),
+            EXACT: ("v", "exact"),
+            LOOKUP: ("v", "lookup"),
+            LORA: ("lora", None),
+        }[name]
+        engine, mixed = self.engines[kernel or "exact"]
+        if prefix is not None and name not in self._differ:
+            require_variants(mixed, self.store, [f"{prefix}{number}" for number in range(self.count)])
+            self._differ.add(name)
+        return EngineSide(engine, mixed, prefix, kernel)
+
+    @contextmanager
+    def swapping(self) -> Iterator[SwapSide]:
+        """Two merged models in memory, taken in turns."""
+        side = self.of(BASE)
+        assert isinstance(side, EngineSide)
+        with ExitStack() as stack:
+            deltas = [stack.enter_context(DeltaFile.open(file, self.base.spec)) for file in self.one_bits[:2]]
+            yield SwapSide(side, self.base.model, deltas)
 
 
 @contextmanager
-def opened(base: Base, folder: Path, deltas: list[Path]) -> Iterator[tuple[VariantStore, MixedModel]]:
-    """A store with every delta under its file's name, and the base with its mixed layers."""
-    mixed = MixedModel(base.model)
-    with VariantStore.open(
-        folder, base=base.spec, layout=mixed.layout, cache_bytes=12 * 10**9, require_signature=False
-    ) as store:
-        for delta in deltas:
+def opened(run: Run, base: Base, one_bits: bool = True, loras: bool = True) -> Iterator[Sides]:
+    """A store with a variant for every user, and engines for both kernels."""
+    say(f"{base.name}: {base.spec.num_parameters / 1e6:.0f} M weights")
+    count = max(run.users)
+    bits = [one_bit(base, run.folder, number) for number in range(count)] if one_bits else []
+    lora = adapters(base, run.folder, count) if loras else []
+    peft_model = twin(base.model)  # before our hooks
+    models = {"exact": base.model, "lookup": twin(base.model)}
+    with ExitStack() as stack:
+        mixed = {k: stack.enter_context(MixedModel(m, kernel=k)) for k, m in models.items()}  # type: ignore[arg-type]
+        store = stack.enter_context(
+            VariantStore.open(
+                run.folder / "store",
+                base=base.spec,
+                layout=mixed["lookup"].layout,
+                cache_bytes=12 * 10**9,
+                require_signature=False,
+            )
+        )
+        for delta in (*bits, *(file for _, file in lora)):
             store.add(delta, None, name=delta.stem, owner="bench")
-        yield store, mixed
-    mixed.close()
+        config = EngineConfig(max_concurrent=count, max_batch_tokens=1024)
+        engines = {
+            k: (stack.enter_context(Engine(m, base.tokenizer, store, config)), m) for k, m in mixed.items()
+        }
+        folders = [str(folder) for folder, _ in lora]
+        yield Sides(base, store, bits, engines, folders, peft_model, count)
 
 
 def memory(base: Base, store: VariantStore, deltas: list[Path], report: Report) -> None:
@@ -123,8 +308,8 @@ def memory(base: Base, store: VariantStore, deltas: list[Path], report: Report) 
     )
 
 
-def switching(base: Base, store: VariantStore, mixed: MixedModel, report: Report) -> None:
-    """To another variant: one in memory, and one on disk."""
+def switching(store: VariantStore, report: Report) -> None:
+    """To another variant that is in memory."""
     names = [record.name for record in store.list() if record.name.startswith("v")][:8]
     for name in names:
         store.release(store.acquire(name))
@@ -136,144 +321,81 @@ def switching(base: Base, store: VariantStore, mixed: MixedModel, report: Report
         store.release(variant)
     report.compare("switch to a variant in memory", 1e3 * statistics.median(seen), unit="ms")
     report.aim("switch to a variant in memory, ms", figure=1e3 * max(seen), aim=10.0, better="lower")
-    del base, mixed
 
 
-def in_process(
-    base: Base,
-    store: VariantStore,
-    mixed: MixedModel,
-    loads: list[Load],
-    turns: int,
-    deltas: list[Path],
-    measured: Measured,
-) -> None:
-    """Our engine with and without variants, and swapping, in turns."""
-    with DeltaFile.open(deltas[0], base.spec) as one, DeltaFile.open(deltas[1], base.spec) as two:
-        config = EngineConfig(max_concurrent=max(USERS), max_batch_tokens=1024)
-        with Engine(mixed, base.tokenizer, store, config) as engine:
-            swapper = Swapper(engine, base.model, [one, two])
-            for load in loads:
-                bits = [f"v{number}" for number in range(load.users)]
-                loras = [f"lora{number}" for number in range(load.users)]
-                in_turns(
-                    {
-                        BASE: lambda s, x=load: run_engine(engine, x, [None] * x.users, s),
-                        OURS: lambda s, x=load, n=bits: run_engine(engine, x, n, s),
-                        OUR_LORA: lambda s, x=load, n=loras: run_engine(engine, x, n, s),
-                        SWAP: lambda s, x=load: swapper.run(x, s),
-                    },
-                    load.users,
-                    turns,
-                    measured,
-                )
-    mixed.kernel = "lookup"
-    with Engine(mixed, base.tokenizer, store, config) as engine:
-        for load in loads:
-            bits = [f"v{number}" for number in range(load.users)]
-            in_turns(
-                {LOOKUP: lambda s, x=load, n=bits: run_engine(engine, x, n, s)}, load.users, turns, measured
-            )
-    mixed.kernel = "exact"
+def ratios(found: Found, ours: str, theirs: str, users: int) -> list[float]:
+    """Our tokens a second over theirs, turn by turn."""
+    sides = found[ours][users].tokens_a_second, found[theirs][users].tokens_a_second
+    return [a / b for a, b in zip(*sides, strict=True)]
 
 
-def with_peft(
-    base: Base, loras: list[tuple[Path, Path]], loads: list[Load], turns: int, measured: Measured
-) -> None:
-    """PEFT's own way, on the model that our hooks have left."""
-    from peft import PeftModel
-
-    model = PeftModel.from_pretrained(base.model, str(loras[0][0]), adapter_name="lora0").eval()
-    for number, (folder, _) in enumerate(loras[1:], start=1):
-        model.load_adapter(str(folder), adapter_name=f"lora{number}")
-    for load in loads:
-        names = [f"lora{number}" for number in range(load.users)]
-        in_turns({PEFT: lambda s, x=load, n=names: run_peft(model, x, n, s)}, load.users, turns, measured)
-
-
-def over_http(base: Base, folder: Path, loads: list[Load], turns: int, measured: Measured) -> None:
-    """Servers as processes, one after the other, since two would share the cores."""
-    log, port = folder / "server.log", free_port()
-    with server(gym_api(base.folder, folder / "store", port), port, log) as address:
-        for load in loads:
-            names = [f"base:v{number}" for number in range(load.users)]
-            in_turns(
-                {
-                    HTTP_BASE: lambda s, x=load: ask_all(address, x, ["base"] * x.users, s),
-                    HTTP_OURS: lambda s, x=load, n=names: ask_all(address, x, n, s),
-                },
-                load.users,
-                turns,
-                measured,
-            )
-    for side, continuous in ((HTTP_PEER, False), (HTTP_PEER_CB, True)):
-        port = free_port()
-        with server(transformers_serve(base.folder, port, continuous), port, log) as address:
-            for load in loads:
-                models = [str(base.folder)] * load.users
-                in_turns(
-                    {side: lambda s, x=load, m=models: ask_all(address, x, m, s)},
-                    load.users,
-                    turns,
-                    measured,
-                )
+def shares(run: Run, pairs: dict[str, tuple[str, ...]]) -> None:
+    """Rows of our rates beside others', and the spread of their ratios."""
+    better: Better = "higher"
+    for ours, others in pairs.items():
+        for theirs in others:
+            for users in run.found[ours]:
+                if users not in run.found[theirs]:
+                    continue
+                rates = run.found[ours][users].rate, run.found[theirs][users].rate
+                what = f"{run.part}: {users} users, {ours} against {theirs}"
+                run.report.compare(what, *rates, unit="tokens/s", better=better)
+                seen = ratios(run.found, ours, theirs, users)
+                for name, value in (
+                    ("least", min(seen)),
+                    ("median", statistics.median(seen)),
+                    ("most", max(seen)),
+                ):
+                    run.report.figure(re.sub(r"\W+", "_", f"{what} {name} ratio".lower()), value)
 
 
-def in_turns(sides: dict[str, Callable[[Speeds], None]], users: int, turns: int, measured: Measured) -> None:
-    """Every side once a turn, so that a slow moment meets all alike; the first turn warms up and does not count."""
-    for turn in range(turns + 1):
-        for name, side in sides.items():
-            speeds = measured.setdefault(name, {}).setdefault(users, Speeds())
-            side(speeds if turn else Speeds())
-    for name in sides:
-        say(f"{users:>2} users, {name}: {measured[name][users].rate:.1f} tokens/s")
-
-
-def show(measured: Measured, report: Report, arguments: Namespace) -> None:
-    """The tables, the aims and the picture."""
+def show(run: Run) -> None:
+    """The tables of a part, and every number of them as a figure."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    for title, figure in (
-        ("tokens a second, all users together", lambda s: s.rate),
-        ("seconds to the first token, median", lambda s: s.first),
-        ("seconds to the first token, 95 of 100", lambda s: s.first_p95),
-    ):
+    tables: tuple[tuple[str, Callable[[Speeds], str]], ...] = (
+        (f"{run.part}: tokens a second of all users, median (least-most)", rates_text),
+        (f"{run.part}: seconds to the first token, 50 / 99 of 100", first_text),
+        (f"{run.part}: what ran, counted", ran_text),
+    )
+    for title, cell in tables:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("")
-        for users in USERS:
+        for users in run.users:
             table.add_column(f"{users} users", justify="right")
-        for name, by_users in measured.items():
-            table.add_row(name, *(f"{figure(by_users[users]):.3g}" for users in USERS))
+        for name, by_users in run.found.items():
+            table.add_row(name, *(cell(by_users[u]) if u in by_users else "-" for u in run.users))
         console.print(table)
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
     console.print(f"{torch.get_num_threads()} threads; {machine()['vectors']}; {load}")
-    for users in USERS:
-        for peer in (BASE, SWAP):
-            rates = measured[OURS][users].rate, measured[peer][users].rate
-            report.compare(f"{users} users, one-bit against {peer}", *rates, unit="tokens/s", better="higher")
-        rates = measured[OUR_LORA][users].rate, measured[PEFT][users].rate
-        report.compare(f"{users} users, LoRA against PEFT", *rates, unit="tokens/s", better="higher")
-        for peer in (HTTP_PEER, HTTP_PEER_CB):
-            if peer in measured:
-                rates = measured[HTTP_OURS][users].rate, measured[peer][users].rate
-                report.compare(
-                    f"{users} users over HTTP, variants against {peer}",
-                    *rates,
-                    unit="tokens/s",
-                    better="higher",
-                )
-    at = {name: by_users[8].rate for name, by_users in measured.items()}
-    report.aim(
-        "8 variants: share of the base's throughput", figure=at[OURS] / at[BASE], aim=0.6, better="higher"
-    )
-    report.aim("8 variants, look-up: the same share", figure=at[LOOKUP] / at[BASE], aim=0.6, better="higher")
-    report.aim("8 variants: times swapping", figure=at[OURS] / at[SWAP], aim=5.0, better="higher")
-    picture, arguments.plot = arguments.plot, None
-    if picture:
-        draw(measured, picture)
-    report.finish(arguments)
+    for name, by_users in run.found.items():
+        for users, speeds in by_users.items():
+            key = re.sub(r"\W+", "_", f"{run.part} {users} users {name}".lower())
+            run.report.figure(f"{key}_tokens_s", speeds.rate)
+            run.report.figure(f"{key}_least_tokens_s", min(speeds.tokens_a_second))
+            run.report.figure(f"{key}_most_tokens_s", max(speeds.tokens_a_second))
+            run.report.figure(f"{key}_first_token_p50_s", speeds.first(0.5))
+            run.report.figure(f"{key}_first_token_p99_s", speeds.first(0.99))
+            for kind, count in speeds.ran.items():
+                run.report.figure(f"{key}_ran_{kind.replace(' ', '_')}", count)
 
 
-def draw(measured: Measured, file: Path) -> None:
+def rates_text(speeds: Speeds) -> str:
+    """Median and spread."""
+    low, high = min(speeds.tokens_a_second), max(speeds.tokens_a_second)
+    return f"{speeds.rate:.3g} ({low:.3g}-{high:.3g})"
+
+
+def first_text(speeds: Speeds) -> str:
+    """Two percentiles, and of how many."""
+    return f"{speeds.first(0.5):.3g} / {speeds.first(0.99):.3g} of {len(speeds.first_token_seconds)}"
+
+
+def ran_text(speeds: Speeds) -> str:
+    """Counts that are not zero."""
+    return ", ".join(f"{kind} {count}" for kind, count in speeds.ran.items() if count) or "-"
+
+
+def draw(found: Found, file: Path) -> None:
     """Tokens a second against users, a line a side."""
     import matplotlib
 
@@ -281,12 +403,11 @@ def draw(measured: Measured, file: Path) -> None:
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(8, 5))
-    for name, by_users in measured.items():
-        ours = name in (OURS, LOOKUP, OUR_LORA, HTTP_OURS)
-        rates = [by_users[users].rate for users in USERS]
+    for name, by_users in found.items():
+        ours = name not in (PEFT, SWAP, SERVE, SERVE_CB)
         panel.plot(
-            USERS,
-            rates,
+            list(by_users),
+            [speeds.rate for speeds in by_users.values()],
             marker="o",
             linewidth=2.2 if ours else 1.2,
             linestyle="-" if ours else "--",

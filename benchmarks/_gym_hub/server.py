@@ -40,8 +40,8 @@ def main(folder: str, direction: str, payload: str, result: str) -> None:
         seconds = time.perf_counter() - started
         if reply.has_error():
             raise RuntimeError(f"the contributor failed: {reply.error}")
-        told = reply.content["told"]
-        digest, size = str(told["sha256"]), int(told["size"])
+        told = reply.content.config_records["told"]
+        digest, size = str(told["sha256"]), int(str(told["size"]))
         if direction == "up":
             stored = store.local_path(digest)
             digest, size = file_digest(stored), stored.stat().st_size

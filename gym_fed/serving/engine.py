@@ -80,6 +80,7 @@ class Engine:
         self._guides: GuideFactory | None = None
         self._guides_lock = threading.Lock()
         self._counters = Counters()
+        self._sign_products = mixed.sign_products
         self._loop = EngineLoop(mixed, self._decoder, source, self.config, self._counters)
         self._changed = threading.Condition()
         self._arrived: list[Work] = []
@@ -155,6 +156,7 @@ class Engine:
             failed_steps=counters.failed_steps,
             rows=counters.rows,
             rows_with_variants=counters.rows_with_variants,
+            sign_products=dict(self._sign_products),
             busy_seconds=counters.busy_seconds,
             model_seconds=counters.model_seconds,
             kv_bytes_used=counters.kv_tokens * self.limits.kv_bytes_per_token,

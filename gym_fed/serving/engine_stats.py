@@ -48,6 +48,7 @@ class EngineStats:
         failed_steps: Forwards that raised.
         rows: Pieces of all steps together.
         rows_with_variants: Of these, for a variant.
+        sign_products: How often a layer's sign deltas were multiplied, by kernel (``MixedModel.sign_products``).
         busy_seconds: Spent in turns that had a step.
         model_seconds: Spent in the forwards alone.
         kv_bytes_used: KV caches' bytes with tokens in them.
@@ -69,6 +70,7 @@ class EngineStats:
     failed_steps: int
     rows: int
     rows_with_variants: int
+    sign_products: Mapping[str, int]
     busy_seconds: float
     model_seconds: float
     kv_bytes_used: int

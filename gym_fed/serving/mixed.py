@@ -12,6 +12,7 @@ On CUDA the sign terms run through Triton kernels that have not been tried on a 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -63,6 +64,10 @@ class MixedModel:
         model: A transformers causal LM in float32 or bfloat16.
         kernel: How sign deltas are multiplied: ``exact`` (float32), or ``lookup`` (8-bit tables, CPU only).
 
+    Attributes:
+        sign_products: How often a layer's sign deltas were multiplied by which kernel, counted where it is called:
+            ``exact``, ``lookup``, and ``decoded`` for long prompts, whose deltas are decoded for a dense product.
+
     Raises:
         GymError: ``MODEL_INVALID``, with the reason, for a model that packed steps cannot compute; ``USAGE`` when it is
             being served already.
@@ -73,6 +78,7 @@ class MixedModel:
         self.model = model
         self.model.eval()
         self.layout = ModelLayout.of(model, kernel)
+        self.sign_products: Counter[str] = Counter({"exact": 0, "lookup": 0, "decoded": 0})
         self._roster: Roster | None = None
         self._windows: dict[int, int | None] = {}
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
@@ -202,6 +208,7 @@ class MixedModel:
             RowMap(body, ends[-1], self._bulk_rows, self._device),
             RowMap(head, wanted, self._bulk_rows, self._device),
             dispatch.path(),
+            self.sign_products,
         )
 
     @torch.inference_mode()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ class MixedRows:
     head: RowMap
     path: str
     """Of the sign kernels."""
+    products: Counter[str] = field(default_factory=Counter)
+    """Counts which way sign deltas were multiplied: ``exact``, ``lookup``, or ``decoded`` for a bulk span."""
     _given: Tensor | None = None
     _few: Tensor | None = None
 
@@ -73,10 +76,12 @@ def _add_linear(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: 
     flat, y = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
     if plan.signs is not None:
         if len(rows.few_index):
+            step.products[plan.signs.batch.mode] += 1
             _add_signs(plan.signs, rows, step.few(x, flat, rows), y, step.path)
         for variant, start, stop in rows.bulk:
             held = plan.signs.by_variant.get(variant)
             if held is not None:
+                step.products["decoded"] += 1
                 _add_bulk(held.signs, flat[start:stop], y[start:stop])
     if plan.loras is not None and len(rows.owner):
         some = flat if rows.owned is None else flat.index_select(0, rows.owned)

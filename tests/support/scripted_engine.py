@@ -126,7 +126,12 @@ class ScriptedEngine:
     def stats(self) -> EngineStats:
         zero = Counters()
         counts = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
-        told: dict[str, Any] = {**counts, "healthy": True, "finished": dict(zero.finished)}
+        told: dict[str, Any] = {
+            **counts,
+            "healthy": True,
+            "finished": dict(zero.finished),
+            "sign_products": {},
+        }
         return EngineStats(
             **{**told, "first_token": zero.first_token.snapshot(), "per_token": zero.per_token.snapshot()}
         )

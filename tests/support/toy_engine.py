@@ -44,6 +44,7 @@ class ToyModel:
         config = SimpleNamespace(max_position_embeddings=context, eos_token_id=END)
         self.model = SimpleNamespace(config=config, generation_config=None)
         self.steps: list[list[tuple[int, bool]]] = []
+        self.sign_products: dict[str, int] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)

@@ -195,3 +195,20 @@ def test_a_delta_beyond_the_base_s_number_format_is_refused_when_loaded(tmp_path
         with pytest.raises(GymError, match=r"q_proj.*not finite in the base's bfloat16") as refused:
             load(tmp_path / f"{known}.gymdelta", layout)
         assert refused.value.code is ErrorCode.DELTA_INVALID
+
+
+@pytest.mark.parametrize("kernel", ["exact", "lookup"])
+def test_the_kernel_that_multiplied_is_counted_and_no_other(tmp_path: Path, kernel: Any) -> None:
+    model = llama()
+    delta = write_random_delta(model, tmp_path / "v.gymdelta", signs(), seed=0)
+    with MixedModel(model, kernel=kernel) as mixed:
+        held, cache = load(delta, mixed.layout), mixed.new_cache()
+        mixed.step([Piece(PROMPTS[0], cache), Piece(PROMPTS[1], mixed.new_cache())])
+        assert not any(mixed.sign_products.values())
+        mixed.step([Piece([3], cache), Piece(PROMPTS[2], mixed.new_cache(), held)])
+        sites = sum(site.kind == "linear" for site in mixed.layout.sites)
+        wanted = {"exact": 0, "lookup": 0, "decoded": 0, kernel: sites}
+        assert dict(mixed.sign_products) == wanted
+        mixed._bulk_rows = 4
+        mixed.step([Piece(PROMPTS[2], mixed.new_cache(), held, wants_logits=False)])
+        assert dict(mixed.sign_products) == {**wanted, "decoded": sites - 1}

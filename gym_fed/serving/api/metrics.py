@@ -125,6 +125,12 @@ class _Served(Collector):
         for reason, count in engine.finished.items():
             finished.add_metric([reason], count)
         yield finished
+        products = CounterMetricFamily(
+            "gym_engine_sign_products", "Products of layers' sign deltas, by kernel.", labels=["kernel"]
+        )
+        for kernel, count in engine.sign_products.items():
+            products.add_metric([kernel], count)
+        yield products
         yield from _plain("gym_engine", engine, _ENGINE_COUNTS, _ENGINE_STATES)
         for name, told in _ENGINE_TIMES.items():
             yield _histogram(f"gym_engine_{name}_seconds", told, getattr(engine, name))

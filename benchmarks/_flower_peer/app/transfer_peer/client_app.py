@@ -12,13 +12,13 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Move the payload in the direction that the task names."""
-    task = message.content["task"]
+    task = message.content.config_records["task"]
     reply = RecordDict()
     if task["up"]:
         data = Path(str(task["payload"])).read_bytes()
         reply["payload"] = ArrayRecord({"delta": Array("uint8", (len(data),), "gym.delta.v1", data)})
         reply["told"] = ConfigRecord({"size": len(data)})
     else:
-        data = message.content["payload"]["delta"].data
+        data = message.content.array_records["payload"]["delta"].data
         reply["told"] = ConfigRecord({"size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     return Message(reply, reply_to=message)

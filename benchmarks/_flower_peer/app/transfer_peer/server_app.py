@@ -25,14 +25,14 @@ def main(grid: Grid, context: Context) -> None:
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=nodes[0], message_type="train")])
     if reply.has_error():
         raise RuntimeError(f"the ClientApp failed: {reply.error}")
-    told = reply.content["told"]
+    told = reply.content.config_records["told"]
     if upwards:
-        data = reply.content["payload"]["delta"].data
+        data = reply.content.array_records["payload"]["delta"].data
         seconds = time.perf_counter() - started
         digest, size = hashlib.sha256(data).hexdigest(), len(data)
     else:
         seconds = time.perf_counter() - started
-        digest, size = str(told["sha256"]), int(told["size"])
+        digest, size = str(told["sha256"]), int(str(told["size"]))
     result = Path(str(config["result"]))
     draft = result.with_suffix(".draft")
     draft.write_text(json.dumps({"seconds": seconds, "sha256": digest, "size": size}))
