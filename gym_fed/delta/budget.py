@@ -1,4 +1,4 @@
-"""Which tensors fit a byte budget for the whole file: those with the most energy per byte.
+"""Which tensors fit a byte budget for the whole file: those that keep the most energy.
 
 A kind of top-k sparsification with whole tensors as the unit (Stich et al. 2018, "Sparsified SGD with
 Memory"): what is left out stays in the residual, where it grows until its turn comes.
@@ -15,6 +15,9 @@ from gym_fed.delta.manifest import Manifest
 from gym_fed.delta.policy import Choice
 from gym_fed.errors import ErrorCode, GymError
 
+_SPARED = 8
+"""How many of those that would be left out first are kept on trial, one more at each."""
+
 
 def fit_budget(
     choices: Sequence[Choice],
@@ -26,7 +29,9 @@ def fit_budget(
     """The choices to write so that the file is at most ``budget`` bytes long.
 
     Those with the least energy per payload byte are left out first; then, from the best of them down, each
-    that still fits into the gap comes back. Ties are settled by name.
+    that still fits into the gap comes back. That alone would leave out a large tensor, an embedding, where the budget
+    lacks a few bytes: so it is tried again with the first of those kept, then with the first two, and so on, and
+    what keeps the most energy is taken. Ties are settled by name, and by the fewest on trial.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when not one tensor fits.
@@ -34,11 +39,30 @@ def fit_budget(
     ranked = sorted(choices, key=lambda c: (-energy[c.record.name] / max(1, c.payload_bytes), c.record.name))
     if file_bytes(ranked, spec, extra) <= budget:
         return ranked
+    best: list[Choice] = []
+    for spared in range(min(_SPARED, len(ranked))):
+        at = len(ranked) - spared
+        kept = _first_that_fit([*ranked[at:], *ranked[:at]], spec, extra, budget)
+        if _sum(kept, energy) > _sum(best, energy):
+            best = kept
+    if not best:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"max_bits_per_weight allows {budget} bytes, in which not one tensor of {spec.model_name!r} fits",
+            "raise max_bits_per_weight",
+        )
+    return best
+
+
+def _first_that_fit(
+    ranked: Sequence[Choice], spec: BaseSpec, extra: Mapping[str, str], budget: int
+) -> list[Choice]:
+    """As many from the front as fit, and of the others each that fits into the gap."""
     low, high = 0, len(ranked)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if file_bytes(ranked[:middle], spec, extra) <= budget else (low, middle)
-    kept = ranked[:low]
+    kept = list(ranked[:low])
     size = file_bytes(kept, spec, extra)
     for candidate in ranked[low:]:
         if size + candidate.payload_bytes <= budget:
@@ -46,13 +70,11 @@ def fit_budget(
             if grown <= budget:
                 kept.append(candidate)
                 size = grown
-    if not kept:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"max_bits_per_weight allows {budget} bytes, in which not one tensor of {spec.model_name!r} fits",
-            "raise max_bits_per_weight",
-        )
     return kept
+
+
+def _sum(choices: Sequence[Choice], energy: Mapping[str, float]) -> float:
+    return math.fsum(energy[choice.record.name] for choice in choices)
 
 
 def require_budget(

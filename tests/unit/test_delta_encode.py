@@ -138,6 +138,22 @@ def test_the_whole_file_stays_within_the_budget_and_the_least_energy_waits(
         assert bits >= 1.6
 
 
+def test_a_budget_that_lacks_a_few_bytes_leaves_out_a_small_tensor_and_not_the_largest(tmp_path: Path) -> None:
+    """The table has the least energy a byte, and by far the most of all; one layer is as many bytes as are missing."""
+    base = {"table": torch.zeros(128, 64)} | {f"layers.{i}": torch.zeros(32, 64) for i in range(12)}
+    tuned = {name: torch.full_like(tensor, 0.011) for name, tensor in base.items()}
+    tuned["table"].fill_(0.01)
+    tuned["layers.7"].fill_(0.0105)
+    spec = BaseSpec.of(base, "table and layers")
+    residual = ErrorFeedback.load(tmp_path / "r", spec.digest)
+    everything = encode_delta(tuned, base, PLAIN, tmp_path / "all", spec)
+    bits = 8 * (everything.size_bytes - 100) / spec.num_parameters
+    policy = CodecPolicy(max_bits_per_weight=bits)
+    report = encode_delta(tuned, base, policy, tmp_path / "d", spec, residual)
+    assert report.left_out == ("layers.7",)
+    assert os.path.getsize(tmp_path / "d") <= spec.num_parameters * bits / 8
+
+
 def test_a_budget_that_holds_no_tensor_is_refused(tmp_path: Path) -> None:
     policy = CodecPolicy(max_bits_per_weight=0.01)
     with pytest.raises(GymError, match="not one tensor of 'tiny' fits") as caught:
