@@ -1,23 +1,27 @@
 """Rounds of the network in one process: its trainer's steps, its codec with error feedback, its soup; and fp32 FedAvg.
 
 ``rounds_by_codec`` does what ``gym-server`` and its contributors do with the same settings, file for file, without
-the network; ``rounds_in_fp32`` averages the same contributors' fp32 deltas. ``require_like_trainer`` checks that the plain
-loop here ends with the very weights of the project's ``Trainer``.
+the network; ``rounds_in_fp32`` averages the same contributors' fp32 deltas. ``require_like_trainer`` checks that the
+plain loop here ends with the very weights of the project's ``Trainer``.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import cycle
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from _stacked_llamas import IGNORED, Shape, train_stacked
+from accelerate.data_loader import SeedableRandomSampler
 from torch import Tensor
+from torch.utils.data import BatchSampler
+from trl.trainer.utils import add_fused_lm_head
 
+from gym_fed.config import TrainingConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.round_training import round_training
 from gym_fed.config.soup import SoupRecipe
@@ -25,11 +29,15 @@ from gym_fed.config.task import TrainingRecipe
 from gym_fed.data import load_rows
 from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback, apply_delta, encode_delta, model_tensors
 from gym_fed.evaluation import heldout_loss
-from gym_fed.models import load_model
+from gym_fed.models import load_model, model_name
 from gym_fed.soup import OptimizerState, merge
 from gym_fed.soup.registry import build_optimizer
 from gym_fed.training import Trainer
 from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.trl_glue import unpatched_afterwards
+
+STACKED_APART = 1e-4
+"""How far a weight of the stacked loop may be from the trainer's after one round; a step moves it by about 2e-3."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +62,31 @@ class Contributors:
     data: Sequence[list[dict[str, Any]]]
     heldout: list[dict[str, Any]]
     max_length: int
-    _first: dict[tuple[int, str], dict[str, Tensor]] = field(default_factory=dict)
+    name: str
+    """What a manifest calls the model: part of an update's header, whose bytes count."""
+    _first: dict[tuple[bool, str], list[dict[str, Tensor]]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, model: Path, files: Sequence[Path], heldout: Path, max_length: int) -> Contributors:
         """From files, as a contributor and a hub read them."""
         loaded = load_model(str(model), dtype="float32", device="cpu")
         data = [load_rows(file) for file in files]
-        return cls(loaded.model, loaded.tokenizer, data, load_rows(heldout, "text"), max_length)
+        return cls(
+            loaded.model,
+            loaded.tokenizer,
+            data,
+            load_rows(heldout, "text"),
+            max_length,
+            model_name(str(model)),
+        )
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         return model_tensors(self.model)
+
+    @property
+    def num_weights(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors.values())
 
     def loss(self) -> float:
         """Held-out loss in nats a token."""
@@ -76,21 +97,46 @@ class Contributors:
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 
-    def trained(self, index: int, recipe: TrainingRecipe, server_round: int) -> dict[str, Tensor]:
-        """What a contributor's model becomes in a round that starts from the model's tensors, which stay.
+    def trained(self, recipe: TrainingRecipe, server_round: int, exact: bool) -> list[dict[str, Tensor]]:
+        """What each contributor's model becomes in a round that starts from the model's tensors, which stay.
 
         First rounds start from the base whatever the codec, so they are trained once.
+
+        Args:
+            recipe: Of the round.
+            server_round: Its number, from 1.
+            exact: One after the other by the trainer's own steps, bit for bit; else all stacked, to float32's rounding.
         """
-        key = (index, recipe.model_dump_json())
+        key = (exact, recipe.model_dump_json())
         if server_round == 1 and key in self._first:
             return self._first[key]
         start = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        train(self.model, self.tokenizer, self.data[index], recipe, server_round)
-        after = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        self.restore(start)
+        if exact:
+            after = []
+            for rows in self.data:
+                train(self.model, self.tokenizer, rows, recipe, server_round)
+                after.append({name: tensor.clone() for name, tensor in self.tensors.items()})
+                self.restore(start)
+        else:
+            after = self._stacked(start, recipe, server_round)
         if server_round == 1:
             self._first[key] = after
         return after
+
+    def _stacked(
+        self, start: Mapping[str, Tensor], recipe: TrainingRecipe, server_round: int
+    ) -> list[dict[str, Tensor]]:
+        config = round_training(recipe, server_round, Path("unused"), "cpu")
+        return train_stacked(
+            start,
+            Shape.of(self.model.config),
+            [_batches(config, self.tokenizer, rows) for rows in self.data],
+            recipe.max_steps,
+            config.learning_rate,
+            (config.adam_beta1, config.adam_beta2),
+            config.weight_decay,
+            config.max_grad_norm,
+        )
 
 
 @dataclass(frozen=True)
@@ -115,26 +161,31 @@ def rounds_by_codec(
     schedule: Schedule,
     codecs: Sequence[CodecPolicy],
     soup: SoupRecipe,
+    exact: bool = False,
 ) -> Course:
-    """Updates by the codec of their round (the last codec holds on), merged by ``soup``, as contributors and hub do it."""
+    """Updates by the codec of their round (the last one holds on), merged as contributors and hub do it."""
     start = {name: tensor.clone() for name, tensor in group.tensors.items()}
-    base = BaseSpec.of(group.model, "base")
+    base = BaseSpec.of(group.model, group.name)
     losses, sent, digests = [group.loss()], [], []
     optimizer = build_optimizer(soup)
     state = None if optimizer is None else OptimizerState(rule=optimizer.rule)
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
         folder = Path(name)
-        hub = ErrorFeedback.load(folder / "hub.safetensors", base.digest) if soup.codec.error_feedback else None
+        hub = (
+            ErrorFeedback.load(folder / "hub.safetensors", base.digest) if soup.codec.error_feedback else None
+        )
         for server_round in range(1, schedule.rounds + 1):
-            spec = BaseSpec.of(group.model, "base")
+            spec = BaseSpec.of(group.model, group.name)
             codec = codecs[min(server_round, len(codecs)) - 1]
             version = {name: tensor.clone() for name, tensor in group.tensors.items()}
             files = []
-            for index in range(len(group.data)):
-                tuned = group.trained(index, schedule.recipe(recipe, server_round), server_round)
+            every = group.trained(schedule.recipe(recipe, server_round), server_round, exact)
+            for index, tuned in enumerate(every):
                 files.append(folder / f"{server_round}-{index}.gymdelta")
                 residual = (
-                    ErrorFeedback.load(folder / f"{index}.safetensors", base.digest) if codec.error_feedback else None
+                    ErrorFeedback.load(folder / f"{index}.safetensors", base.digest)
+                    if codec.error_feedback
+                    else None
                 )
                 encode_delta(tuned, version, codec, files[-1], spec, residual=residual)
                 if residual is not None:
@@ -164,77 +215,86 @@ def rounds_by_codec(
     return Course(losses, sent, digests)
 
 
-def rounds_in_fp32(group: Contributors, recipe: TrainingRecipe, schedule: Schedule) -> Course:
+def rounds_in_fp32(
+    group: Contributors, recipe: TrainingRecipe, schedule: Schedule, exact: bool = False
+) -> Course:
     """FedAvg (McMahan et al. 2017): the mean of the same contributors' fp32 deltas."""
     start = {name: tensor.clone() for name, tensor in group.tensors.items()}
     losses = [group.loss()]
     for server_round in range(1, schedule.rounds + 1):
         version = {name: tensor.clone() for name, tensor in group.tensors.items()}
         total = {name: torch.zeros_like(tensor) for name, tensor in version.items()}
-        for index in range(len(group.data)):
-            tuned = group.trained(index, schedule.recipe(recipe, server_round), server_round)
+        for tuned in group.trained(schedule.recipe(recipe, server_round), server_round, exact):
             for name, tensor in tuned.items():
                 total[name] += tensor - version[name]
         group.restore({name: tensor + total[name] / len(group.data) for name, tensor in version.items()})
         losses.append(group.loss())
     group.restore(start)
-    weights = sum(tensor.numel() for tensor in start.values())
-    return Course(losses, [4.0 * weights] * schedule.rounds)
+    return Course(losses, [4.0 * group.num_weights] * schedule.rounds)
 
 
-def train(model: Any, tokenizer: Any, rows: list[dict[str, Any]], recipe: TrainingRecipe, server_round: int) -> None:
+def train(
+    model: Any, tokenizer: Any, rows: list[dict[str, Any]], recipe: TrainingRecipe, server_round: int
+) -> None:
     """The steps of the project's ``Trainer`` on a round's recipe, without its folder, logs and checkpoints."""
-    from accelerate.data_loader import SeedableRandomSampler
-    from torch.utils.data import BatchSampler
-    from trl.trainer.utils import add_fused_lm_head
-
-    from gym_fed.training.trl_glue import unpatched_afterwards
-
     config = round_training(recipe, server_round, Path("unused"), "cpu")
-    encoded = get_algorithm(config.algorithm).encode(config, tokenizer, rows)
-    sampler = SeedableRandomSampler(encoded, data_seed=config.seed)
-    batches = BatchSampler(sampler, config.per_device_train_batch_size, drop_last=False)
     betas = (config.adam_beta1, config.adam_beta2)
     optimizer = torch.optim.AdamW(
         model.parameters(), config.learning_rate, betas, weight_decay=config.weight_decay, fused=True
     )
-    steps = (indices for _ in cycle([None]) for indices in batches)
+    batches = _batches(config, tokenizer, rows)
     with unpatched_afterwards(model):
         add_fused_lm_head(model)
         model.train()
         for _ in range(recipe.max_steps):
-            batch = _batch([encoded[i]["input_ids"] for i in next(steps)], tokenizer.pad_token_id or 0)
-            counted = (batch["labels"][..., 1:] != -100).sum()
+            batch = _padded(next(batches), tokenizer.pad_token_id or 0)
+            counted = (batch["labels"][..., 1:] != IGNORED).sum()
             found = model(**batch, use_cache=False, fused_lm_head=True).log_probs
-            (-found.sum() / counted).backward()
+            torch.autograd.backward(-found.sum() / counted)
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     model.eval()
 
 
-def require_like_trainer(group: Contributors, recipe: TrainingRecipe) -> None:
-    """The plain loop ends with the weights of the project's trainer, bit for bit.
+def _batches(config: TrainingConfig, tokenizer: Any, rows: list[dict[str, Any]]) -> Iterator[list[list[int]]]:
+    """Batches of rows of ids without end, in the trainer's order: shuffled anew every epoch."""
+    encoded = get_algorithm(config.algorithm).encode(config, tokenizer, rows)
+    sampler = SeedableRandomSampler(encoded, data_seed=config.seed)
+    order = BatchSampler(sampler, config.per_device_train_batch_size, drop_last=False)
+    while True:
+        for indices in order:
+            yield [encoded[index]["input_ids"] for index in indices]
+
+
+def require_like_trainer(group: Contributors, recipe: TrainingRecipe) -> float:
+    """The plain loop ends with the weights of the project's trainer, bit for bit; the stacked one close to them.
+
+    Returns:
+        How far apart a weight of the stacked loop is at most.
 
     Raises:
-        AssertionError: It does not, so that rounds here are not the network's.
+        AssertionError: They do not, so that rounds here are not the network's.
     """
-    ours = group.trained(0, recipe, 1)
+    alone = replace(group, data=group.data[:1], _first={})
+    ours, stacked = (alone.trained(recipe, 1, exact)[0] for exact in (True, False))
     start = {name: tensor.clone() for name, tensor in group.tensors.items()}
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
         config = round_training(recipe, 1, Path(name) / "run", "cpu")
         Trainer(config, model=group.model, tokenizer=group.tokenizer).train(dataset=group.data[0])
     theirs = {name: tensor.clone() for name, tensor in group.tensors.items()}
     group.restore(start)
-    apart = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-    assert apart == 0.0, f"the plain loop and the project's trainer end {apart:g} apart"
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours), "the plain loop is not the trainer's"
+    apart = max(float((stacked[name] - theirs[name]).abs().max()) for name in ours)
+    assert apart <= STACKED_APART, f"the stacked loop ends {apart:g} from the project's trainer"
+    return apart
 
 
-def _batch(rows: list[list[int]], pad: int) -> dict[str, Tensor]:
+def _padded(rows: list[list[int]], pad: int) -> dict[str, Tensor]:
     """Rows padded to the longest, as the trainer's collator pads them."""
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest), pad)
-    mask, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
+    mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
     for at, row in enumerate(rows):
         ids[at, : len(row)] = labels[at, : len(row)] = torch.tensor(row)
         mask[at, : len(row)] = 1

@@ -1,17 +1,18 @@
-"""Eight speakers of Shakespeare teach stories260K over the real network; compared with fp32 FedAvg.
+"""Eight speakers of Shakespeare teach stories260K by one-bit updates; compared with fp32 FedAvg.
 
-    python benchmarks/federation.py [--quick] [--json] [--plot FILE] [--shared FOLDER]
+    python benchmarks/federation.py [--part network|learning|choice] [--cells FILE] [--shared FOLDER]
+                                    [--quick] [--json] [--plot FILE]
 
-`gym-server run` and eight `gym-client join` are processes over gRPC with TLS; updates are full deltas at one bit a
-weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is plain FedAvg of
-fp32 deltas in one process: same contributors, schedule, seeds and trainer. Speakers that nobody trains on measure
-the loss, and each side is judged at its best round, since the model overfits soon.
+``network``: `gym-server run` and eight `gym-client join` are processes over gRPC with TLS; the same rounds in one
+process must give the same losses. ``learning``: three sets of speakers and three seeds in one process, with settings
+that were chosen on other speakers (``choice``; ``_speakers.py`` says who is in which set). Updates are full deltas at
+one bit a weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is FedAvg of
+fp32 deltas: same contributors, seeds and trainer, and a schedule that was chosen for it on the same other speakers.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -20,28 +21,31 @@ from typing import Any
 
 import yaml
 from _report import Report, options
+from _speakers import SpeakerSet, speaker_sets
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from demo.processes import BIN, ask, join_command, run_federation  # noqa: E402
+from _federated_learning import Cells, Side, choice, contributors, learning, one_thread  # noqa: E402
+from _federated_rounds import Course, Schedule  # noqa: E402
 
-NUM_CONTRIBUTORS = 8
-HELDOUT_SPEAKERS = 8
-ROUNDS, QUICK_ROUNDS = 8, 2
-MAX_LENGTH = 128
-RECIPE: dict[str, Any] = {
-    "algorithm": "pretrain",
-    "finetuning": "full",
-    "max_steps": 40,
-    "learning_rate": 2e-3,
-    "per_device_train_batch_size": 16,
-    "max_length": MAX_LENGTH,
-    "seed": 0,
-}
-LEARNING_RATE_DECAY = 0.7
-"""A round's learning rate is the last one's times this, on both sides: averaging needs a falling rate to converge."""
-CODEC = {
+from demo.processes import BIN, ask, join_command, run_federation  # noqa: E402
+from gym_fed.config.delta import CodecPolicy  # noqa: E402
+from gym_fed.config.soup import SoupRecipe  # noqa: E402
+from gym_fed.config.task import TrainingRecipe  # noqa: E402
+
+CHOICE, REPORTED = "choice", ("first", "second", "less text")
+CHOICE_SEEDS, REPORT_SEEDS = (0,), (100, 200, 300)
+QUICK_ROUNDS = 2
+RECIPE = TrainingRecipe(
+    algorithm="pretrain",
+    finetuning="full",
+    max_steps=10,
+    learning_rate=2e-3,
+    per_device_train_batch_size=4,
+    max_length=64,
+)
+ONE_BIT = {
     "codec": "bitdelta",
     "error_feedback": True,
     "group_size": "auto",
@@ -49,54 +53,99 @@ CODEC = {
     "small_tensors": "bitdelta",
     "max_bits_per_weight": 1.0,
 }
+SOUP = SoupRecipe(aggregator="mean", codec=CodecPolicy(codec="dense", error_feedback=False))
+CODEC = CodecPolicy(**ONE_BIT)
+OURS = Side(Schedule(rounds=8, decay=0.8), (CODEC,), SOUP)
+FEDAVG = Side(Schedule(rounds=8, decay=0.8), None, SOUP)
+SAME_LOSS = 1e-6
+"""The hub's losses and those of the rounds in one process differ by no more, in nats."""
 
 
 def main() -> None:
-    """Run both sides and compare."""
+    """Run a part and report it."""
     parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=("network", "learning", "choice"), default="network")
+    parser.add_argument(
+        "--cells", type=Path, metavar="FILE", help="JSONL of runs: those in it are not run again"
+    )
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
     arguments = parser.parse_args()
-    rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
+    one_thread()
+    model = arguments.shared / "models" / "stories260K"
+    sets = speaker_sets(arguments.shared / "data" / "shakespeare_by_speaker" / "speakers.jsonl")
+    result = Report(f"federation, {arguments.part}", peer="fp32 FedAvg")
     with tempfile.TemporaryDirectory(prefix="gym-federation-") as name:
         folder = Path(name)
-        model = arguments.shared / "models" / "stories260K"
-        write_data(folder, arguments.shared / "data" / "shakespeare_by_speaker" / "speakers.jsonl")
-        ours = federation(folder, model, rounds)
-        theirs = fedavg(folder, model, rounds)
-    report(arguments, ours, theirs, rounds)
+        if arguments.part == "network":
+            network(result, folder, model, sets[REPORTED[0]], arguments)
+            return
+        cells = Cells(arguments.cells, model, folder, RECIPE)
+        if arguments.part == "choice":
+            choice(result, cells, sets[CHOICE], CHOICE_SEEDS, candidates())
+        else:
+            chosen, seeds = (REPORTED[:1], REPORT_SEEDS[:1]) if arguments.quick else (REPORTED, REPORT_SEEDS)
+            ours, theirs = (quick(OURS), quick(FEDAVG)) if arguments.quick else (OURS, FEDAVG)
+            learning(result, cells, [sets[s] for s in chosen], seeds, ours, theirs)
+    result.finish(arguments)
 
 
-def write_data(folder: Path, speakers: Path) -> None:
-    """The eight most prolific speakers, and the next eight held out."""
-    lines = [json.loads(line) for line in speakers.read_text().splitlines()]
-    texts = ["".join(json.dumps({"text": t}) + "\n" for t in line["speeches"]) for line in lines]
-    for index in range(NUM_CONTRIBUTORS):
-        (folder / f"speaker{index}.jsonl").write_text(texts[index])
-    heldout = texts[NUM_CONTRIBUTORS : NUM_CONTRIBUTORS + HELDOUT_SPEAKERS]
-    (folder / "heldout.jsonl").write_text("".join(heldout))
+def candidates() -> dict[str, Side]:
+    """What was tried on the speakers that are for choosing."""
+    found: dict[str, Side] = {}
+    for decay in (1.0, 0.8):
+        schedule = Schedule(rounds=8, decay=decay)
+        found[f"FedAvg, decay {decay:g}"] = Side(schedule, None, SOUP)
+        found[f"one bit, decay {decay:g}"] = Side(schedule, (CODEC,), SOUP)
+    return found
 
 
-def federation(folder: Path, model: Path, rounds: int) -> dict[str, Any]:
+def quick(side: Side) -> Side:
+    return Side(Schedule(QUICK_ROUNDS, side.schedule.decay), side.codecs, side.soup)
+
+
+def network(
+    result: Report, folder: Path, model: Path, speakers: SpeakerSet, arguments: argparse.Namespace
+) -> None:
+    """The network, the same rounds in this process, and FedAvg."""
+    ours, theirs = (quick(OURS), quick(FEDAVG)) if arguments.quick else (OURS, FEDAVG)
+    recipe = RECIPE.model_copy(update={"seed": REPORT_SEEDS[0]})
+    group = contributors(speakers, folder, model, RECIPE.max_length)
+    found = federation(folder, model, ours, recipe, len(speakers.contributors))
+    here, peer = (side.run(group, recipe, exact=True) for side in (ours, theirs))
+    apart = max(abs(a - b) for a, b in zip(found["losses"], here.losses, strict=True))
+    assert apart <= SAME_LOSS, f"network {found['losses']}, in one process {here.losses}"
+    assert found["up_bytes"] == here.up_bytes, "the network's updates have other sizes than those made here"
+    report_network(result, found, peer, apart, group.num_weights)
+    plot, arguments.plot = arguments.plot, None
+    result.finish(arguments)
+    if plot:
+        draw(plot, found["losses"], peer.losses)
+
+
+def federation(
+    folder: Path, model: Path, side: Side, recipe: TrainingRecipe, contributing: int
+) -> dict[str, Any]:
     """The real thing."""
+    assert side.codecs is not None
     subprocess.run([BIN / "gym-server", "init", "--dir", folder / "hub"], check=True, capture_output=True)
     config = {
         "listen": "127.0.0.1:0",
         "base_model": str(model),
         "enrolment": {"policy": "open"},
         "rounds": {
-            "num_rounds": rounds,
-            "min_contributors": NUM_CONTRIBUTORS,
+            "num_rounds": side.schedule.rounds,
+            "min_contributors": contributing,
             "deadline_seconds": 1200,
-            "learning_rate_decay": LEARNING_RATE_DECAY,
+            "learning_rate_decay": side.schedule.decay,
         },
-        "recipe": RECIPE,
-        "codec": CODEC,
-        "soup": {"aggregator": "mean", "codec": {"codec": "dense"}},
+        "recipe": recipe.model_dump(mode="json", exclude_unset=True),
+        "codec": side.codecs[0].model_dump(mode="json", exclude_unset=True),
+        "soup": side.soup.model_dump(mode="json", exclude_unset=True),
         "gate": {
             "heldout": "../heldout.jsonl",
             "format": "text",
             "max_examples": 10_000,
-            "max_length": MAX_LENGTH,
+            "max_length": recipe.max_length,
             "max_loss_increase": 100.0,
             "screen_updates": False,
         },
@@ -108,91 +157,36 @@ def federation(folder: Path, model: Path, rounds: int) -> dict[str, Any]:
             folder, name, address, key, "--model", model, "--device", "cpu"
         )
 
-    names = [f"speaker{index}" for index in range(NUM_CONTRIBUTORS)]
+    names = [f"speaker{index}" for index in range(contributing)]
     seconds = run_federation(
         folder, {n: joiner(n) for n in names}, lambda event: print(event["text"], file=sys.stderr, flush=True)
     )
     found = ask(folder, "rounds")
-    updates = [u for r in found for u in r["updates"]]
-    soups = [r["soup_bytes"] for r in found]
+    assert {u["verdict"] for r in found for u in r["updates"]} == {"merged"}
     return {
         "losses": [found[0]["heldout_before"], *(r["heldout_after"] for r in found)],
-        "up_bytes": sum(u["bytes"] for u in updates) / len(updates),
-        "down_bytes": sum(soups) / len(soups),
-        "verdicts": sorted({u["verdict"] for u in updates}),
+        "up_bytes": [sum(u["bytes"] for u in r["updates"]) / len(r["updates"]) for r in found],
+        "down_bytes": sum(r["soup_bytes"] for r in found) / len(found),
         "seconds": seconds,
     }
 
 
-def fedavg(folder: Path, model: Path, rounds: int) -> dict[str, Any]:
-    """Plain FedAvg in fp32, with the contributors' own trainer and seeds."""
-    import torch
-
-    from gym_fed.config import TrainingConfig
-    from gym_fed.data import load_rows
-    from gym_fed.delta import model_tensors
-    from gym_fed.evaluation import heldout_loss
-    from gym_fed.models import load_model
-    from gym_fed.training import Trainer
-
-    loaded = load_model(str(model))
-    tensors = model_tensors(loaded.model)
-    heldout = load_rows(folder / "heldout.jsonl", "text")
-    data = [load_rows(folder / f"speaker{index}.jsonl") for index in range(NUM_CONTRIBUTORS)]
-
-    def loss() -> float:
-        return float(heldout_loss(loaded.model, loaded.tokenizer, heldout, max_length=MAX_LENGTH))
-
-    losses = [loss()]
-    for server_round in range(1, rounds + 1):
-        start = {name: tensor.clone() for name, tensor in tensors.items()}
-        total = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-        for index, rows in enumerate(data):
-            rate = RECIPE["learning_rate"] * LEARNING_RATE_DECAY ** (server_round - 1)
-            recipe = {**RECIPE, "seed": server_round, "learning_rate": rate}
-            output = folder / "fedavg" / f"{server_round}-{index}"
-            config = TrainingConfig(
-                **recipe, output_dir=output, save_final=False, device="cpu", lr_scheduler_type="constant"
-            )
-            Trainer(config, model=loaded.model, tokenizer=loaded.tokenizer).train(dataset=rows)
-            for name, tensor in tensors.items():
-                total[name] += tensor - start[name]
-                tensor.copy_(start[name])
-        for name, tensor in tensors.items():
-            tensor.copy_(start[name] + total[name] / NUM_CONTRIBUTORS)
-        losses.append(loss())
-        print(
-            f"fp32 FedAvg round {server_round}: held-out loss {losses[-1]:.4f}", file=sys.stderr, flush=True
-        )
-    weights = sum(tensor.numel() for tensor in tensors.values())
-    return {"losses": losses, "weights": weights}
-
-
-def report(arguments: argparse.Namespace, ours: dict[str, Any], theirs: dict[str, Any], rounds: int) -> None:
-    """The table, the aims and the curve."""
-    result = Report("federation", peer="fp32 FedAvg")
-    bf16, fp32 = 2 * theirs["weights"], 4 * theirs["weights"]
-    before, best, peer_best = ours["losses"][0], min(ours["losses"]), min(theirs["losses"])
-    result.compare("held-out loss before", before, theirs["losses"][0], unit="nats")
-    for server_round in range(1, rounds + 1):
-        result.compare(
-            f"held-out loss, round {server_round}",
-            ours["losses"][server_round],
-            theirs["losses"][server_round],
-            unit="nats",
-        )
-    result.compare("held-out loss, best round", best, peer_best, unit="nats")
-    result.compare("bytes up, a contributor and round", ours["up_bytes"], fp32, unit="B")
-    result.compare("bytes down, a contributor and round", ours["down_bytes"], fp32, unit="B")
-    result.figure("share_of_gain", (before - best) / (theirs["losses"][0] - peer_best))
-    result.figure("up_bytes_of_bf16", ours["up_bytes"] / bf16)
+def report_network(result: Report, ours: dict[str, Any], peer: Course, apart: float, weights: int) -> None:
+    """The table and the aims."""
+    losses, sent = ours["losses"], sum(ours["up_bytes"]) / len(ours["up_bytes"])
+    result.compare("held-out loss before", losses[0], peer.losses[0], unit="nats")
+    for server_round, (own, other) in enumerate(zip(losses[1:], peer.losses[1:], strict=True), 1):
+        result.compare(f"held-out loss, round {server_round}", own, other, unit="nats")
+    result.compare("bytes up per contributor and round", sent, 4 * weights, unit="B")
+    result.compare("bytes down per contributor and round", ours["down_bytes"], 4 * weights, unit="B")
+    result.figure("apart_from_one_process", apart)
+    result.figure("up_bytes_of_bf16", sent / (2 * weights))
     result.figure("seconds", ours["seconds"])
-    result.aim("share of the fp32 gain", figure=result.figures["share_of_gain"], aim=0.98, better="higher")
-    result.aim("bytes up against bf16", figure=result.figures["up_bytes_of_bf16"], aim=1 / 16, better="lower")
-    plot, arguments.plot = arguments.plot, None
-    result.finish(arguments)
-    if plot:
-        draw(plot, ours["losses"], theirs["losses"])
+    share = (losses[0] - losses[-1]) / peer.gain()
+    result.aim("share of the fp32 gain, last round", figure=share, aim=0.98, better="higher")
+    best = (losses[0] - min(losses)) / peer.best_gain()
+    result.aim("share of the fp32 gain, best round", figure=best, aim=0.98, better="higher")
+    result.aim("bytes up against bf16", figure=sent / (2 * weights), aim=1 / 16, better="lower")
 
 
 def draw(file: Path, ours: list[float], theirs: list[float]) -> None:
@@ -204,9 +198,9 @@ def draw(file: Path, ours: list[float], theirs: list[float]) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
     axes.plot(theirs, "o-", label="FedAvg, fp32")
-    axes.plot(ours, "s--", label="gym-fed, one bit a weight")
+    axes.plot(ours, "s--", label="gym-fed, one bit per weight")
     axes.set_xlabel("round")
-    axes.set_ylabel("held-out loss (nats a token)")
+    axes.set_ylabel("held-out loss (nats per token)")
     axes.legend()
     figure.tight_layout()
     figure.savefig(file, dpi=120)

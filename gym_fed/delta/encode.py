@@ -31,6 +31,9 @@ DeltaSource = Callable[[str], Tensor]
 Coded = Mapping[str, tuple[str, tuple[int, ...], Encoded]]
 """Name of a tensor to its codec's name, its shape, and its encoded delta."""
 
+Write = Callable[[Choice, Tensor], Encoded]
+"""A choice and an error-corrected delta to what is stored of it."""
+
 Refine = Callable[[Coded], Mapping[str, Encoded]]
 """Encoded tensors to better ones of the same layout: scales distilled, for one."""
 
@@ -152,8 +155,9 @@ def encode_source(
         choices.update((choice.record.name, choice) for choice in kept)
 
     squares: list[float] = []
-    refined = refine(_coded(kept, corrected, importance or {})) if refine is not None else {}
-    entries = [_entry(choice, corrected, residual, squares, importance or {}, refined) for choice in kept]
+    write = functools.partial(_encode, importance=importance or {}, gain=policy.scale_gain)
+    refined = refine(_coded(kept, corrected, write)) if refine is not None else {}
+    entries = [_entry(choice, corrected, residual, squares, write, refined) for choice in kept]
     info = write_delta(out_path, entries, spec, extra)
     kept_names = {choice.record.name for choice in kept}
     if residual is not None:
@@ -251,23 +255,23 @@ def _energy(name: str, delta: Tensor) -> float:
     return sum_of_squares(delta)
 
 
-def _coded(kept: Sequence[Choice], corrected: DeltaSource, importance: Mapping[str, Tensor]) -> Coded:
+def _coded(kept: Sequence[Choice], corrected: DeltaSource, write: Write) -> Coded:
     """All tensors at once, encoded: what ``Refine`` works on."""
     return {
-        c.record.name: (
-            c.record.codec,
-            c.record.shape,
-            _encode(c, corrected(c.record.name), importance),
-        )
-        for c in kept
+        c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in kept
     }
 
 
-def _encode(choice: Choice, delta: Tensor, importance: Mapping[str, Tensor]) -> Encoded:
+def _encode(choice: Choice, delta: Tensor, importance: Mapping[str, Tensor], gain: float) -> Encoded:
     record, codec = choice.record, get_codec(choice.record.codec)
     weighed = {"importance": importance.get(record.name)} if isinstance(codec, LevelCodec) else {}
     try:
-        return codec.encode(delta, **weighed, **record.params)
+        encoded = codec.encode(delta, **weighed, **record.params)
+        if gain == 1.0 or record.codec != "bitdelta":
+            return encoded
+        payload = {**encoded.payload, "scales": encoded.payload["scales"] * gain}
+        codec.check(payload, record.shape, encoded.params)
+        return Encoded(encoded.params, payload)
     except CodecError as error:
         raise GymError(ErrorCode.DELTA_INVALID, f"tensor {record.name!r}: {error}") from error
 
@@ -277,7 +281,7 @@ def _entry(
     corrected: DeltaSource,
     residual: ErrorFeedback | None,
     squares: list[float],
-    importance: Mapping[str, Tensor],
+    write: Write,
     refined: Mapping[str, Encoded],
 ) -> DeltaEntry:
     """Encodes when the writer asks for it, unless that is done, and notes norm and loss on the way."""
@@ -285,7 +289,7 @@ def _entry(
 
     def payload() -> Payload:
         delta = corrected(record.name)
-        encoded = refined.get(record.name) or _encode(choice, delta, importance)
+        encoded = refined.get(record.name) or write(choice, delta)
         squares.append(codec.norm(encoded.payload, record.shape, encoded.params) ** 2)
         if residual is not None:
             residual.record(record.name, delta - codec.decode(encoded.payload, record.shape, encoded.params))

@@ -138,7 +138,35 @@ def test_the_whole_file_stays_within_the_budget_and_the_least_energy_waits(
         assert bits >= 1.6
 
 
-def test_a_budget_that_lacks_a_few_bytes_leaves_out_a_small_tensor_and_not_the_largest(tmp_path: Path) -> None:
+def test_a_gain_brings_the_mean_of_updates_nearer_and_leaves_less_than_there_was(tmp_path: Path) -> None:
+    """What eight updates have in common, and what each has of its own: the mean of their bits is too short without."""
+    generator = torch.Generator().manual_seed(0)
+    base = {"w": torch.zeros(64, 64)}
+    spec = BaseSpec.of(base, "one matrix")
+    common = torch.randn(64, 64, generator=generator)
+    tuned = [{"w": common + torch.randn(64, 64, generator=generator)} for _ in range(8)]
+    error: dict[float, float] = {}
+    for gain in (1.0, 1.33, 1.99):
+        policy = CodecPolicy(scale_gain=gain, scale_dtype="bfloat16")
+        total = torch.zeros(64, 64)
+        for index, values in enumerate(tuned):
+            residual = ErrorFeedback.load(tmp_path / f"{gain}-{index}", spec.digest)
+            encode_delta(values, base, policy, tmp_path / "d", spec, residual)
+            with DeltaFile.open(tmp_path / "d", spec) as delta:
+                decoded = delta.decode("w")
+            assert decoded.abs().mean() == pytest.approx(gain * float(values["w"].abs().mean()), rel=0.01)
+            residual.save()
+            left = residual.residual("w")
+            assert left is not None
+            assert left.norm() < values["w"].norm()
+            total += (decoded - values["w"]) / len(tuned)
+        error[gain] = float(total.norm())
+    assert error[1.33] < 0.9 * error[1.0]
+
+
+def test_a_budget_that_lacks_a_few_bytes_leaves_out_a_small_tensor_and_not_the_largest(
+    tmp_path: Path,
+) -> None:
     """The table has the least energy a byte, and by far the most of all; one layer is as many bytes as are missing."""
     base = {"table": torch.zeros(128, 64)} | {f"layers.{i}": torch.zeros(32, 64) for i in range(12)}
     tuned = {name: torch.full_like(tensor, 0.011) for name, tensor in base.items()}
@@ -165,6 +193,9 @@ def test_a_budget_that_holds_no_tensor_is_refused(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"max_bits_per_weight": 1.0, "error_feedback": False}, "without error_feedback"),
+        ({"scale_gain": 2.0}, "less than 2"),
+        ({"scale_gain": 1.3, "codec": "int4"}, "scale_gain belongs to bitdelta"),
+        ({"scale_gain": 1.3, "distill_steps": 5}, "use one of them"),
         ({"codec": "lora"}, "lora_rank is required"),
         ({"lora_rank": 4}, "belongs to no other"),
         ({"codec": "dense", "group_size": 128}, "belong to bitdelta"),

@@ -1,0 +1,161 @@
+"""Share of fp32 FedAvg's gain that the network's rounds keep: three sets of speakers, three seeds, both sides.
+
+Every cell is one run of one side; it is a line of JSON in ``--cells FILE``, and is not run again when it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from _federated_rounds import (
+    Contributors,
+    Course,
+    Schedule,
+    require_like_trainer,
+    rounds_by_codec,
+    rounds_in_fp32,
+)
+from _report import Report
+from _speakers import SpeakerSet
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.task import TrainingRecipe
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side runs its rounds; ``codecs`` None is FedAvg in fp32."""
+
+    schedule: Schedule
+    codecs: tuple[CodecPolicy, ...] | None
+    soup: SoupRecipe
+
+    def key(self) -> dict[str, Any]:
+        """What names a cell of this side."""
+        written = None if self.codecs is None else [codec.model_dump(mode="json") for codec in self.codecs]
+        return {
+            "schedule": asdict(self.schedule),
+            "codecs": written,
+            "soup": self.soup.model_dump(mode="json"),
+        }
+
+    def run(self, group: Contributors, recipe: TrainingRecipe, exact: bool = False) -> Course:
+        if self.codecs is None:
+            return rounds_in_fp32(group, recipe, self.schedule, exact)
+        return rounds_by_codec(group, recipe, self.schedule, self.codecs, self.soup, exact)
+
+
+@dataclass
+class Cells:
+    """Runs that were made before, and those that are made now."""
+
+    file: Path | None
+    model: Path
+    folder: Path
+    recipe: TrainingRecipe
+
+    def __post_init__(self) -> None:
+        lines = self.file.read_text().splitlines() if self.file is not None and self.file.exists() else []
+        self._found = {json.dumps(cell["key"], sort_keys=True): cell for cell in map(json.loads, lines)}
+        self._groups: dict[str, Contributors] = {}
+
+    def course(self, speakers: SpeakerSet, seed: int, side: Side) -> Course:
+        """A run, from the file or made now and added to it."""
+        recipe = self.recipe.model_copy(update={"seed": seed})
+        key = {"set": speakers.name, "recipe": recipe.model_dump(mode="json"), **side.key()}
+        text = json.dumps(key, sort_keys=True)
+        if text not in self._found:
+            course = side.run(self._group(speakers), recipe)
+            cell = {"key": key, "losses": course.losses, "up_bytes": course.up_bytes}
+            self._found[text] = cell
+            if self.file is not None:
+                with self.file.open("a") as file:
+                    file.write(json.dumps(cell, sort_keys=True) + "\n")
+            print(f"{speakers.name}, seed {seed}: {course.losses[-1]:.4f}", file=sys.stderr, flush=True)
+        cell = self._found[text]
+        return Course(cell["losses"], cell["up_bytes"])
+
+    def _group(self, speakers: SpeakerSet) -> Contributors:
+        """A set of speakers, loaded once; checked once to train as the network's contributors do."""
+        if speakers.name not in self._groups:
+            folder = self.folder / speakers.name.replace(" ", "-")
+            group = contributors(speakers, folder, self.model, self.recipe.max_length)
+            if not self._groups:
+                print(
+                    f"stacked steps end {require_like_trainer(group, self.recipe):.1g} apart", file=sys.stderr
+                )
+            self._groups[speakers.name] = group
+        return self._groups[speakers.name]
+
+
+def contributors(speakers: SpeakerSet, folder: Path, model: Path, max_length: int) -> Contributors:
+    """A set of speakers as contributors read it, from files in ``folder``."""
+    speakers.write(folder)
+    files = [folder / f"speaker{index}.jsonl" for index in range(len(speakers.contributors))]
+    return Contributors.load(model, files, folder / "heldout.jsonl", max_length)
+
+
+def learning(
+    result: Report,
+    cells: Cells,
+    sets: Iterable[SpeakerSet],
+    seeds: Iterable[int],
+    ours: Side,
+    theirs: Side,
+) -> None:
+    """Run (what is missing of) every set and seed, and add rows, shares, their spread and the aims."""
+    at_end: list[float] = []
+    at_best: list[float] = []
+    sent: list[float] = []
+    fp32_bytes = 0.0
+    seeds = list(seeds)
+    for speakers in sets:
+        for seed in seeds:
+            peer, own = (cells.course(speakers, seed, side) for side in (theirs, ours))
+            what = f"{speakers.name}, seed {seed}"
+            result.compare(f"{what}, last round", own.losses[-1], peer.losses[-1], unit="nats")
+            at_end.append(own.gain() / peer.gain())
+            at_best.append(own.best_gain() / peer.best_gain())
+            sent += own.up_bytes
+            fp32_bytes = peer.up_bytes[0]
+            result.figure(f"share_{what}_last_round", at_end[-1])
+            result.figure(f"share_{what}_best_round", at_best[-1])
+    for name, shares in (("last round", at_end), ("best round", at_best)):
+        for kind, value in (("mean", statistics.mean(shares)), ("least", min(shares)), ("most", max(shares))):
+            result.compare(f"{kind} share of the fp32 gain, {name}", value, better="higher")
+    result.compare("bytes up per contributor and round", statistics.mean(sent), fp32_bytes, unit="B")
+    result.compare("most bytes up of a round", max(sent), fp32_bytes, unit="B")
+    result.aim("least share of the fp32 gain, last round", figure=min(at_end), aim=0.98, better="higher")
+    result.aim("least share of the fp32 gain, best round", figure=min(at_best), aim=0.98, better="higher")
+    of_bf16 = statistics.mean(sent) / (fp32_bytes / 2)
+    result.aim("bytes up against bf16", figure=of_bf16, aim=1 / 16, better="lower")
+
+
+def choice(
+    result: Report, cells: Cells, speakers: SpeakerSet, seeds: Iterable[int], sides: dict[str, Side]
+) -> None:
+    """Every setting on the speakers that are for choosing: loss at the last and at the best round."""
+    seeds = list(seeds)
+    for name, side in sides.items():
+        courses = [cells.course(speakers, seed, side) for seed in seeds]
+        last = statistics.mean(course.losses[-1] for course in courses)
+        best = statistics.mean(min(course.losses) for course in courses)
+        bits = statistics.mean(size for course in courses for size in course.up_bytes)
+        result.compare(f"{name}: last round", last, unit="nats")
+        result.compare(f"{name}: best round", best, unit="nats")
+        result.compare(f"{name}: bytes up", bits, unit="B")
+
+
+def one_thread() -> None:
+    """One thread here and in the network's processes: sums in float32 are then taken in the same order."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
