@@ -257,9 +257,7 @@ def _energy(name: str, delta: Tensor) -> float:
 
 def _coded(kept: Sequence[Choice], corrected: DeltaSource, write: Write) -> Coded:
     """All tensors at once, encoded: what ``Refine`` works on."""
-    return {
-        c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in kept
-    }
+    return {c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in kept}
 
 
 def _encode(choice: Choice, delta: Tensor, importance: Mapping[str, Tensor], gain: float) -> Encoded:
