@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,10 @@ def _fresh(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m demo.run", description=main.__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/demo"), help="default: runs/demo")
     try:
-        main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo"))
+        main(parser.parse_args().folder)
     except GymError as error:
         from gym_fed.console import fail
 

@@ -37,3 +37,15 @@ def test_the_demo_teaches_three_tasks_and_keeps_the_liar_out(tmp_path: Path) -> 
     assert result["bytes"]["times_smaller"] > 10
     assert result["heldout_loss"]["after"] < 0.5 * result["heldout_loss"]["before"]
     assert "shout" in done.stdout
+
+
+def test_a_word_that_is_no_folder_starts_no_demo() -> None:
+    asked = subprocess.run(
+        [sys.executable, "-m", "demo.run", "--folder"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 2
+    assert "unrecognized arguments: --folder" in asked.stderr
