@@ -69,7 +69,7 @@ class Offer:
     """``factors``, ``values`` or ``full``; empty where the hub does not say."""
     rounds: int | None = None
     """Rounds that are still to come, as far as is known."""
-    rows: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, Any] = field(default_factory=dict)
     """What becomes of the rows that were given; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
     """The same for people, with a warning where much is lost."""
@@ -186,7 +186,6 @@ def make_offer(
     counts = learned(data, recipe, model.tokenizer)
     private, secure = recipe.privacy is not None, SecureTerms.parse(status.privacy_json)
     plan = planned(recipe, counts.rows) if private else None
-    warned = counts.warning(recipe.max_length)
     return Offer(
         server=status.name,
         address=str(client.address),
@@ -216,8 +215,16 @@ def make_offer(
         soup_form=_soup_form(status),
         rounds=rounds_to_come(status, rounds),
         rows=counts.as_dict(),
-        rows_in_words=(counts.describe(recipe.max_length), *([f"warning: {warned}"] if warned else [])),
+        rows_in_words=_in_words(counts, recipe.max_length),
     )
+
+
+def _in_words(counts: RowCounts, max_length: int) -> tuple[str, ...]:
+    from gym_fed.data.rows import unread_in_words
+
+    warning = counts.warning(max_length)
+    lines = (counts.describe(max_length), unread_in_words(counts.unread), warning and f"warning: {warning}")
+    return tuple(line for line in lines if line)
 
 
 def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
@@ -265,7 +272,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     """
     from gym_fed.config.round_training import round_training
     from gym_fed.data.row_counts import counts_of
-    from gym_fed.data.rows import as_kind
+    from gym_fed.data.rows import as_kind, unread_keys
     from gym_fed.models import quiet_loading
     from gym_fed.training.algorithms import get_algorithm
 
@@ -275,6 +282,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     with quiet_loading():  # transformers warns of long rows, which are counted here
         encoded = algorithm.encode(round_training(recipe, 1, Path("unused")), tokenizer, rows)
     counts = counts_of(encoded, len(rows))
+    counts.unread = dict(unread_keys(data.rows))
     if not counts.learned:  # with privacy no row is left out
         raise GymError(
             ErrorCode.DATA_INVALID,

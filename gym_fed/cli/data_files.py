@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -54,20 +55,25 @@ def convert(
     from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.formats.base import BadRow
     from gym_fed.data.reading import iter_rows
+    from gym_fed.data.rows import unread_in_words, unread_keys
     from gym_fed.data.writing import check_output, convert_row, write_rows
 
     check_output(file, overwrite)
     rename = renaming(parse_columns(columns))
+    unread: Counter[str] = Counter()
 
     def converted() -> Iterator[dict[str, Any]]:
         for place, row in counted(iter_rows(source, format.value, rename=rename), "rows"):
+            unread.update(unread_keys([row]))
             try:
                 yield from convert_row(row, to.value, allow_loss=allow_loss)
             except BadRow as bad:
                 raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
 
     count = write_rows(file, converted(), overwrite=overwrite)
-    _tell(as_json, {"file": str(file), "num_rows": count, "format": to.value}, f"{count} rows in {file}")
+    figures = {"file": str(file), "num_rows": count, "format": to.value, "unread": dict(unread)}
+    lines = (f"{count} rows in {file}", unread_in_words(unread))
+    _tell(as_json, figures, "\n".join(line for line in lines if line))
 
 
 def mix(

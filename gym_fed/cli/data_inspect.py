@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from gym_fed.text import harmless
 if TYPE_CHECKING:
     from gym_fed.config import TrainingConfig
     from gym_fed.data.preview import Segment, Sequence
+    from gym_fed.data.row_counts import RowCounts
 
 _LEARNT, _READ = "bold green", "dim"
 
@@ -79,26 +81,38 @@ def inspect(
                 shown.append((place, sequences))
     if not statistics.rows:
         raise GymError(ErrorCode.DATA_INVALID, f"{source}: holds no rows", "add at least one row")
+    counts = view.counts or statistics.counts
+    counts.unread = dict(view.unread)
+    figures = {**statistics.summary(), "learned": counts.as_dict()}
     if as_json:
         rows = [_as_json(place, sequences, view.tokenizer) for place, sequences in shown]
-        print_json({"source": source, "model": view.model, **statistics.summary(), "rows_shown": rows})
+        print_json({"source": source, "model": view.model, **figures, "rows_shown": rows})
         return
     for place, sequences in shown:
         for sequence in sequences:
             _print(place, sequence, view.tokenizer)
-    _print_figures(statistics.summary(), view.model, view.max_length)
+    _print_figures(figures, view.model, view.max_length)
+    _print_counts(counts, view.max_length)
 
 
 class _View:
     """What is looked at: rows with their places, as sequences of one tokenizer."""
 
     def __init__(
-        self, model: str, tokenizer: Any, max_length: int | None, rows: Iterator[tuple[str, list[Sequence]]]
+        self,
+        model: str,
+        tokenizer: Any,
+        max_length: int | None,
+        rows: Iterator[tuple[str, list[Sequence]]],
+        unread: Counter[str],
+        counts: RowCounts | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.rows = rows
+        self.unread = unread
+        self.counts = counts
 
 
 def _refuse(given: dict[str, bool], whose: str, remedy: str) -> None:
@@ -119,23 +133,31 @@ def _of_file(
     from gym_fed.data.locations import find_files
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.reading import iter_rows
+    from gym_fed.data.rows import Row, unread_keys
     from gym_fed.models import load_tokenizer
 
     rename = renaming(parse_columns(columns))
     find_files(source)  # a name mistyped is told before a tokenizer is loaded
     name = model or "gym-nano"
     tokenizer = load_tokenizer(name)
+    unread: Counter[str] = Counter()
+
+    def noted(row: Row) -> Row:
+        unread.update(unread_keys([row]))
+        return row
+
     rows = (
-        (place, sequences_of(tokenizer, row, max_length=max_length))
+        (place, sequences_of(tokenizer, noted(row), max_length=max_length))
         for place, row in islice(iter_rows(source, format, rename=rename), limit)
     )
-    return _View(name, tokenizer, max_length, rows)
+    return _View(name, tokenizer, max_length, rows, unread)
 
 
 def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> _View:
     """Rows of ``data:`` as the algorithm of the config takes them."""
     from gym_fed.data.preview import sequences_of
-    from gym_fed.data.rows import as_kind, place_of
+    from gym_fed.data.row_counts import counts_of
+    from gym_fed.data.rows import as_kind, place_of, unread_keys
     from gym_fed.models import load_tokenizer
     from gym_fed.training.algorithms import get_algorithm
     from gym_fed.training.sources import rows_of
@@ -152,8 +174,10 @@ def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> 
     packing = config.packing
     if packing is None:
         packing = bool(getattr(algorithm, "packing_default", False)) and not assistant_only
+    unread, counts = unread_keys(rows), None
     if packing:  # what is joined and how is the algorithm's own business
-        rows = algorithm.encode(config, tokenizer, rows)
+        encoded = algorithm.encode(config, tokenizer, rows)
+        rows, counts = encoded, counts_of(encoded, len(rows))
     previews = (
         (
             f"packed row {number}" if packing else place_of(row, number),
@@ -161,7 +185,7 @@ def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> 
         )
         for number, row in enumerate(rows, 1)
     )
-    return _View(name, tokenizer, config.max_length, previews)
+    return _View(name, tokenizer, config.max_length, previews, unread, counts)
 
 
 def _as_json(place: str, sequences: list[Sequence], tokenizer: Any) -> dict[str, Any]:
@@ -205,3 +229,14 @@ def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) 
         err.print(
             f"{figures['nothing_to_learn']} sequences have nothing to learn", style="yellow", markup=False
         )
+
+
+def _print_counts(counts: RowCounts, max_length: int | None) -> None:
+    """What would be learned, what stands in the file unread, and a warning where much is lost."""
+    from gym_fed.data.rows import unread_in_words
+
+    out.print(counts.describe(max_length), markup=False)
+    if (unread := unread_in_words(counts.unread)) is not None:
+        out.print(unread, markup=False)
+    if (problem := counts.warning(max_length)) is not None:
+        err.print(f"warning: {problem}", style="yellow", markup=False)

@@ -52,8 +52,12 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
 def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
     """What ``Trainer`` is given as ``on_rows``: a line of counts, and a warning where much is lost."""
 
+    from gym_fed.data.rows import unread_in_words
+
     def say(name: str, counts: RowCounts) -> None:
         err.print(f"{name}: {counts.describe(max_length)}", markup=False)
+        if (unread := unread_in_words(counts.unread)) is not None:
+            err.print(f"{name}: {unread}", markup=False)
         if (problem := counts.warning(max_length)) is not None:
             err.print(f"warning: {name}: {problem}", markup=False, style="yellow")
 

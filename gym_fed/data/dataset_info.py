@@ -218,5 +218,5 @@ def _retagged(turn: Any, tags: Tags) -> Raw:
         tags.system_tag: "system",
     }
     speaker = turn[tags.role_tag]
-    kept = {key: turn[key] for key in ("tool_calls", "loss_weight") if turn.get(key) is not None}
-    return {"from": names.get(speaker, speaker), "value": turn.get(tags.content_tag), **kept}
+    kept = {key: turn[key] for key in turn if key not in (tags.role_tag, tags.content_tag)}
+    return {**kept, "from": names.get(speaker, speaker), "value": turn.get(tags.content_tag)}

@@ -187,7 +187,7 @@ def _read_csv(name: str, stream: BinaryIO, delimiter: str) -> Iterator[Placed]:
 
 def cell_value(key: str, value: str) -> Any:
     """What a CSV cell of a column stands for: lists and messages are JSON in it, everything else is text."""
-    if key in ("label", "kto_tag") and value.lower() in ("true", "false"):
+    if key in ("label", "kto_tag", "forget") and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if key in JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
         try:

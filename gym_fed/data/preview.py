@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_template
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.rows import PlacedDict, kind_of
 from gym_fed.data.steps import Row
 
@@ -56,10 +57,14 @@ class Statistics:
     tokens_seen: int = 0
     sequences_cut: int = 0
     nothing_to_learn: int = 0
+    counts: RowCounts = field(default_factory=RowCounts)
+    """Of rows, as ``encode_rows`` counts them; a pair counts as one."""
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Count one row."""
         self.rows += 1
+        sequences = list(sequences)
+        self._count(sequences)
         for sequence in sequences:
             length = len(sequence.encoded["input_ids"])
             labels = sequence.encoded["labels"][: length - sequence.cut]
@@ -69,6 +74,20 @@ class Statistics:
             self.tokens_learnt += learnt
             self.sequences_cut += sequence.cut > 0
             self.nothing_to_learn += sequence.name != "prompt" and learnt == 0
+
+    def _count(self, sequences: list[Sequence]) -> None:
+        if any(sequence.name == "prompt" for sequence in sequences):
+            self.counts += RowCounts.whole(1)  # it is answered, not learned
+            return
+        learned = lost = 0
+        for sequence in sequences:
+            labels = [label != IGNORED for label in sequence.encoded["labels"]]
+            kept = labels[: len(labels) - sequence.cut]
+            learned += sum(kept[1:])
+            lost += sum(labels[1:]) - sum(kept[1:])
+        longest = max((len(sequence.encoded["input_ids"]) for sequence in sequences), default=0)
+        cut = any(sequence.cut for sequence in sequences)
+        self.counts.count(longest, cut=cut, tokens=learned, tokens_cut=lost)
 
     def summary(self) -> dict[str, Any]:
         """Figures for people and JSON; lengths are in tokens, before cutting."""

@@ -9,7 +9,7 @@ from typing import Any
 from gym_fed.data.columns import renaming
 from gym_fed.data.files import Placed, read_raw
 from gym_fed.data.formats import detect, reader
-from gym_fed.data.formats.base import BadRow
+from gym_fed.data.formats.base import BadRow, unread_noted
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.rows import PlacedDict, Row
 from gym_fed.errors import ErrorCode, GymError
@@ -87,13 +87,14 @@ def converted(
             renamed = raw if rename is None else rename(raw)
             if format == "auto":
                 format = detect(renamed)
-            row = reader(format)(renamed)
+            with unread_noted() as unread:
+                row = reader(format)(renamed)
             if "images" in row:
                 row["images"] = [_image(image, folder) for image in row["images"]]
                 _check_places_of_images(row)
         except BadRow as bad:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
-        yield place, PlacedDict.of(row, place)
+        yield place, PlacedDict.of(row, place, unread)
 
 
 def _file_rows(file: DataFile, format: str, rename: Rename | None, text_lines: bool) -> Iterator[PlacedRow]:

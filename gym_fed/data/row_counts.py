@@ -46,6 +46,9 @@ class RowCounts:
     lengths: array[int] = field(default_factory=lambda: array("Q"), repr=False, compare=False)
     """Tokens of every row before it was cut, where that is known."""
 
+    unread: dict[str, int] = field(default_factory=dict, compare=False)
+    """In how many rows each key stood that nobody reads; see ``rows.unread_keys``."""
+
     @classmethod
     def whole(cls, rows: int) -> RowCounts:
         """Of rows that are all learned as they are; how many of their tokens are, nobody has counted."""
@@ -75,11 +78,15 @@ class RowCounts:
 
     def __add__(self, other: RowCounts) -> RowCounts:
         sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
-        return RowCounts(**sums, lengths=self.lengths + other.lengths)
+        unread = {
+            key: self.unread.get(key, 0) + other.unread.get(key, 0) for key in {**self.unread, **other.unread}
+        }
+        return RowCounts(**sums, lengths=self.lengths + other.lengths, unread=unread)
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Any]:
         """Names and counts, for JSON and tables."""
-        return {name: getattr(self, name) for name in _COUNTS}
+        unread = {"unread": self.unread} if self.unread else {}
+        return {**{name: getattr(self, name) for name in _COUNTS}, **unread}
 
     def describe(self, max_length: int | None) -> str:
         """The counts in words, on one line."""

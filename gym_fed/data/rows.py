@@ -12,15 +12,21 @@
 P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).
 Beside them stand ``tools`` (OpenAI's functions, for the chat template) and ``images`` (paths of files, data URLs or
 ``{"bytes", "path"}``, in the order of their places: ``<image>`` in a text, or parts ``{"type": "image"}``). A message
-has ``role`` (system, user, assistant, tool), ``content``, and ``tool_calls`` where the assistant calls tools.
+has ``role`` (system, user, assistant, tool), ``content``, and where there is one ``name``; ``tool_calls`` where the
+assistant calls tools, ``reasoning_content`` where it reasons, and ``weight: 0`` where its turn is not to be learned.
+``forget: True`` beside them marks a row to unlearn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+
+_SHOWN, _SHOWN_CHARACTERS = 12, 60
 
 Row = dict[str, Any]
 RowKind = Literal["supervised", "preference", "unpaired", "prompt", "any"]
@@ -37,13 +43,38 @@ class PlacedDict(dict[str, Any]):
     """A row that remembers where it was read, so that whoever refuses it later can say so. Equal to a plain one."""
 
     place: str | None = None
+    unread: tuple[str, ...] = ()
+    """Keys that the row had in its file, and that its format does not read."""
 
     @classmethod
-    def of(cls, row: Row, place: str | None) -> PlacedDict:
+    def of(cls, row: Row, place: str | None, unread: Iterable[str] = ()) -> PlacedDict:
         """``row`` with ``place``."""
         placed = cls(row)
         placed.place = place
+        if names := tuple(sorted(unread)):
+            placed.unread = names
         return placed
+
+    @classmethod
+    def like(cls, row: Row, other: Row) -> PlacedDict:
+        """``row`` with the place of the row it was made of."""
+        return cls.of(row, getattr(other, "place", None), getattr(other, "unread", ()))
+
+
+def unread_keys(rows: Iterable[Row]) -> Counter[str]:
+    """In how many of the rows each unread key stood."""
+    return Counter(name for row in rows for name in getattr(row, "unread", ()))
+
+
+def unread_in_words(counts: Mapping[str, int]) -> str | None:
+    """The keys that nobody reads, for people; None where there are none."""
+    if not counts:
+        return None
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{plain(name, _SHOWN_CHARACTERS)} ({count} rows)" for name, count in ordered[:_SHOWN]]
+    return f"not read: {', '.join(named)}" + (
+        f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    )
 
 
 def place_of(row: Row, number: int) -> str:
@@ -66,7 +97,7 @@ def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
     for number, row in enumerate(rows, 1):
         place = getattr(row, "place", None)
         for converted in _convert(row, kind, number):
-            result.append(converted if place is None else PlacedDict.of(converted, place))
+            result.append(converted if place is None else PlacedDict.like(converted, row))
     return result
 
 

@@ -20,6 +20,7 @@ from gym_fed.files import atomic_file
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz")
 _BATCH_ROWS = 10_000
+_ALSO_IN_TURNS = ("weight", "reasoning_content", "name", "tool_call_id")
 _KINDS: dict[str, RowKind] = {"preference": "preference", "kto": "unpaired", "prompt": "prompt"}
 
 
@@ -80,17 +81,39 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
         alike = as_kind([row], kind)
     except GymError as error:
         raise BadRow(error.message.removeprefix("row 1 "), error.hint) from error
+    if found == "supervised" and kind == "prompt" and (lost := _only_of_the_answer(row)):
+        raise BadRow(f"{format} would lose {lost} of its answer", "choose messages, which holds everything")
     written = []
     for one in alike:
         raw = _written(one, format)
-        if reader(format)(raw) != one:
-            raise BadRow(f"{format} would lose a part of it", "choose messages, which holds everything")
+        if (back := reader(format)(raw)) != one:
+            lost = ", ".join(_lost(one, back)) or "a part of it"
+            raise BadRow(f"{format} would lose {lost}", "choose messages, which holds everything")
         written.append(raw)
     return written
 
 
+def _only_of_the_answer(row: Row) -> str:
+    """What the last message holds beside its words, which alone become ``answer``."""
+    last = row["messages"][-1] if "messages" in row else {}
+    return ", ".join(repr(key) for key in last if key not in ("role", "content"))
+
+
+def _lost(row: Row, back: Row) -> Iterator[str]:
+    """Names of what is not in ``back`` as it was."""
+    for key, value in row.items():
+        found = back.get(key)
+        if found == value:
+            continue
+        if key == "messages" and found and len(found) == len(value):
+            for number, (before, after) in enumerate(zip(value, found, strict=True), 1):
+                yield from (f"{k!r} of message {number}" for k in before if before[k] != after.get(k))
+        else:
+            yield repr(key)
+
+
 def _written(row: Row, format: str) -> Row:
-    rest: Row = {key: row[key] for key in ("tools", "images") if key in row}
+    rest: Row = {key: row[key] for key in ("tools", "images", "forget") if key in row}
     if format == "text":
         if "text" not in row:
             raise BadRow("has speakers, which text would lose", "choose messages or sharegpt")
@@ -128,9 +151,10 @@ def _sharegpt(messages: list[Row]) -> Row:
         if "tool_calls" in message:
             functions = [call["function"] for call in message["tool_calls"]]
             value = json.dumps(functions[0] if len(functions) == 1 else functions, ensure_ascii=False)
-            turns.append({"from": "function_call", "value": value})
+            turn = {"from": "function_call", "value": value}
         else:
-            turns.append({"from": speakers[message["role"]], "value": message["content"]})
+            turn = {"from": speakers[message["role"]], "value": message["content"]}
+        turns.append({**turn, **{key: message[key] for key in _ALSO_IN_TURNS if key in message}})
     return {"conversations": turns}
 
 

@@ -110,7 +110,7 @@ class CreatedVariant:
     best_step: int | None
     encoding: str
     note: str
-    rows: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, Any] = field(default_factory=dict)
 
     @property
     def helps(self) -> bool:

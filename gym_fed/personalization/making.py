@@ -57,7 +57,7 @@ class Made:
     loss_encoded: float
     steps: int
     best_step: int | None
-    rows: dict[str, int]
+    rows: dict[str, Any]
     chosen_before: float | None
     chosen_encoded: float | None
 

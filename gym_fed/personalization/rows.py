@@ -147,7 +147,7 @@ def read_rows(
                 f"{place}: is {_called(found)}, and {_called(kind)} is {asked}",
                 _REMEDY,
             )
-        rows.append(PlacedDict.of(row, place))
+        rows.append(PlacedDict.of(row, place, getattr(row, "unread", ())))
     if not rows:
         raise GymError(ErrorCode.DATA_INVALID, "there are no rows", "give at least one")
     train, held = _split(rows, held_out)
@@ -212,7 +212,7 @@ def _as_turns(row: Row) -> Row:
         if "chosen" in row
         else {**rest, "messages": [*asked, *answer("completion")]}
     )
-    return PlacedDict.of(turns, getattr(row, "place", None))
+    return PlacedDict.like(turns, row)
 
 
 def _key(row: Row) -> str:

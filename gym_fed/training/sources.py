@@ -61,5 +61,5 @@ def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
     extra = random.Random(seed).sample(rows, round(fraction * len(rows)))
     weighted = rows * int(times) + extra
     if source.role == "forget":
-        return [PlacedDict.of({**row, "forget": True}, getattr(row, "place", None)) for row in weighted]
+        return [PlacedDict.like({**row, "forget": True}, row) for row in weighted]
     return weighted

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.row_counts import RowCounts, counts_of
+from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.rope import rope_undone_on_error
 from gym_fed.models import pick_device, quiet_loading
@@ -303,6 +304,7 @@ class Trainer:
     def _counted(self, name: str, encoded: Any, given: Sequence[Any]) -> RowCounts:
         """What became of the rows, which whoever listens hears before the work."""
         counts = counts_of(encoded, len(given))
+        counts.unread = dict(unread_keys(given))
         if self._on_rows is not None:
             self._on_rows(name, counts)
         elif (problem := counts.warning(self.config.max_length)) is not None:

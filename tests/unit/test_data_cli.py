@@ -160,7 +160,7 @@ def test_calls_of_tools_survive_openai_and_sharegpt(tmp_path: Path) -> None:
         (
             {"messages": [ASK, {**SAY, "content": "words", "tool_calls": [{"function": {"name": "f"}}]}]},
             "sharegpt",
-            "would lose a part",
+            "would lose 'content' of message 2",
         ),
     ],
 )

@@ -206,11 +206,11 @@ def test_images_are_found_beside_the_file_and_counted(tmp_path: Path) -> None:
     )
 
 
-def test_loss_weights_are_read_where_they_say_what_is_done_anyway(tmp_path: Path) -> None:
+def test_loss_weights_are_read_as_weights(tmp_path: Path) -> None:
     rows = {"messages": [{**ASK, "loss_weight": 0.0}, {**GOOD, "loss_weight": 1.0}]}
-    assert read(tmp_path, rows) == {"messages": [ASK, GOOD]}
+    assert read(tmp_path, rows) == {"messages": [{**ASK, "weight": 0}, GOOD]}
     rows["messages"][0]["loss_weight"] = 1.0
-    assert "loss_weight 1.0" in refusal(tmp_path, rows).message
+    assert "'loss_weight' asks for the user's turn" in refusal(tmp_path, rows).message
 
 
 @pytest.mark.shared

@@ -6,13 +6,15 @@ from typing import Any
 
 from gym_fed.data.formats.base import BadRow, Message, Raw, as_object, string, system_of, with_context
 
+KEYS = ("instruction", "input", "output", "history")
+
 
 def read(raw: Any) -> Raw:
     """A conversation that ends with ``output``."""
     row = as_object(raw)
     messages = question(row)
     messages.append({"role": "assistant", "content": string(row, "output")})
-    return with_context(row, {"messages": messages})
+    return with_context(row, {"messages": messages}, *KEYS)
 
 
 def question(row: Raw) -> list[Message]:

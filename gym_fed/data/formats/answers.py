@@ -8,6 +8,9 @@ from gym_fed.data.formats import alpaca
 from gym_fed.data.formats.base import BadRow, Message, Raw, string, system_of
 from gym_fed.data.formats.turns import conversation
 
+PROMPT_KEYS = ("prompt", "messages", "conversations", *alpaca.KEYS)
+"""Where a prompt may stand."""
+
 
 def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tuple[Any, list[Any]]:
     """The prompt of a row, and its answers under ``keys``.
@@ -41,6 +44,18 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
             return _whole_conversations(prompt, answers, keys)
         prompt = [*system_of(row), {"role": "user", "content": prompt}]
     return prompt, [_without(prompt, _as_messages(answer)) for answer in answers]
+
+
+def require_learned(answers: list[Any]) -> None:
+    """Refuse answers that are judged and not to be learned at once.
+
+    Raises:
+        BadRow: For a message with ``weight`` 0 in an answer.
+    """
+    if any(isinstance(answer, list) and any(m.get("weight") == 0 for m in answer) for answer in answers):
+        raise BadRow(
+            "an answer that is judged has a turn with weight 0", "remove the weight, or drop the row"
+        )
 
 
 def _answer(row: Raw, key: str, images: list[Any]) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 Raw = dict[str, Any]
@@ -52,12 +55,18 @@ def system_of(row: Raw) -> list[Message]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def with_context(row: Raw, converted: Raw) -> Raw:
-    """``converted`` with the ``tools`` and ``images`` of the row; images of content parts are there already.
+def with_context(row: Raw, converted: Raw, *keys: str) -> Raw:
+    """``converted`` with the row's ``tools``, ``images`` and ``forget``; images of content parts are there already.
+
+    Args:
+        row: As it stands in the file.
+        converted: What was read of it.
+        keys: Where that was read; other keys are noted as unread.
 
     Raises:
         BadRow: For tools that are none, and for sound and film, which no trainer here takes.
     """
+    note_unread(key for key in row if key not in keys and key not in _CONTEXT)
     if tools := tools_of(row):
         converted["tools"] = tools
     if images := images_of(row):
@@ -67,7 +76,34 @@ def with_context(row: Raw, converted: Raw) -> Raw:
     for key in ("videos", "audios"):
         if row.get(key):
             raise BadRow(f"has {key!r}, which are not supported", "only text and images are; drop the row")
+    if (forget := row.get("forget")) is not None:
+        if not isinstance(forget, bool):
+            raise BadRow(f"'forget' is {forget!r}, expected true or false", "true for rows to unlearn")
+        if forget:
+            converted["forget"] = True
     return converted
+
+
+_CONTEXT = ("system", "tools", "images", "image", "videos", "audios", "forget")
+_unread: ContextVar[set[str] | None] = ContextVar("unread keys of a row", default=None)
+
+
+def note_unread(names: Iterable[str]) -> None:
+    """Keys of a row that hold something nobody reads; see ``unread_noted``."""
+    found = _unread.get()
+    if found is not None:
+        found.update(map(str, names))
+
+
+@contextmanager
+def unread_noted() -> Iterator[set[str]]:
+    """Collects what readers leave unread while the block lasts."""
+    names: set[str] = set()
+    token = _unread.set(names)
+    try:
+        yield names
+    finally:
+        _unread.reset(token)
 
 
 def tools_of(row: Raw) -> list[Raw]:

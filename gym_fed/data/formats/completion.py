@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats.answers import prompt_and_answers
+from gym_fed.data.formats.answers import PROMPT_KEYS, prompt_and_answers
 from gym_fed.data.formats.base import Raw, as_object, with_context
 
 
@@ -18,4 +18,4 @@ def read(raw: Any) -> Raw:
         if isinstance(prompt, str)
         else {"messages": [*prompt, *answer]}
     )
-    return with_context(row, {**both, **({"images": images} if images else {})})
+    return with_context(row, {**both, **({"images": images} if images else {})}, "completion", *PROMPT_KEYS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.data.formats import alpaca
-from gym_fed.data.formats.answers import prompt_and_answers
+from gym_fed.data.formats.answers import PROMPT_KEYS, prompt_and_answers, require_learned
 from gym_fed.data.formats.base import BadRow, Raw, as_object, string, system_of, with_context
 from gym_fed.data.formats.turns import conversation, split_answer
 
@@ -17,8 +17,10 @@ def read(raw: Any) -> Raw:
     row = as_object(raw)
     images: list[Any] = []
     prompt, completion = _halves(row, images)
+    require_learned([completion])
     found = {"prompt": prompt, "completion": completion, "label": _label(row)}
-    return with_context(row, {**found, **({"images": images} if images else {})})
+    read = ("completion", "label", "kto_tag", *PROMPT_KEYS)
+    return with_context(row, {**found, **({"images": images} if images else {})}, *read)
 
 
 def _halves(row: Raw, images: list[Any]) -> tuple[Any, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats.answers import prompt_and_answers
+from gym_fed.data.formats.answers import PROMPT_KEYS, prompt_and_answers, require_learned
 from gym_fed.data.formats.base import BadRow, Raw, as_object, with_context
 
 _PAIR = ("chosen", "rejected")
+_READ = (*_PAIR, *PROMPT_KEYS, "chosen_messages", "rejected_messages")
 
 
 def read(raw: Any) -> Raw:
@@ -15,10 +16,11 @@ def read(raw: Any) -> Raw:
     row = _common_names(as_object(raw))
     images: list[Any] = []
     prompt, (chosen, rejected) = prompt_and_answers(row, _PAIR, images)
+    require_learned([chosen, rejected])
     if chosen == rejected:
         raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it prefers nothing")
     found = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-    return with_context(row, {**found, **({"images": images} if images else {})})
+    return with_context(row, {**found, **({"images": images} if images else {})}, *_READ)
 
 
 def _common_names(row: Raw) -> Raw:

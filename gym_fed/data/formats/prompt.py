@@ -7,7 +7,7 @@ from typing import Any
 from gym_fed.data.formats.base import Raw, as_object, string, system_of, with_context
 from gym_fed.data.formats.turns import conversation
 
-_READ = ("prompt", "system", "tools", "images", "image")
+_READ = ("prompt", "system", "tools", "images", "image", "videos", "audios")
 
 
 def read(raw: Any) -> Raw:
@@ -22,4 +22,4 @@ def read(raw: Any) -> Raw:
         if system := system_of(row):
             prompt = [*system, {"role": "user", "content": prompt}]
     rest = {key: value for key, value in row.items() if key not in _READ}
-    return with_context(row, {**rest, "prompt": prompt, **({"images": images} if images else {})})
+    return with_context(row, {**rest, "prompt": prompt, **({"images": images} if images else {})}, *row)

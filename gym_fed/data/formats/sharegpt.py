@@ -17,4 +17,4 @@ def conversation_row(row: Raw, key: str) -> Raw:
     """The supervised row of the turns under ``key``."""
     images: list[Any] = []
     messages = answered([*system_of(row), *conversation(row.get(key), key, images)])
-    return with_context(row, {"messages": messages, **({"images": images} if images else {})})
+    return with_context(row, {"messages": messages, **({"images": images} if images else {})}, key)

@@ -1,10 +1,15 @@
-"""Conversations as they are written: OpenAI's role and content, ShareGPT's from and value, tool calls, parts."""
+"""Conversations as they are written: OpenAI's role and content, ShareGPT's from and value, tool calls, parts.
+
+Two more keys of a message are read in either form. ``weight`` is 0 where a turn is not to be learned, which is also
+written ``train: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory); 1 is what a turn of the assistant has without
+it, and is left away. ``reasoning_content`` is what the assistant thought, also called ``thinking`` and ``reasoning``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats.base import BadRow, Message, Raw, as_object, parsed, string
+from gym_fed.data.formats.base import BadRow, Message, Raw, as_object, note_unread, parsed, string
 
 _ROLES = {
     "system": "system",
@@ -27,6 +32,12 @@ _SPEAKERS = {
     "tool": "tool",
 }
 _SHOWN_ROLES = "system, user, assistant, tool"
+_WEIGHTS = ("weight", "train", "loss_weight")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_READ = {
+    *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),
+    *(*_WEIGHTS, *_REASONING),
+}
 
 
 def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
@@ -82,20 +93,27 @@ def _message(turn: Raw, images: list[Any]) -> Message:
         if role is None:
             raise BadRow(f"role {turn.get('role')!r} is unknown", f"one of {_SHOWN_ROLES}")
         key = "content"
-    _check_weight(turn, role)
+    speaker = "assistant" if role == "function_call" else role
+    note_unread(f"a message's {name}" for name in turn if name not in _READ)
+    return {**_said(turn, role, key, images), **_reasoning(turn, speaker), **_weight(turn, speaker)}
+
+
+def _said(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
+    """Role, content and calls."""
     if role == "function_call":
         return {"role": "assistant", "content": "", "tool_calls": _calls(parsed(string(turn, key), key))}
+    named = {k: turn[k] for k in ("name",) if isinstance(turn.get(k), str)}
     calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
     if calls:
         if role != "assistant":
             raise BadRow(f"'tool_calls' in a turn of the {role}", "only the assistant calls tools")
         content = _content(turn, key, images) if turn.get(key) else ""
-        return {"role": role, "content": content, "tool_calls": _calls(calls)}
+        return {"role": role, "content": content, "tool_calls": _calls(calls), **named}
     if role == "tool":
-        named = {k: turn[k] for k in ("name", "tool_call_id") if isinstance(turn.get(k), str)}
+        answers = {k: turn[k] for k in ("tool_call_id",) if isinstance(turn.get(k), str)}
         content = "" if turn.get(key) == "" else _content(turn, key, images)
-        return {"role": role, "content": content, **named}
-    return {"role": role, "content": _content(turn, key, images)}
+        return {"role": role, "content": content, **named, **answers}
+    return {"role": role, "content": _content(turn, key, images), **named}
 
 
 def _content(turn: Raw, key: str, images: list[Any]) -> Any:
@@ -151,11 +169,44 @@ def _calls(calls: Any) -> list[Raw]:
     return read
 
 
-def _check_weight(turn: Raw, role: str) -> None:
-    """LLaMA-Factory's ``loss_weight`` is read where it says what is done anyway, and refused elsewhere."""
-    weight = turn.get("loss_weight")
-    if weight is not None and weight != float(role in ("assistant", "function_call")):
+def _weight(turn: Raw, role: str) -> Message:
+    """``{"weight": 0}`` where the turn is not to be learned, else nothing.
+
+    Raises:
+        BadRow: For a weight that is neither 0 nor 1, two that differ, and 1 for what is no turn of the assistant.
+    """
+    given = {key: turn[key] for key in _WEIGHTS if turn.get(key) is not None}
+    for key, weight in given.items():
+        if not (
+            isinstance(weight, bool)
+            if key == "train"
+            else isinstance(weight, int | float) and weight in (0, 1)
+        ):
+            wanted = "true or false" if key == "train" else "0 or 1"
+            raise BadRow(
+                f"{key!r} of the {role}'s turn is {weight!r}, expected {wanted}",
+                "a turn is learned or it is not; round the weight, or drop the row",
+            )
+    if len({float(weight) for weight in given.values()}) > 1:
+        raise BadRow(f"{' and '.join(map(repr, given))} of one turn differ", "give one of them")
+    if any(given.values()) and role != "assistant":
         raise BadRow(
-            f"loss_weight {weight!r} of the {role}'s turn differs from what is learnt",
-            "the assistant's turns weigh 1 and the others 0; drop the row or the weights",
+            f"{next(iter(given))!r} asks for the {role}'s turn to be learned",
+            "single turns of the assistant alone are chosen; remove the key",
         )
+    return {"weight": 0} if given and not any(given.values()) else {}
+
+
+def _reasoning(turn: Raw, role: str) -> Message:
+    """``{"reasoning_content": text}`` where the assistant thought aloud, else nothing.
+
+    Raises:
+        BadRow: For reasoning that is no text, is given twice, or is not the assistant's.
+    """
+    given = {key: string(turn, key, optional=True) for key in _REASONING}
+    found = {key: text for key, text in given.items() if text}
+    if found and role != "assistant":
+        raise BadRow(f"{next(iter(found))!r} in a turn of the {role}", "only the assistant reasons")
+    if len(set(found.values())) > 1:
+        raise BadRow(f"{' and '.join(map(repr, found))} of one turn differ", "give one of them")
+    return {"reasoning_content": next(iter(found.values()))} if found else {}
