@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+_SAID = {False: ("no", "off"), True: ("yes", "on")}
+"""Words that YAML 1.1 reads as a truth value where they stand without quotes."""
 
 
 class StrictModel(BaseModel):
     """A schema that knows all its keys. ``use_attribute_docstrings`` turns docstrings into field help."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words_that_yaml_reads_as_truth(cls, values: Any) -> Any:
+        """``mixed_precision: no`` is the word ``no``, where a key takes that word and no truth value."""
+        if not isinstance(values, dict) or not any(isinstance(value, bool) for value in values.values()):
+            return values
+        return {
+            key: _word(value, cls.model_fields[key].annotation)
+            if isinstance(value, bool) and key in cls.model_fields
+            else value
+            for key, value in values.items()
+        }
+
+
+def _word(value: bool, annotation: Any) -> Any:
+    """The word that was written, if it is the only one that ``annotation`` can mean; else the value itself."""
+    members = list(_members(annotation))
+    if bool in members:
+        return value
+    words = [word for word in _SAID[value] if word in members]
+    return words[0] if len(words) == 1 else value
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types of a union, and the values of its literals."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [member for part in get_args(annotation) for member in _members(part)] or [annotation]

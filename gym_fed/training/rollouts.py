@@ -104,7 +104,29 @@ class Rollouts:
 
 
 class GrpoRollouts(Rollouts, GRPOTrainer):
-    """GRPO and GSPO."""
+    """GRPO and GSPO.
+
+    TRL's losses are means over the step, but for two: ``bnpo``, which is one over the tokens of a batch by definition,
+    and the entropy bonus, whose mean over a batch is weighed here by the batch's tokens.
+    """
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        parent: Any = super()
+        trainer = self._trainer
+        coefficient = trainer.entropy_coef
+        if not coefficient or not trainer.model.training:
+            loss: torch.Tensor = parent._compute_loss(model, inputs)
+            return loss
+        batches = trainer.accelerator.num_processes * trainer.args.steps_per_generation
+        tokens = float(inputs["completion_mask"].sum())
+        trainer.entropy_coef = coefficient * tokens * batches / max(float(inputs["num_items_in_batch"]), 1.0)
+        try:
+            loss = parent._compute_loss(model, inputs)
+        finally:
+            trainer.entropy_coef = coefficient
+        if said := trainer._metrics["train"].get("entropy_coef"):
+            said[-1] = coefficient
+        return loss
 
 
 class RlooRollouts(Rollouts, RLOOTrainer):

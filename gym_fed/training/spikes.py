@@ -20,16 +20,17 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.training.processes import is_main
 
-_NOT_FROM_DATA = ("ppo", "grpo", "gspo", "rloo", "gkd", "online_dpo", "gradient_difference", "npo")
-
-
 def check_spikes(config: TrainingConfig) -> None:
     """Refuse where the loss of a step says nothing of its batch.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    if config.loss_spikes is not None and config.algorithm in _NOT_FROM_DATA:
+    if config.loss_spikes is None:
+        return
+    from gym_fed.training.algorithms import get_algorithm
+
+    if not get_algorithm(config.algorithm).loss_measures_rows(config):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"loss_spikes: the loss of {config.algorithm} does not measure how well its rows are known",

@@ -68,6 +68,12 @@ def test_a_run_that_cannot_work_is_refused_before_anything_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
+def test_kto_takes_batches_of_one_row_where_a_step_has_several(tmp_path: Path) -> None:
+    check_config(
+        config(tmp_path / "run", "kto", per_device_train_batch_size=1, gradient_accumulation_steps=2)
+    )
+
+
 def test_kto_without_its_kl_takes_single_rows(tiny_base: Path, tmp_path: Path) -> None:
     settings = config(
         tmp_path / "run",

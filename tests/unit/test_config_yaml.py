@@ -482,3 +482,25 @@ def test_the_template_of_a_hub_names_every_key_that_a_promise_wants(tmp_path: Pa
     for line in caught.value.message.splitlines():
         key = line.split(f"{section}: ")[1].split()[0]
         assert key.rpartition(".")[2] in comment + head, key
+
+
+def test_words_that_yaml_reads_as_truth_are_words_where_a_key_takes_words(write) -> None:  # type: ignore[no-untyped-def]
+    class Choices(StrictModel):
+        precision: Literal["no", "bf16"] | None = None
+        switch: Literal["on", "off"] = "off"
+        either: Literal["warn", "no"] | bool = True
+        plain: bool = True
+
+    said = load_config(write("precision: no\nswitch: on\neither: no\nplain: no\n"), Choices)
+    assert said == Choices(precision="no", switch="on", either=False, plain=False)
+    with pytest.raises(GymError, match=r"1:1: precision: .*\(got True\)"):
+        load_config(write("precision: yes\n"), Choices)
+
+
+def test_mixed_precision_no_is_no(write) -> None:  # type: ignore[no-untyped-def]
+    from gym_fed.config import TrainingConfig
+
+    assert load_config(write("mixed_precision: no\n"), TrainingConfig).mixed_precision == "no"
+    assert load_config(write("{}\n"), TrainingConfig, ["mixed_precision=no"]).mixed_precision == "no"
+    with pytest.raises(GymError, match="mixed_precision"):
+        load_config(write("mixed_precision: yes\n"), TrainingConfig)

@@ -250,18 +250,9 @@ def _schedule(ledger: Ledger) -> None:
         ledger.move(key, key)
     ledger.move("num_train_epochs", "num_train_epochs", 3.0)
     ledger.move("per_device_train_batch_size", "per_device_train_batch_size", 8)
-    _kto_batch(ledger.result.values, ledger)
     steps = ledger.take("max_steps", -1)
     if steps != -1:
         ledger.put("max_steps", steps, "max_steps")
-
-
-def _kto_batch(values: dict[str, Any], ledger: Ledger) -> None:
-    """KTO estimates its KL from other rows of the batch here, of the whole data there: a batch of one is no batch."""
-    steps = values.get("gradient_accumulation_steps", 1)
-    if values.get("algorithm") == "kto" and values["per_device_train_batch_size"] == 1 and steps % 2 == 0:
-        values |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": steps // 2}
-        ledger.note("per_device_train_batch_size", "kto needs 2 rows at once: half as often, the same in all")
 
 
 def _run(ledger: Ledger) -> None:

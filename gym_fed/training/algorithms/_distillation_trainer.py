@@ -1,36 +1,62 @@
 """TRL's ``GKDTrainer`` with rows that are tokenised already, and with the temperature in the divergence.
 
 TRL 1.16 uses ``temperature`` for sampling alone, and divides an on-policy batch by the number of tokens of the rows
-that the student's answers replaced.
+that the student's answers replaced. Here the student answers all batches of a step before the first is learnt from, so
+that the tokens of the whole step can be counted.
 """
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
 from torch import Tensor
 from trl.experimental.gkd import GKDTrainer
+from trl.models.utils import unwrap_model_for_generation
 
 from gym_fed.data.encoding import IGNORED
+from gym_fed.training.global_batch import GlobalBatch
 
 _Gkd: Any = GKDTrainer  # its annotations are no promise
 
 
-class DistillationTrainer(_Gkd):  # type: ignore[misc]
-    """Loss: the divergence from the teacher, in nats per labelled token."""
+class DistillationTrainer(GlobalBatch, _Gkd):  # type: ignore[misc]
+    """Loss: the divergence from the teacher, in nats per labelled token of the whole step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         tokenizer = kwargs["processing_class"]
         super().__init__(*args, data_collator=PromptedRows(tokenizer.pad_token_id or 0), **kwargs)
-        if self.lmbda:
-            # How many tokens the student will write in an accumulated step is not known beforehand.
-            self.loss_is_scaled_for_ga = False
+
+    def items(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": (batch["labels"][:, 1:] != IGNORED).sum()}
+
+    def count(self, batches: list[Any]) -> None:
+        """The student's own answers take the place of the data's first, in a share of ``lmbda`` of the batches."""
+        for batch in batches:
+            if random.random() <= self.lmbda:
+                self._answer(batch)
+        super().count(batches)
+
+    def _answer(self, batch: dict[str, Any]) -> None:
+        prepared = self._prepare_inputs(batch)
+        with unwrap_model_for_generation(
+            self.model_wrapped,
+            self.accelerator,
+            generation_kwargs=self.generation_kwargs,
+            gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+        ) as model:
+            found = self.generate_on_policy_outputs(model, prepared, self.generation_config)
+        batch["input_ids"], batch["attention_mask"], batch["labels"] = found
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
+        """transformers' own: the answers are there already."""
+        return super(_Gkd, self).training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The mean over labelled tokens; over those of all accumulated batches where their number is known."""
+        """The mean over labelled tokens."""
         given = {key: inputs[key] for key in ("input_ids", "attention_mask")}
         outputs = model(**given, use_cache=False)
         self.teacher_model.eval()
@@ -40,12 +66,8 @@ class DistillationTrainer(_Gkd):  # type: ignore[misc]
         total = divergence(
             outputs.logits[:, :-1][labelled], wanted[:, :-1][labelled], self.beta, self.temperature
         )
-        if num_items_in_batch is None or self.lmbda:
-            loss = total / labelled.sum().clamp(min=1)
-        else:
-            loss = total / num_items_in_batch
-            if self.args.average_tokens_across_devices:
-                loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        number = labelled.sum()
+        loss = total / number.clamp(min=1) * self.share("tokens", number)
         if self.model.training:
             tokens = self.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum().item()
             self._total_train_tokens += tokens // self._tp_size

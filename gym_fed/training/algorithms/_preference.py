@@ -215,6 +215,43 @@ class _OnIds:
         if "length" not in trainer._signature_columns:
             trainer._signature_columns.append("length")
 
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """The data set with columns of the reference's log-probabilities, in memory.
+
+        TRL's own hands them over in a file of the data set's cache, which for rows in memory is a folder of the
+        main process alone: the other processes do not find it.
+        """
+        from torch.utils.data import DataLoader
+
+        trainer: Any = self
+        loader = trainer.accelerator.prepare(
+            DataLoader(dataset, batch_size=batch_size, collate_fn=trainer.data_collator, shuffle=False)
+        )
+        model = trainer.ref_model or trainer.model
+        if trainer.ref_model is None and trainer.is_deepspeed_enabled:
+            from trl.models.utils import prepare_deepspeed
+
+            if trainer._precompute_engine is None:
+                trainer._precompute_engine = prepare_deepspeed(trainer.model, trainer.accelerator)
+            model = trainer._precompute_engine
+        found: dict[str, list[float]] = {}
+        for batch in loader:
+            values = trainer.compute_ref_log_probs(model, batch)
+            for column, value in zip(self._reference_columns(), values, strict=True):
+                if value is not None:
+                    found.setdefault(column, []).extend(
+                        trainer.accelerator.gather_for_metrics(value).tolist()
+                    )
+        for column, numbers in found.items():
+            dataset = dataset.add_column(column, numbers)
+        return dataset
+
+    def _reference_columns(self) -> tuple[str, str]:
+        """What the trainer's collator calls the two that ``compute_ref_log_probs`` gives."""
+        if hasattr(self, "calculate_KL"):
+            return "ref_logps", "ref_KL_logps"
+        return "ref_chosen_logps", "ref_rejected_logps"
+
 
 class _AdapterOff:
     """Mix-in for PEFT models: the reference is the model with its adapter off, and no model beside it.

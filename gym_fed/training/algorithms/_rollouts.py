@@ -28,6 +28,9 @@ class Rewarded(Algorithm):
         """The algorithm's own section."""
         return getattr(config, self.name)
 
+    def loss_measures_rows(self, config: TrainingConfig) -> bool:
+        return False
+
     def check(self, config: TrainingConfig) -> None:
         for key in _NEVER_READ:
             if getattr(config, key):

@@ -9,9 +9,12 @@ from trl import DPOTrainer
 
 from gym_fed.config.algorithms.preference import TdpoSettings
 from gym_fed.training.algorithms.tdpo import answer_terms, tdpo_loss
+from gym_fed.training.global_batch import RowMeans
+
+_Dpo: Any = DPOTrainer  # its annotations are no promise
 
 
-class TdpoTrainer(DPOTrainer):
+class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
     """``settings`` is set after construction."""
 
     settings: TdpoSettings

@@ -9,6 +9,7 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms._preference import Pairs
+from gym_fed.training.global_batch import GlobalBatch
 
 
 class WholePairs(Pairs):
@@ -31,10 +32,41 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
     return {**whole, "length": row["length"]}
 
 
-class _Tokenised:
-    """Mix-in, placed before one of the two: rows are as they should be, and tokens are counted as elsewhere in TRL."""
+class _Tokenised(GlobalBatch):
+    """Mix-in, placed before one of the two: rows are as they should be, and tokens are counted as elsewhere in TRL.
+
+    Their loss is a mean over pairs and, beside it, one over tokens: the chosen answer's next-token loss.
+    """
 
     _seen = 0
+    _nll: Any = None
+
+    def items(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Pairs, and the tokens of the next-token loss: ORPO's reads the prompt, too."""
+        trainer: Any = self
+        learned = (
+            batch["chosen_labels"] != -100
+            if hasattr(trainer, "cpo_alpha")
+            else batch["chosen_attention_mask"]
+        )
+        return {"pairs": len(learned), "tokens": (learned[:, 1:] == 1).sum()}
+
+    def concatenated_forward(self, *args: Any, **named: Any) -> Any:
+        """TRL's own; its next-token loss is kept, for it is weighed apart."""
+        parent: Any = super()
+        found = parent.concatenated_forward(*args, **named)
+        self._nll = found[4]
+        return found
+
+    def get_batch_loss_metrics(self, model: Any, batch: dict[str, Any], train_eval: str = "train") -> Any:
+        """TRL's own, weighed: ``loss = nll_weight * mean over tokens + mean over pairs``."""
+        trainer: Any = self
+        parent: Any = super()
+        loss, metrics = parent.get_batch_loss_metrics(model, batch, train_eval)
+        counts = self.items(batch)
+        pairs, tokens = (self.share(name, counts[name]) for name in ("pairs", "tokens"))
+        nll_weight = getattr(trainer, "cpo_alpha", 1.0)
+        return loss * pairs + nll_weight * self._nll * (tokens - pairs), metrics
 
     @staticmethod
     def tokenize_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,9 @@ class Unlearning(Algorithm):
     def settings(self, config: TrainingConfig) -> UnlearningSettings:
         """The algorithm's own section."""
 
+    def loss_measures_rows(self, config: TrainingConfig) -> bool:
+        return False
+
     @abstractmethod
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
         """The trainer's class, and keyword arguments of its own."""

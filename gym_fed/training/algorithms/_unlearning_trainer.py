@@ -10,23 +10,29 @@ from torch.nn.functional import logsigmoid
 from trl import SFTTrainer
 
 from gym_fed.data.encoding import IGNORED
+from gym_fed.training.global_batch import GlobalBatch
 
 _Sft: Any = SFTTrainer  # its annotations are no promise
 
 
-class UnlearningTrainer(_Sft):  # type: ignore[misc]
-    """Loss: ``retain_weight * L_retain + forget_loss``, a mean over the batches of an accumulated step.
+class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
+    """Loss: ``retain_weight * L_retain + forget_loss``, each a mean over its items in the whole step.
 
     ``L_retain`` is in nats per token. What is logged beside the loss: ``forget_nll`` and ``retain_nll``, the plain
     losses of the two halves in nats per token.
     """
 
-    loss_is_scaled_for_ga = False
+    forget_item = "forget_tokens"
+    """What ``forget_loss`` is a mean over: ``forget_tokens`` or ``forget_rows``."""
 
     def __init__(self, *args: Any, retain_weight: float, **kwargs: Any) -> None:
         pad = kwargs["processing_class"].pad_token_id or 0
         super().__init__(*args, data_collator=Pairs(pad), **kwargs)
         self._retain_weight = retain_weight
+
+    def items(self, batch: dict[str, Any]) -> dict[str, Any]:
+        forget, retain = _halves(batch["labels"][:, 1:] != IGNORED, batch["num_forget"])
+        return {"forget_rows": len(forget), "forget_tokens": forget.sum(), "retain_tokens": retain.sum()}
 
     def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
         """The part of the rows to forget: ``[n, t]`` log-probabilities (0 where not labelled) to a scalar."""
@@ -36,6 +42,7 @@ class UnlearningTrainer(_Sft):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Both halves in one forward pass."""
+        counts = self.items(inputs)
         number, reference = inputs.pop("num_forget"), inputs.pop("reference", None)
         outputs = model(**inputs, use_cache=False, fused_lm_head=True)
         log_probs, labelled = outputs.log_probs.float(), outputs.label_mask
@@ -43,8 +50,9 @@ class UnlearningTrainer(_Sft):  # type: ignore[misc]
             -part.sum() / mask.sum().clamp(min=1)
             for part, mask in zip(_halves(log_probs, number), _halves(labelled, number), strict=True)
         ]
-        loss = self.forget_loss(log_probs[:number], labelled[:number], reference)
-        loss = loss + self._retain_weight * nll[1]
+        forget, retain = (self.share(name, counts[name]) for name in (self.forget_item, "retain_tokens"))
+        loss = self.forget_loss(log_probs[:number], labelled[:number], reference) * forget
+        loss = loss + self._retain_weight * nll[1] * retain
         mode = "train" if self.model.training else "eval"
         for name, value in zip(("forget_nll", "retain_nll"), nll, strict=True):
             if self._retain_weight or name == "forget_nll":
@@ -70,6 +78,8 @@ class GradientDifferenceTrainer(UnlearningTrainer):
 
 class NpoTrainer(UnlearningTrainer):
     """Equation 3 of the paper; the reference is the model as it is when training begins."""
+
+    forget_item = "forget_rows"
 
     def __init__(self, *args: Any, beta: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -23,6 +23,13 @@ class Algorithm(ABC):
     needs_graders: ClassVar[bool] = False
     """Whether answers are rewarded by graders; without any the run is refused."""
 
+    def loss_measures_rows(self, config: TrainingConfig) -> bool:
+        """Whether the loss of a step says how well its rows are known, so that a jump of it is those rows' doing.
+
+        Not where the model's own answers are learnt from, nor where a loss shall rise.
+        """
+        return True
+
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most algorithms refuse nothing
         """Refuse a config that this algorithm cannot honour, before anything is loaded or written.
 

@@ -16,7 +16,9 @@ class Dpo(Pairs):
     """The policy's log-ratio to the reference grows for chosen answers against rejected ones."""
 
     def build(self, job: Job) -> Any:
-        from trl import DPOConfig, DPOTrainer
+        from trl import DPOConfig
+
+        from gym_fed.training.algorithms._preference_trainers import DpoMeans
 
         settings = job.config.dpo
         assert settings is not None  # filled in by the config
@@ -27,4 +29,4 @@ class Dpo(Pairs):
             max_length=None,  # cut already
             precompute_ref_log_probs=precompute(job, settings.precompute_ref_log_probs),
         )
-        return build_on_ids(job, DPOTrainer, arguments, reference=True)
+        return build_on_ids(job, DpoMeans, arguments, reference=True)

@@ -18,12 +18,13 @@ from gym_fed.training.algorithms._preference import (
 )
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
+from gym_fed.training.ranks import world_size
 
 
 class Kto(Algorithm):
     """Single answers that were liked or not; preference pairs become two such rows.
 
-    Rows are shuffled once, by ``seed``, and then taken in that order in every epoch: the KL of a batch is estimated
+    Rows are shuffled once, by ``seed``, and then taken in that order in every epoch: the KL of a step is estimated
     on its prompts with the answers of their neighbours.
     """
 
@@ -33,11 +34,11 @@ class Kto(Algorithm):
         check_preference(config)
         if not _estimates_kl(config):
             return
-        if config.per_device_train_batch_size < 2:
+        if _step_rows(config) < 2:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "per_device_train_batch_size: kto estimates the KL across a batch and needs more than one row in it",
-                "set it to 2 or more, or take kto.loss_type: apo_zero_unpaired",
+                "per_device_train_batch_size: kto estimates the KL across a step and needs more than one row in it",
+                "set it or gradient_accumulation_steps to 2 or more, or take kto.loss_type: apo_zero_unpaired",
             )
         if config.group_by_length:
             raise GymError(
@@ -64,7 +65,9 @@ class Kto(Algorithm):
         return EncodedRows(_with_neighbours(kept, config), kept.counts) if _estimates_kl(config) else kept
 
     def build(self, job: Job) -> Any:
-        from trl import KTOConfig, KTOTrainer
+        from trl import KTOConfig
+
+        from gym_fed.training.algorithms._preference_trainers import KtoMeans
 
         settings = job.config.kto
         assert settings is not None  # filled in by the config
@@ -75,7 +78,7 @@ class Kto(Algorithm):
             max_length=job.config.max_length,  # answers of neighbours may be longer than a row's own
             precompute_ref_log_probs=precompute(job, settings.precompute_ref_log_probs),
         )
-        return build_on_ids(job, KTOTrainer, arguments, reference=True)
+        return build_on_ids(job, KtoMeans, arguments, reference=True)
 
 
 def _estimates_kl(config: TrainingConfig) -> bool:
@@ -83,11 +86,16 @@ def _estimates_kl(config: TrainingConfig) -> bool:
     return config.kto.loss_type == "kto"
 
 
+def _step_rows(config: TrainingConfig) -> int:
+    """Rows of one optimiser step, on all processes."""
+    return config.per_device_train_batch_size * config.gradient_accumulation_steps * world_size()
+
+
 def _with_neighbours(rows: list[dict[str, Any]], config: TrainingConfig) -> list[dict[str, Any]]:
-    """Each row with the answer of the row before it in its batch; a batch of one takes that of the batch before."""
+    """Each row with the answer of the row before it in its step; a step of one takes that of the step before."""
     if len(rows) < 2:
         raise GymError(ErrorCode.DATA_INVALID, "kto needs at least two rows", "add rows")
-    size = config.per_device_train_batch_size
+    size = _step_rows(config)
     result = []
     for start in range(0, len(rows), size):
         batch = rows[start : start + size]

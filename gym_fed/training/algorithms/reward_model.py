@@ -80,9 +80,11 @@ class RewardModel(Algorithm):
         return scorer
 
     def build(self, job: Job) -> Any:
-        from trl import RewardConfig, RewardTrainer
+        from trl import RewardConfig
+
+        from gym_fed.training.algorithms._preference_trainers import RewardMeans
 
         settings = job.config.reward_model
         assert settings is not None  # filled in by the config
         arguments = RewardConfig(**job.arguments(), **settings.model_dump(), max_length=None)
-        return build_on_ids(job, RewardTrainer, arguments, reference=False)
+        return build_on_ids(job, RewardMeans, arguments, reference=False)

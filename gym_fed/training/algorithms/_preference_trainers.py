@@ -1,0 +1,126 @@
+"""TRL's preference trainers with losses that are means over the whole step; see ``gym_fed.training.global_batch``."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from trl import DPOTrainer, KTOTrainer, RewardTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
+
+from gym_fed.training.global_batch import RowMeans
+
+_Dpo: Any = DPOTrainer  # their annotations are no promise
+_Kto: Any = KTOTrainer
+_Reward: Any = RewardTrainer
+
+
+class RewardMeans(RowMeans, _Reward):  # type: ignore[misc]
+    """``RewardTrainer``, whose loss is a mean over pairs."""
+
+
+class DpoMeans(RowMeans, _Dpo):  # type: ignore[misc]
+    """``DPOTrainer``, whose loss is a mean over pairs, but for ``sft``: that one is over the chosen answers' tokens.
+
+    ``aot`` and ``aot_unpaired`` sort the pairs of a batch, and ``use_weighting`` multiplies ``sft`` by a batch's mean
+    weight: these stay what they are in a batch.
+    """
+
+    loss_weights: list[float]
+
+    def items(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**super().items(batch), "tokens": _chosen_tokens(batch)}
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        weights = self.loss_weights
+        tokens = self.share("tokens", _chosen_tokens(inputs)) / self.share("rows", self.rows(inputs))
+        self.loss_weights = [
+            weight * tokens if kind == "sft" else weight
+            for kind, weight in zip(self.loss_types, weights, strict=True)
+        ]
+        try:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        finally:
+            self.loss_weights = weights
+
+
+def _chosen_tokens(batch: dict[str, Any]) -> Any:
+    return batch["completion_mask"].chunk(2)[0][:, 1:].sum()
+
+
+class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
+    """``KTOTrainer``, whose loss is a mean over rows, with one estimate of the KL for all batches of a step.
+
+    Ethayarajh et al. 2024, section 4.1, take the mean over a batch, and TRL that over the batches which the processes
+    hold at one time. Here it is the mean over the whole step, before the first of its batches is learnt from; the cost
+    is the same. An evaluation has no step and takes TRL's.
+    """
+
+    _step_kl: float | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._said: list[float] = []  # reference log-probabilities may be asked for in the constructor
+        arguments = kwargs["args"]
+        size = arguments.per_device_train_batch_size
+        # TRL refuses batches of one row, whose own KL would be estimated by nothing; here a step has several.
+        arguments.per_device_train_batch_size = max(size, 2)
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            arguments.per_device_train_batch_size = size
+        self._train_batch_size = arguments.train_batch_size
+
+    def rows(self, batch: dict[str, Any]) -> int:
+        return len(batch["label"])
+
+    def count(self, batches: list[Any]) -> None:
+        super().count(batches)
+        if not self.calculate_KL or not batches:
+            return
+        self.model.train()
+        total = torch.zeros((), device=self.args.device)
+        for batch in map(self._prepare_inputs, batches):
+            with self.compute_loss_context_manager():
+                ours = self._compute_kl_logps(self.model_wrapped, batch)
+            total += (ours - self._reference_kl(batch)).sum()
+        assert self._step_items is not None  # just counted
+        summed = float(self.accelerator.reduce(total, reduction="sum"))
+        self._step_kl = summed / max(self._step_items["rows"], 1.0)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if self.model.training and self._step_kl is not None:
+            # TRL takes the mean of policy less reference: the policy's answer is the step's mean, the reference's 0.
+            self._said = [self._step_kl, 0.0]
+            if "ref_KL_logps" in inputs:
+                inputs = {**inputs, "ref_KL_logps": torch.zeros_like(inputs["ref_KL_logps"])}
+        try:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        finally:
+            self._said = []
+
+    def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
+        if not self._said:
+            return super()._compute_kl_logps(model, batch)
+        return torch.full((len(batch["label"]),), self._said.pop(0), device=self.args.device)
+
+    @torch.no_grad()
+    def _reference_kl(self, batch: dict[str, Any]) -> Any:
+        """Log-probabilities ``[n]`` of the neighbours' answers under the reference."""
+        if self.precompute_ref_logps:
+            return batch["ref_KL_logps"]
+        model: Any = self.ref_model
+        reference: AbstractContextManager[Any] = nullcontext()
+        if model is None:
+            model = self.model
+            unwrapped = self.accelerator.unwrap_model(model)
+            name = "ref" if "ref" in unwrapped.peft_config else None
+            reference = use_adapter(unwrapped, adapter_name=name)
+        checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with checkpointing, reference, self.compute_loss_context_manager():
+            return super()._compute_kl_logps(model, batch)

@@ -1,0 +1,78 @@
+"""One step, one mean: what a loss is divided by is counted over all batches of the step, on every process.
+
+A mean of means over batches of unequal size is another loss than the mean over their rows or tokens. So every batch's
+mean is weighed by its share of the step's items: ``share = n_batch * processes / n_step``, where the factor
+``processes`` undoes that gradients are averaged over them. The sum over a step is then the mean over its items,
+however they are cut into batches and spread over processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class GlobalBatch:
+    """Mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
+
+    A subclass says what a batch holds (``items``) and weighs the parts of its loss by ``share``. What is evaluated has
+    no step, and every share is 1.
+    """
+
+    loss_is_scaled_for_ga = True
+    """transformers divides by the number of batches otherwise."""
+
+    _step_items: dict[str, float] | None = None
+
+    def items(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """How many of each kind (rows, tokens) the batch's losses are means over; whole numbers or tensors of one."""
+        raise NotImplementedError
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+        """The step's batches, counted."""
+        parent: Any = super()
+        batches, number = parent.get_batch_samples(epoch_iterator, num_batches, device)
+        self.count(batches)
+        return batches, number
+
+    def count(self, batches: list[Any]) -> None:
+        """Take ``batches`` as those of a step. All processes have as many of them."""
+        if not batches:
+            return
+        trainer: Any = self
+        found = [self.items(batch) for batch in batches]
+        names = list(found[0])
+        sums = torch.tensor(
+            [sum(int(one[name]) for one in found) for name in names], device=trainer.args.device
+        )
+        total = trainer.accelerator.reduce(sums, reduction="sum")
+        self._step_items = dict(zip(names, map(float, total.tolist()), strict=True))
+
+    def share(self, name: str, number: Any) -> Any:
+        """What a batch's mean over ``number`` items of a kind counts in the step."""
+        trainer: Any = self
+        if self._step_items is None or not trainer.model.training:
+            return 1.0
+        return number * trainer.accelerator.num_processes / max(self._step_items[name], 1.0)
+
+
+class RowMeans(GlobalBatch):
+    """For trainers whose loss is a mean over rows (or pairs), as they compute it."""
+
+    def rows(self, batch: dict[str, Any]) -> int:
+        """Rows (or pairs) of a batch; by default pairs, whose two halves lie one after the other."""
+        return len(batch["input_ids"]) // 2
+
+    def items(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"rows": self.rows(batch)}
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The trainer's own, weighed."""
+        parent: Any = super()
+        weight = self.share("rows", self.rows(inputs))
+        found = parent.compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return (found[0] * weight, found[1]) if return_outputs else found * weight
