@@ -3,7 +3,7 @@
 ::
 
     config.yaml      the resolved config           metrics.jsonl    a line every logging_steps
-    run.json         data, rows, processes         checkpoints/     checkpoint-N folders
+    run.json         data, rows, processes, date   checkpoints/     checkpoint-N folders
     result.json      written last: the run is finished; beside it lies the model or the adapter
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class RunFolder:
 
         Args:
             config: The resolved config.
-            data_digest: Digest of the encoded rows.
+            data_digest: Digest of the rows.
             eval_digest: That of the rows held out, if there are any.
             resume: Whether an unfinished run may be continued.
 
@@ -87,10 +88,18 @@ class RunFolder:
         data_digest: str,
         eval_digest: str | None = None,
         *,
+        begun: str | None = None,
         resume: bool,
         counts: tuple[RowCounts | None, RowCounts | None] = (None, None),
     ) -> Path | None:
-        """Start or continue the run of ``config`` here, alone until ``close``; for the arguments see ``check``.
+        """Start or continue the run of ``config`` here, alone until ``close``; for the other arguments see ``check``.
+
+        Args:
+            config: The resolved config.
+            data_digest: Digest of the rows.
+            eval_digest: That of the rows held out, if there are any.
+            begun: What ``begun`` has said.
+            resume: Whether an unfinished run may be continued.
 
         ``counts`` are of the rows of ``data`` and ``eval_data``, and are written down.
 
@@ -108,14 +117,33 @@ class RunFolder:
         if not self._has_begun():
             (self.path / "environment.json").unlink(missing_ok=True)  # of another config, perhaps
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
-        begun = {
+        values = {
             "data_sha256": data_digest,
             "eval_data_sha256": eval_digest,
             "num_processes": world_size(),
             **{key: one.as_dict() for key, one in zip(("rows", "eval_rows"), counts, strict=True) if one},
+            "begun": begun or self.begun(),
         }
-        write_atomically(self.path / "run.json", f"{json.dumps(begun)}\n".encode())
+        write_atomically(self.path / "run.json", f"{json.dumps(values)}\n".encode())
         return self.last_checkpoint()
+
+    def begun(self) -> str:
+        """When the unfinished run that is here began, else now; local time in ISO format.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` for an unfinished run of a release that told its rows apart by their tokens.
+        """
+        file = self.path / "run.json"
+        if file.exists() and self._has_begun():
+            found = json.loads(file.read_text(encoding="utf-8")).get("begun")
+            if found is None:
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.path}: holds an unfinished run of an older release, which this one cannot go on with",
+                    "choose another output_dir, or pass --overwrite to delete the unfinished run",
+                )
+            return str(datetime.fromisoformat(found).isoformat())
+        return datetime.now().isoformat(timespec="seconds")
 
     def close(self) -> None:
         """Let other processes into the folder."""

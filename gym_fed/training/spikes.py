@@ -20,6 +20,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.training.processes import is_main
 
+
 def check_spikes(config: TrainingConfig) -> None:
     """Refuse where the loss of a step says nothing of its batch.
 

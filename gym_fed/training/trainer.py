@@ -41,6 +41,7 @@ from gym_fed.training.run_folder import RunFolder
 from gym_fed.training.saving import save_final
 from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.spikes import Rollbacks, SpikeWatch
+from gym_fed.training.template_date import templates_say
 from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.tuning import get_tuning
 
@@ -179,7 +180,6 @@ class Trainer:
         resume: bool,
     ) -> TrainResult:
         import torch
-        from transformers import PrinterCallback, set_seed
 
         config = known_sizes(self.config) or self.config
         algorithm = get_algorithm(config.algorithm)
@@ -189,6 +189,24 @@ class Trainer:
         folder = self._folder = RunFolder(config.output_dir)
         processes.start(settings_of(config), device)
         processes.on_main(folder.require_unfinished)
+        begun = processes.on_main(folder.begun)
+        with templates_say(begun):
+            return self._run_as_of(begun, config, algorithm, device, folder, dataset, eval_dataset, resume)
+
+    def _run_as_of(
+        self,
+        begun: str,
+        config: TrainingConfig,
+        algorithm: Algorithm,
+        device: Any,
+        folder: RunFolder,
+        dataset: Sequence[dict[str, Any]] | None,
+        eval_dataset: Sequence[dict[str, Any]] | None,
+        resume: bool,
+    ) -> TrainResult:
+        """``_run`` with templates that print the date of its beginning."""
+        from transformers import PrinterCallback, set_seed
+
         rows = _rows(config, dataset, eval_dataset, algorithm)
         check_early_stopping(config, has_eval_data=bool(rows[1]))
         splitting = deepspeed_loading(config)
@@ -200,7 +218,7 @@ class Trainer:
         encoded = algorithm.encode(config, tokenizer, rows[0])
         judging = config.model_copy(update={"privacy": None})  # rows that only judge are not protected
         eval_encoded = rows[1] and algorithm.encode(judging, tokenizer, rows[1])
-        digests = _digest(encoded), None if eval_encoded is None else _digest(eval_encoded)
+        digests = _digest(rows[0], tokenizer), None if rows[1] is None else _digest(rows[1], tokenizer)
         processes.on_main(lambda: folder.check(config, *digests, resume=resume))
         counts = self._counted("data", encoded, rows[0])
         eval_counts = None if rows[1] is None else self._counted("eval_data", eval_encoded, rows[1])
@@ -210,7 +228,7 @@ class Trainer:
         model = algorithm.adapt(model, tokenizer, config)
         model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
         checkpoint = processes.on_main(
-            lambda: _opened(folder, config, digests, (counts, eval_counts), resume)
+            lambda: _opened(folder, config, digests, (counts, eval_counts), begun, resume)
         )
         optimizer = get_optimizer(config.optimizer)
         if config.auto_batch_size is not None and known_sizes(config) is None:
@@ -378,17 +396,23 @@ def _opened(
     config: TrainingConfig,
     digests: tuple[str, str | None],
     counts: tuple[RowCounts, RowCounts | None],
+    begun: str,
     resume: bool,
 ) -> str | None:
-    checkpoint = folder.open(config, *digests, resume=resume, counts=counts)
+    checkpoint = folder.open(config, *digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, digests[0])
     return None if checkpoint is None else str(checkpoint)
 
 
-def _digest(encoded: list[dict[str, Any]]) -> str:
-    """Digest of rows, so that a resumed run cannot silently learn from or be judged by others."""
+def _digest(rows: Sequence[dict[str, Any]], tokenizer: Any) -> str:
+    """Digest of rows and of what makes tokens of them, so that a resumed run cannot silently learn from others.
+
+    The tokens themselves may differ from day to day: templates print the date.
+    """
+    words = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     digest = hashlib.sha256()
-    for row in encoded:
-        digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
+    made_by = [sorted(words.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
+    for value in (made_by, *rows):
+        digest.update(json.dumps(value, sort_keys=True, default=repr).encode())
         digest.update(b"\n")
     return digest.hexdigest()
