@@ -21,6 +21,7 @@ from gym_fed.config.rewards import RewardSections
 from gym_fed.config.run import RunSections
 from gym_fed.config.tracking import TrackingSections
 from gym_fed.config.tuning import TUNING_SECTIONS, LoraSettings, TuningSections
+from gym_fed.config.vision import VisionSections
 
 __all__ = ["DataConfig", "LoraSettings", "ModelInit", "TrainingConfig"]
 
@@ -31,6 +32,7 @@ _UNLEARNING = ("gradient_difference", "npo")
 class TrainingConfig(
     AlgorithmSections,
     TuningSections,
+    VisionSections,
     OptimizationSections,
     DataSections,
     RewardSections,

@@ -25,22 +25,29 @@ class GlobalBatch:
     """transformers divides by the number of batches otherwise."""
 
     _step_items: dict[str, float] | None = None
+    _waiting: tuple[Any, ...] = ()
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
         """How many of each kind (rows, tokens) the batch's losses are means over; whole numbers or tensors of one."""
         raise NotImplementedError
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """The step's batches, counted."""
+        """The step's batches, which are counted when the first is learnt from: a resume sets random states between."""
         parent: Any = super()
         batches, number = parent.get_batch_samples(epoch_iterator, num_batches, device)
-        self.count(batches)
+        self._waiting = tuple(batches)
         return batches, number
 
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """The trainer's own; a batch of no step, as when sizes are tried out, is a step of itself."""
+        parent: Any = super()
+        waiting, self._waiting = self._waiting, ()
+        if waiting or self._step_items is None:
+            self.count(list(waiting) or [inputs])
+        return parent.training_step(model, inputs, num_items_in_batch)
+
     def count(self, batches: list[Any]) -> None:
-        """Take ``batches`` as those of a step. All processes have as many of them."""
-        if not batches:
-            return
+        """Take ``batches`` (at least one) as those of a step. All processes have as many of them."""
         trainer: Any = self
         found = [self.items(batch) for batch in batches]
         names = list(found[0])

@@ -44,6 +44,8 @@ from gym_fed.training.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.template_date import templates_say
 from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.tuning import get_tuning
+from gym_fed.training.vision import require_image_model
+from gym_fed.training.vision_parts import freeze_parts, frozen_parts
 
 if TYPE_CHECKING:
     from gym_fed.config.delta import CodecPolicy
@@ -213,6 +215,7 @@ class Trainer:
         if self._given is not None:
             require_dtype(self._given[0], config)
         model, tokenizer = self._given or load_for_training(config)
+        require_image_model(config, tokenizer)
         model = apply_features(model, config)
         assert rows[0] is not None  # there are rows
         encoded = algorithm.encode(config, tokenizer, rows[0])
@@ -226,7 +229,9 @@ class Trainer:
         set_seed(config.seed)
         tuning = get_tuning(config.finetuning)
         model = algorithm.adapt(model, tokenizer, config)
+        frozen = frozen_parts(model, config)
         model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
+        freeze_parts(model, config, frozen)
         checkpoint = processes.on_main(
             lambda: _opened(folder, config, digests, (counts, eval_counts), begun, resume)
         )

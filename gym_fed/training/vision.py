@@ -17,6 +17,7 @@ from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import quiet_loading, resolve
+from gym_fed.training.image_size import ImageLimits
 from gym_fed.training.requirements import require_package
 
 _PLACE = "<image>"
@@ -76,6 +77,21 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     return model.eval(), processor
 
 
+def require_image_model(config: TrainingConfig, tokenizer: Any) -> None:
+    """Refuse sizes of images where none are read.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    for key in ("image_max_pixels", "image_min_pixels"):
+        if getattr(config, key) is not None and not is_processor(tokenizer):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{key}: is given, but {config.algorithm} reads text alone here",
+                "remove it, or train a model that reads images by sft",
+            )
+
+
 def require_no_images(rows: Sequence[Row]) -> None:
     """Refuse images that a model without a vision part would never see.
 
@@ -113,7 +129,7 @@ def encode_image_rows(
             raise _bad(number, "is no conversation", "models that read images learn conversations (messages)")
         images = [_source(image, number) for image in row.get("images") or ()]
         messages = place_images(row["messages"], len(images), number)
-        length = _length(processor, messages, images, number)
+        length = _length(processor, messages, images, number, ImageLimits.of(config))
         if length > config.max_length:
             raise _bad(
                 number,
@@ -172,11 +188,13 @@ def _source(image: Any, number: int) -> str:
     return image if image.startswith("data:") else str(Path(image).expanduser())
 
 
-def _length(processor: Any, messages: list[dict[str, Any]], images: list[str], number: int) -> int:
+def _length(
+    processor: Any, messages: list[dict[str, Any]], images: list[str], number: int, limits: ImageLimits
+) -> int:
     """Tokens of a row, those that its images become included."""
     text = processor.apply_chat_template(messages, tokenize=False)
     length = len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
-    sizes = [_size(image, number) for image in images]
+    sizes = [limits.size(*_size(image, number))[::-1] for image in images]
     if sizes:
         length += sum(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]) - len(
             sizes
@@ -185,7 +203,7 @@ def _length(processor: Any, messages: list[dict[str, Any]], images: list[str], n
 
 
 def _size(source: str, number: int) -> tuple[int, int]:
-    """Height and width, of a file by its head alone."""
+    """Width and height, of a file by its head alone."""
     from PIL import Image, UnidentifiedImageError
     from transformers.image_utils import load_image
 
@@ -200,7 +218,7 @@ def _size(source: str, number: int) -> tuple[int, int]:
         raise _bad(
             number, f"has an image that cannot be read: {shown}", "give a PNG, JPEG or WebP file"
         ) from error
-    return height, width
+    return width, height
 
 
 def marking_template(processor: Any) -> str | None:

@@ -9,6 +9,7 @@ from transformers.image_utils import load_image
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
+from gym_fed.training.image_size import ImageLimits
 from gym_fed.training.job import Job
 from gym_fed.training.trl_glue import local
 from gym_fed.training.vision import marking_template
@@ -22,7 +23,9 @@ def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:
         model=job.model,
         args=SFTConfig(**job.arguments(), max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
         processing_class=job.tokenizer,
-        data_collator=ImageBatches(job.tokenizer, assistant_only=assistant_only),
+        data_collator=ImageBatches(
+            job.tokenizer, assistant_only=assistant_only, limits=ImageLimits.of(job.config)
+        ),
         callbacks=job.callbacks,
         **job.datasets(),
     )
@@ -51,9 +54,11 @@ class ImageBatches:
     Args:
         processor: Of the model.
         assistant_only: Label the assistant's words alone.
+        limits: Sizes of images.
     """
 
-    def __init__(self, processor: Any, *, assistant_only: bool) -> None:
+    def __init__(self, processor: Any, *, assistant_only: bool, limits: ImageLimits | None = None) -> None:
+        self._limits = limits or ImageLimits()
         self._collator: Any = DataCollatorForVisionLanguageModeling(
             processor=processor,
             assistant_only_loss=assistant_only,
@@ -65,7 +70,7 @@ class ImageBatches:
             [
                 {
                     "messages": json.loads(row["messages"]),
-                    "images": [load_image(source) for source in row["images"]],
+                    "images": [self._limits.fit(load_image(source)) for source in row["images"]],
                 }
                 for row in rows
             ]

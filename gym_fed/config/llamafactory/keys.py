@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_VIDEOS = "rows with videos or sounds are refused when they are read"
+
 NOT_NEEDED: dict[str, str] = {
     # How rows are prepared: nothing is cached under other settings here, and rows are encoded in one process.
     "overwrite_cache": "rows are encoded afresh",
@@ -65,20 +67,19 @@ NOT_NEEDED: dict[str, str] = {
     "full_determinism": "see reproducibility.deterministic",
     "badam_verbose": "nothing is printed",
     "trust_remote_code": "code that comes with a model is never run; its architecture must be one of transformers'",
-    # Rows with videos or sounds are refused when they are read.
-    "video_max_pixels": "videos and sounds are not read",
-    "video_min_pixels": "videos and sounds are not read",
-    "video_fps": "videos and sounds are not read",
-    "video_maxlen": "videos and sounds are not read",
-    "use_audio_in_video": "videos and sounds are not read",
-    "audio_sampling_rate": "videos and sounds are not read",
+    "video_max_pixels": _VIDEOS,
+    "video_min_pixels": _VIDEOS,
+    "video_fps": _VIDEOS,
+    "video_maxlen": _VIDEOS,
+    "use_audio_in_video": _VIDEOS,
+    "audio_sampling_rate": _VIDEOS,
     # Ray and SwanLab.
     "use_swanlab": "see tracking",
     "use_ray": "gym train runs on this machine",
 }
 NOT_NEEDED_PREFIXES = {"ray_": NOT_NEEDED["use_ray"], "swanlab_": NOT_NEEDED["use_swanlab"]}
 
-_PIXELS = "images are prepared by the model's own processor"
+_PIXELS = "images are prepared as the model's own processor does it"
 _TOKENS = "tokens are not added to a model"
 _TEMPLATE = "the tokenizer's chat template writes conversations"
 
@@ -94,8 +95,6 @@ NO_COUNTERPART: dict[str, str] = {
     "add_special_tokens": _TOKENS,
     "new_special_tokens_config": _TOKENS,
     "resize_vocab": _TOKENS,
-    "image_max_pixels": _PIXELS,
-    "image_min_pixels": _PIXELS,
     "image_do_pan_and_scan": _PIXELS,
     "crop_to_patches": _PIXELS,
     "train_from_scratch": "write the sizes in our model_init",
@@ -114,9 +113,6 @@ NO_COUNTERPART: dict[str, str] = {
     "pref_bco_weight": "that term is not added",
     "ppo_score_norm": "rewards are not normalised; advantages are whitened",
     "ppo_whiten_rewards": "rewards are not whitened; advantages are",
-    "freeze_vision_tower": "the tuning method decides what is trained",
-    "freeze_multi_modal_projector": "the tuning method decides what is trained",
-    "freeze_language_model": "the tuning method decides what is trained",
     "use_dft_loss": "there is no such loss",
     "use_asft_loss": "there is no such loss",
     "use_eaft_loss": "there is no such loss",
@@ -134,8 +130,6 @@ NO_COUNTERPART: dict[str, str] = {
 
 LOOKS_AWAY = {
     "mask_history": (False,),
-    "freeze_vision_tower": (True,),
-    "freeze_multi_modal_projector": (True,),
     "split_special_tokens": (False,),
     "enable_thinking": (True,),
     "average_tokens_across_devices": (True,),

@@ -13,6 +13,7 @@ from gym_fed.config.llamafactory.keys import LOOKS_AWAY, NO_COUNTERPART, NOT_NEE
 from gym_fed.config.llamafactory.ledger import Ledger, Translation, names
 from gym_fed.config.llamafactory.optimizers import translate_optimizer
 from gym_fed.config.llamafactory.stages import translate_stage
+from gym_fed.errors import GymError
 
 _FULL = ("full", "freeze")
 _OF_METHODS = (
@@ -30,6 +31,7 @@ def translate(given: dict[str, Any]) -> Translation:
     tuning = _tuning(ledger)
     _precision(ledger, quantized="quantization" in ledger.result.values, adapter=tuning not in _FULL)
     _data(ledger, algorithm)
+    _vision(ledger)
     _features(ledger)
     translate_optimizer(ledger)
     _schedule(ledger)
@@ -184,6 +186,26 @@ def _data(ledger: Ledger, algorithm: str) -> None:
         ledger.note(
             "template", f"{template!r} is not read; conversations are written by the tokenizer's template"
         )
+
+
+def _vision(ledger: Ledger) -> None:
+    """Their sizes of images hold wherever the model reads any, also where the file says nothing of them."""
+    for key in ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"):
+        ledger.move(key, key)
+    sizes = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32}
+    reads_images = ledger.result.values.get("algorithm") == "sft" and _reads_images(ledger)
+    for key, default in sizes.items():
+        ledger.move(key, key, default if reads_images else None)
+
+
+def _reads_images(ledger: Ledger) -> bool:
+    from gym_fed.models import resolve
+
+    try:
+        file = Path(resolve(str(ledger.result.values.get("model")))) / "config.json"
+    except GymError:  # a model that is not here is refused by whoever loads it
+        return False
+    return file.is_file() and "vision_config" in json.loads(file.read_text(encoding="utf-8"))
 
 
 def _features(ledger: Ledger) -> None:

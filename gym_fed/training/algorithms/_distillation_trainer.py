@@ -21,7 +21,14 @@ from gym_fed.training.global_batch import GlobalBatch
 _Gkd: Any = GKDTrainer  # its annotations are no promise
 
 
-class DistillationTrainer(GlobalBatch, _Gkd):  # type: ignore[misc]
+class _Unanswered(_Gkd):  # type: ignore[misc]
+    """TRL's trainer, whose step only learns."""
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
+        return super(_Gkd, self).training_step(model, inputs, num_items_in_batch)
+
+
+class DistillationTrainer(GlobalBatch, _Unanswered):
     """Loss: the divergence from the teacher, in nats per labelled token of the whole step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,10 +55,6 @@ class DistillationTrainer(GlobalBatch, _Gkd):  # type: ignore[misc]
         ) as model:
             found = self.generate_on_policy_outputs(model, prepared, self.generation_config)
         batch["input_ids"], batch["attention_mask"], batch["labels"] = found
-
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
-        """transformers' own: the answers are there already."""
-        return super(_Gkd, self).training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

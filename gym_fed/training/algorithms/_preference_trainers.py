@@ -79,7 +79,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
 
     def count(self, batches: list[Any]) -> None:
         super().count(batches)
-        if not self.calculate_KL or not batches:
+        if not self.calculate_KL:
             return
         self.model.train()
         total = torch.zeros((), device=self.args.device)

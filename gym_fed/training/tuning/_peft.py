@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.vision_parts import frozen_parts, narrow_targets
 
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig
@@ -23,7 +24,9 @@ _NAMING = (
 """Settings that name modules, and whether by regular expressions."""
 
 
-def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
+def wrap(
+    model: Any, peft_config: Any, section: str, *, seed: int, frozen: frozenset[str] = frozenset()
+) -> Any:
     """``model`` in a ``peft.PeftModel``; its own weights are frozen and stay shared with the wrapper.
 
     Args:
@@ -31,6 +34,7 @@ def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
         peft_config: A ``peft.PeftConfig``; it stays as it is.
         section: The section of the YAML that it was made of, for errors.
         seed: Decides the random factors.
+        frozen: Parts of a model that reads images which get no adapter; see ``vision_parts.frozen_parts``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when the settings fit no layer of the model, or PEFT would change them to fit.
@@ -42,6 +46,7 @@ def wrap(model: Any, peft_config: Any, section: str, *, seed: int) -> Any:
 
     peft_config = copy.deepcopy(peft_config)  # PEFT adds to lists in it, which may be those of our own config
     _require_modules(model, peft_config, section)
+    narrow_targets(model, peft_config, frozen, section)
     settle(model)
     set_seed(seed)
     try:
@@ -110,7 +115,8 @@ def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
     from gym_fed.training.quantization import require_quantised
 
     require_quantised(model, config)
-    return wrap(model, peft_config, config.finetuning, seed=config.seed)
+    frozen = frozen_parts(model, config)
+    return wrap(model, peft_config, config.finetuning, seed=config.seed, frozen=frozen)
 
 
 def task_type(config: TrainingConfig) -> str:

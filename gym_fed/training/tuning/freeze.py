@@ -7,6 +7,7 @@ from typing import Any
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.tuning.full import Full as _Full
+from gym_fed.training.vision_parts import outside_tower
 
 
 class Freeze(_Full):
@@ -42,7 +43,7 @@ def _layers(model: Any) -> list[Any]:
     import torch
 
     wanted = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    for _, module in model.named_modules():
+    for _, module in outside_tower(model):
         if isinstance(module, torch.nn.ModuleList) and len(module) == wanted:
             return list(module)
     raise GymError(

@@ -18,6 +18,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.quantization import require_quantised
 from gym_fed.training.tuning._peft import save_adapter, task_type, wrap
 from gym_fed.training.tuning.base import Tuning
+from gym_fed.training.vision_parts import frozen_parts
 
 __all__ = ["Lora", "LoraFactors", "add_lora", "frozen_factor", "lora_factors", "save_adapter"]
 
@@ -54,7 +55,8 @@ class Lora(Tuning):
         settings = config.lora
         assert settings is not None  # filled in by the config
         require_quantised(model, config)
-        adapted = add_lora(model, settings, seed=config.seed, task=task_type(config))
+        frozen = frozen_parts(model, config)
+        adapted = add_lora(model, settings, seed=config.seed, task=task_type(config), frozen=frozen)
         if settings.init_lora_weights == "loftq":
             from gym_fed.training.tuning._loftq import start_from_loss
 
@@ -74,7 +76,14 @@ class Lora(Tuning):
             save_adapter(model, folder, base_name)
 
 
-def add_lora(model: Any, settings: LoraSettings, *, seed: int, task: str = "CAUSAL_LM") -> Any:
+def add_lora(
+    model: Any,
+    settings: LoraSettings,
+    *,
+    seed: int,
+    task: str = "CAUSAL_LM",
+    frozen: frozenset[str] = frozenset(),
+) -> Any:
     """Wrap ``model`` for LoRA; its own weights are frozen and stay shared with the wrapper.
 
     Args:
@@ -83,6 +92,7 @@ def add_lora(model: Any, settings: LoraSettings, *, seed: int, task: str = "CAUS
         seed: Decides the random A factors (B starts at zero). With ``settings.freeze_a`` they follow from it and the
             layer's name alone, whoever trains and on whatever machine, and are not trained.
         task: PEFT's name of what the model does.
+        frozen: Parts of a model that reads images which get no adapter; see ``vision_parts.frozen_parts``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when ``target_modules`` names no layer of the model.
@@ -112,9 +122,9 @@ def add_lora(model: Any, settings: LoraSettings, *, seed: int, task: str = "CAUS
         ensure_weight_tying=bool(tied and {"embed_tokens", "lm_head"} & set(settings.modules_to_save)),
     )
     if start.startswith("pissa") or start == "olora":
-        adapted = keeping_originals(model, lambda: wrap(model, config, "lora", seed=seed))
+        adapted = keeping_originals(model, lambda: wrap(model, config, "lora", seed=seed, frozen=frozen))
     else:
-        adapted = wrap(model, config, "lora", seed=seed)
+        adapted = wrap(model, config, "lora", seed=seed, frozen=frozen)
     if settings.freeze_a:
         _freeze_a(adapted, seed)
     if settings.lora_fa:
