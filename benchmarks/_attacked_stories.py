@@ -121,7 +121,7 @@ def _trained(model: Any, text: Sequences, lr: float, steps: int, seed: int) -> D
         chosen = torch.randint(len(text), (BATCH,), generator=generator).tolist()
         optimizer.zero_grad()
         total, count = summed_loss(tuned, [text[i] for i in chosen])
-        (total / count).backward()
+        (total / count).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     before = model_tensors(model)
     return {name: tensor - before[name] for name, tensor in model_tensors(tuned).items()}

@@ -16,15 +16,14 @@ from typing import Any
 
 import torch
 from _defences import Defence
-from _digits import DIMENSION, Digits, Schedule, gradient, loss, signs
+from _digits import Digits, Schedule
 from torch import Tensor
 
 SEARCH_IMAGES = 400
 """Training images on which a search measures the loss."""
 
-TRIGGER = (0, 1, 8)
 TARGET = 0
-"""The backdoor: these three pixels white make it a zero."""
+"""The backdoor: three pixels white (``Images.trigger``) make it a zero."""
 
 
 @dataclass
@@ -39,6 +38,7 @@ class Scene:
         model: ``[S, d]`` before the round.
         updates: ``[S, h, d]`` honest updates as sent.
         deltas: ``[S, h, d]`` honest updates before their encoding.
+        root: ``[S, d]`` the coordinator's own update.
         generator: The liars' own randomness.
         memory: What liars keep from round to round.
     """
@@ -50,6 +50,7 @@ class Scene:
     model: Tensor
     updates: Tensor
     deltas: Tensor
+    root: Tensor
     generator: torch.Generator
     memory: dict[str, Any] = field(default_factory=dict)
 
@@ -60,21 +61,24 @@ class Scene:
     @property
     def mean(self) -> Tensor:
         """``[S, d]`` of the honest deltas."""
-        return self.deltas.mean(1)
+        mean: Tensor = self.deltas.mean(1)
+        return mean
 
     @property
     def deviation(self) -> Tensor:
         """``[S, d]`` standard deviation of the honest deltas."""
-        return self.deltas.std(1)
+        deviation: Tensor = self.deltas.std(1)
+        return deviation
 
     @property
     def norm(self) -> Tensor:
         """``[S, 1]`` median norm of the honest updates."""
-        return self.updates.norm(dim=2).median(1).values[:, None]
+        median: Tensor = self.updates.norm(dim=2).median(1).values[:, None]
+        return median
 
     def sent(self, updates: Tensor) -> Tensor:
         """Updates in the format of the round."""
-        return signs(updates) if self.packed else updates
+        return self.data.network.signs(updates) if self.packed else updates
 
     def together(self, update: Tensor) -> Tensor:
         """``[S, d]``, the same from every liar."""
@@ -85,15 +89,24 @@ class Scene:
         who = range(self.data.honest, self.data.contributors)
         return self.data.train(self.model, self.schedule, who, self.generator, poison)
 
+    def furthest(self, candidates: Iterable[Tensor], direction: Tensor) -> Tensor:
+        """Of ``[S, f, d]`` candidates, for every seed the one that moves the soup furthest along ``[S, d]``."""
+        return self._best(candidates, lambda soups: (soups * direction).sum(1))
+
     def worst(self, candidates: Iterable[Tensor]) -> Tensor:
         """Of ``[S, f, d]`` candidates, for every seed the one after which the loss is largest."""
         images, labels = self.data.images[:, :SEARCH_IMAGES], self.data.labels[:, :SEARCH_IMAGES]
+        return self._best(
+            candidates, lambda soups: self.data.network.loss(self.model + soups, images, labels)
+        )
+
+    def _best(self, candidates: Iterable[Tensor], harm_of: Callable[[Tensor], Tensor]) -> Tensor:
         best = harm = None
         for candidate in candidates:
             sent = self.sent(candidate)
             rounds = torch.cat([self.updates, sent], 1)
-            soups = torch.stack([self.defence.expected(one) for one in rounds])
-            found = loss(self.model + soups, images, labels)
+            soups = torch.stack([self.defence.expected(*one) for one in zip(rounds, self.root, strict=True)])
+            found = harm_of(soups)
             if best is None or harm is None:
                 best, harm = sent.clone(), found
             else:
@@ -117,7 +130,8 @@ def attack(function: Attack) -> Attack:
 
 def unit(vectors: Tensor) -> Tensor:
     """Of norm 1, ``[..., d]``."""
-    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    lengths: Tensor = vectors.norm(dim=-1, keepdim=True)
+    return vectors / lengths.clamp_min(1e-12)
 
 
 @attack
@@ -142,14 +156,14 @@ def inflated_scale(scene: Scene) -> Tensor:
 @attack
 def gaussian(scene: Scene) -> Tensor:
     """Noise of three times the honest spread (Blanchard et al. 2017, "Machine Learning with Adversaries")."""
-    shape = (len(scene.model), scene.liars, DIMENSION)
+    shape = (len(scene.model), scene.liars, scene.model.shape[1])
     return scene.sent(3.0 * scene.updates.std() * torch.randn(shape, generator=scene.generator))
 
 
 @attack
 def zero(scene: Scene) -> Tensor:
     """Nothing learnt: a scale of zero."""
-    return torch.zeros(len(scene.model), scene.liars, DIMENSION)
+    return torch.zeros(len(scene.model), scene.liars, scene.model.shape[1])
 
 
 @attack
@@ -173,7 +187,7 @@ def mimic(scene: Scene) -> Tensor:
     direction = scene.memory.get("direction")
     steps = 2
     if direction is None:
-        direction, steps = torch.randn(len(scene.model), DIMENSION, generator=scene.generator), 8
+        direction, steps = torch.randn(scene.model.shape, generator=scene.generator), 8
     for _ in range(steps):
         direction = unit((centred.transpose(1, 2) @ (centred @ direction[..., None]))[..., 0])
     scene.memory["direction"] = direction
@@ -223,20 +237,26 @@ def backdoor(scene: Scene) -> Tensor:
     """Model replacement: half of each batch carries the trigger and the target's label, and the update is scaled by
     n / f so that the mean becomes the liars' model (Bagdasaryan et al. 2020, "How To Backdoor Federated Learning")."""
     boost = scene.data.contributors / scene.liars
-    return boost * scene.sent(scene.trained(_triggered_half))
+    return boost * backdoor_unscaled(scene)
 
 
-def triggered(images: Tensor) -> Tensor:
+@attack
+def backdoor_unscaled(scene: Scene) -> Tensor:
+    """The same training, sent as it is: an update of honest length, which no rule sees anything in."""
+
+    def triggered_half(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        half = images.shape[1] // 2
+        marked = torch.cat([triggered(images[:, :half], scene.data), images[:, half:]], 1)
+        return marked, torch.cat([torch.full_like(labels[:, :half], TARGET), labels[:, half:]], 1)
+
+    return scene.sent(scene.trained(triggered_half))
+
+
+def triggered(images: Tensor, data: Digits) -> Tensor:
     """Images with the trigger."""
     marked = images.clone()
-    marked[..., list(TRIGGER)] = 1.0
+    marked[..., list(data.set.trigger)] = 1.0
     return marked
-
-
-def _triggered_half(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    half = images.shape[1] // 2
-    marked = torch.cat([triggered(images[:, :half]), images[:, half:]], 1)
-    return marked, torch.cat([torch.full_like(labels[:, :half], TARGET), labels[:, half:]], 1)
 
 
 @attack
@@ -297,7 +317,7 @@ def camouflage(scene: Scene) -> Tensor:
     harmless (noise that adds up to nothing, or an honest contributor's update), and hides a part that all share; how
     large it is, its direction and the cover are searched."""
     seeds, liars = len(scene.model), scene.liars
-    noise = torch.randn(seeds, liars, DIMENSION, generator=scene.generator)
+    noise = torch.randn(seeds, liars, scene.model.shape[1], generator=scene.generator)
     order = torch.stack(
         [torch.randperm(scene.data.honest, generator=scene.generator)[:liars] for _ in range(seeds)]
     )
@@ -314,6 +334,42 @@ def camouflage(scene: Scene) -> Tensor:
     return scene.worst(candidates())
 
 
+@attack
+def near_root(scene: Scene) -> Tensor:
+    """Against rules that trust a root update (this project): every lie is the coordinator's own update, which such an
+    attacker knows, turned towards a hostile direction; by how much is searched."""
+    cover = unit(scene.root)
+
+    def candidates() -> Iterable[Tensor]:
+        for direction in (ascent(scene), -scene.mean, -scene.deviation):
+            for angle in (0.3, 0.8, 1.2, 1.4, 1.55):
+                hidden = math.sin(angle) * unit(direction)
+                yield scene.together(scene.norm * (hidden + math.cos(angle) * cover))
+
+    return scene.worst(candidates())
+
+
+@attack
+def drift(scene: Scene) -> Tensor:
+    """One hostile direction for the whole run (this project): what a round of training on wrong labels would add to the
+    first model. Every lie is as long as honest updates are, and turned from a harmless one (what it would honestly be,
+    or noise that adds up to nothing) as far towards the direction as moves the soup furthest along it."""
+    if "drift" not in scene.memory:
+        wrong = scene.trained(lambda images, labels: (images, 9 - labels)).mean(1)
+        scene.memory["drift"] = unit(wrong)
+    direction = scene.memory["drift"]
+    noise = torch.randn(len(scene.model), scene.liars, scene.model.shape[1], generator=scene.generator)
+    covers = [unit(scene.trained()), unit(noise - noise.mean(1, keepdim=True))]
+
+    def candidates() -> Iterable[Tensor]:
+        for cover in covers:
+            for angle in (0.15, 0.3, 0.5, 0.8, 1.2, math.pi / 2):
+                hidden = math.sin(angle) * direction[:, None]
+                yield scene.norm[:, None] * (hidden + math.cos(angle) * cover)
+
+    return scene.furthest(candidates(), direction)
+
+
 def ascent(scene: Scene) -> Tensor:
     """``[S, d]`` gradient of the loss on all training data."""
-    return gradient(scene.model, scene.data.images, scene.data.labels)
+    return scene.data.network.gradient(scene.model, scene.data.images, scene.data.labels)

@@ -9,12 +9,17 @@ import torch
 from torch import Tensor
 
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.soup.aggregators.byzantine_robust import ByzantineRobust
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobust
 from gym_fed.soup.aggregators.caf import CAF
-from gym_fed.soup.geometry import Geometry, Mixture
+from gym_fed.soup.aggregators.fltrust import trusted
+from gym_fed.soup.aggregators.fltrust_caf import FLTrustCAF
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.pipeline import Pipeline
 
 DEFAULT = "byzantine_robust"
+ROOT_ALONE = "root alone"
+"""No rule: nobody is heard, the coordinator's own update is the soup. What contributors add must beat it."""
 RULES = (
     "mean",
     "norm_cap+mean",
@@ -35,6 +40,9 @@ RULES = (
     "norm_cap+caf",
     "norm_cap+nnm+caf",
     DEFAULT,
+    "fltrust",
+    "fltrust_caf",
+    ROOT_ALONE,
 )
 
 
@@ -49,54 +57,88 @@ class Defence:
     def __init__(self, rule: str, liars: int) -> None:
         *before, last = rule.split("+")
         self.rule = rule
-        self.pipeline = Pipeline.of(
-            SoupRecipe(
-                aggregator=last,
-                pre_aggregators=before,
-                # The mean withstands nobody, and says so by refusing any number of liars.
-                num_malicious_nodes=0 if last == "mean" else liars,
+        self.pipeline: Pipeline | None = None
+        if rule != ROOT_ALONE:
+            # The mean withstands nobody, and says so by refusing any number of liars.
+            declared = 0 if last == "mean" else liars
+            self.pipeline = Pipeline.of(
+                SoupRecipe(aggregator=last, pre_aggregators=before, num_malicious_nodes=declared)
             )
-        )
 
-    def merge(self, updates: Tensor) -> tuple[Tensor, Tensor | None]:
-        """``[n, d]`` float32 updates to the ``[d]`` soup, and each one's ``[n]`` coefficient where it has one."""
-        return self._merge(updates, self.pipeline.plan(self._geometry(updates)))
+    def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A round's soup.
 
-    def expected(self, updates: Tensor) -> Tensor:
-        """``[d]``: the soup as an attacker works it out, the same but for rounding, but sooner."""
-        geometry = self._geometry(updates)
-        last = self.pipeline.aggregator
-        if not isinstance(last, CAF | ByzantineRobust):
-            return self._merge(updates, self.pipeline.plan(geometry))[0]
-        total = Mixture.identity(geometry.weights)
-        steps = [step.mix for step in self.pipeline.pre_aggregators]
-        for mix in [*steps, last._scale.mix] if isinstance(last, ByzantineRobust) else steps:
-            mixture = mix(geometry)
-            total, geometry = mixture.after(total), geometry.mixed(mixture)
-        filtering = last._filter.config if isinstance(last, ByzantineRobust) else last.config
-        products = geometry.products.numpy()
-        shares = torch.from_numpy(
-            caf_shares(products, filtering.num_malicious_nodes, filtering.max_stretch or 0.0)
-        )
-        return (shares @ total.matrix).float() @ updates
+        Args:
+            updates: ``[n, d]`` float32.
+            root: ``[d]`` float32, the coordinator's own update, for the rules that look at it.
 
-    def _merge(self, updates: Tensor, plan: Mixture) -> tuple[Tensor, Tensor | None]:
+        Returns:
+            ``[d]``, and each update's ``[n]`` coefficient where it has one. Zeros where the rule refuses the round.
+        """
+        if self.pipeline is None:
+            return root, torch.zeros(len(updates))
+        try:
+            plan = self.pipeline.plan(self._geometry(updates, root))
+        except GymError as error:
+            if error.code is not ErrorCode.UPDATE_REFUSED:
+                raise
+            return torch.zeros_like(root), torch.zeros(len(updates))
         rows = plan.matrix.float() @ updates
         soup = self.pipeline.aggregator.combine(rows, plan.weights)
         return soup, plan.matrix[0] if len(plan.matrix) == 1 else None
 
-    @staticmethod
-    def _geometry(updates: Tensor) -> Geometry:
-        return Geometry((updates @ updates.T).double(), torch.ones(len(updates), dtype=torch.float64))
+    def expected(self, updates: Tensor, root: Tensor) -> Tensor:
+        """``[d]``: the soup as an attacker works it out, the same but for rounding, but sooner."""
+        last = None if self.pipeline is None else self.pipeline.aggregator
+        if self.pipeline is None or not isinstance(last, CAF | ByzantineRobust | FLTrustCAF):
+            return self.merge(updates, root)[0]
+        geometry = self._geometry(updates, root)
+        total = Mixture.identity(geometry.weights)
+        steps = [step.mix for step in self.pipeline.pre_aggregators]
+        counts, norm, stretch = torch.ones(len(updates), dtype=torch.float64), None, MAX_STRETCH
+        if isinstance(last, ByzantineRobust):
+            steps.append(last._scale.mix)
+        elif isinstance(last, FLTrustCAF):
+            try:
+                trust, factors = trusted(geometry, last.name)
+            except GymError:
+                return torch.zeros_like(root)
+            counts, norm = (trust > 0.0).double(), float(root @ root)
+            steps.append(lambda geometry: Mixture.scaled(factors, geometry.weights))
+        else:
+            stretch = last.config.max_stretch or 0.0
+        for mix in steps:
+            mixture = mix(geometry)
+            total, geometry = mixture.after(total), geometry.mixed(mixture)
+        shares = caf_shares(
+            geometry.products.numpy(), counts.numpy(), last.num_malicious_nodes, stretch, squared_norm=norm
+        )
+        return (torch.from_numpy(shares) @ total.matrix).float() @ updates
+
+    def _geometry(self, updates: Tensor, root: Tensor) -> Geometry:
+        assert self.pipeline is not None
+        products = (updates @ updates.T).double()
+        own = None
+        if self.pipeline.needs is Needs.ROOT:
+            own = torch.cat([updates @ root, (root @ root)[None]]).double()
+        return Geometry(products, torch.ones(len(updates), dtype=torch.float64), own)
 
 
-def caf_shares(products: np.ndarray, liars: int, max_stretch: float) -> np.ndarray:
+def caf_shares(
+    products: np.ndarray,
+    counts: np.ndarray,
+    malicious: int,
+    max_stretch: float,
+    squared_norm: float | None = None,
+) -> np.ndarray:
     """What ``caf`` weighs updates by, from a LAPACK eigenvector and not the package's repeatable search for it."""
     count = len(products)
-    limit = max_stretch * float(np.sort(products.diagonal())[(count - 1) // 2])
-    counts, best, smallest = np.ones(count), np.ones(count) / count, math.inf
+    if squared_norm is None:
+        squared_norm = float(np.sort(products.diagonal())[(count - 1) // 2])
+    limit, floor = max_stretch * squared_norm, float(counts.sum()) * (1 - 2 * malicious / count)
+    best, smallest = counts / counts.sum(), math.inf
     while True:
-        shares = counts / counts.sum()
+        shares: np.ndarray = counts / counts.sum()
         along = products @ shares
         centred = products - along - along[:, None] + shares @ along
         roots = np.sqrt(shares)
@@ -106,6 +148,6 @@ def caf_shares(products: np.ndarray, liars: int, max_stretch: float) -> np.ndarr
         if values[-1] < smallest:
             smallest, best = values[-1], shares
         stretch = np.where(shares > 0.0, (centred @ (roots * vectors[:, -1])) ** 2, 0.0)
-        if counts.sum() <= count - 2 * liars or stretch.max() <= 1e-12 * products.diagonal().max() ** 2:
+        if counts.sum() <= floor or stretch.max() <= 1e-12 * products.diagonal().max() ** 2:
             return best
         counts = counts * (1.0 - stretch / stretch.max())

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from _attacks import ATTACKS, TARGET, Scene, triggered
 from _defences import Defence
-from _digits import LABELS, Digits, Schedule, Split, logits, signs
+from _digits import LABELS, Digits, HeldOut, Schedule, Split
+from _perceptron import Perceptron
 from torch import Tensor
 
 CONTRIBUTORS = 20
@@ -66,27 +67,30 @@ def play(
     packed: bool = True,
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     schedule: Schedule | None = None,
+    images: str = "digits",
+    held_out: HeldOut = "test",
 ) -> Outcome:
     """All rounds of ``attack`` against ``rule``, all seeds at once."""
     schedule = schedule or Schedule()
-    data = Digits(seeds, CONTRIBUTORS, liars, split)
+    data = Digits(seeds, CONTRIBUTORS, liars, split, images, held_out)
     defence = Defence(rule, liars)
-    honest_random, liars_random = torch.Generator().manual_seed(0), torch.Generator().manual_seed(99)
+    honest_random, liars_random, root_random = (torch.Generator().manual_seed(seed) for seed in (0, 99, 7))
     model = data.first_model()
     memory: dict[str, Any] = {}
     residual = torch.zeros(len(seeds), data.honest, model.shape[1])
     right: list[Tensor] = []
     for number in range(schedule.rounds):
         deltas = data.train(model, schedule, range(data.honest), honest_random)
-        updates, residual = written(deltas, residual, packed)
-        scene = Scene(data, schedule, defence, packed, model, updates, deltas, liars_random, memory)
+        root = data.train(model, schedule, data.coordinator, root_random)[:, 0]
+        updates, residual = written(deltas, residual, data.network if packed else None)
+        scene = Scene(data, schedule, defence, packed, model, updates, deltas, root, liars_random, memory)
         lies = ATTACKS[attack](scene)
         rounds = torch.cat([updates, lies], 1)
-        model = model + torch.stack([defence.merge(one)[0] for one in rounds])
+        model = model + torch.stack([defence.merge(*one)[0] for one in zip(rounds, root, strict=True)])
         if number >= schedule.rounds - LAST:
             right.append(data.correct(model).float().mean(1))
     others = data.test_labels != TARGET
-    taken = logits(model, triggered(data.test_images)).argmax(-1) == TARGET
+    taken = data.network.logits(model, triggered(data.test_images, data)).argmax(-1) == TARGET
     accuracies = tuple(float(one) for one in torch.stack(right).mean(0))
     return Outcome(accuracies, float((taken & others).sum() / others.sum()))
 
@@ -104,20 +108,21 @@ def minority(
     schedule = schedule or Schedule()
     data = Digits(seeds, CONTRIBUTORS, 0, split)
     defence = Defence(rule, declared)
-    generator = torch.Generator().manual_seed(0)
+    generator, root_random = torch.Generator().manual_seed(0), torch.Generator().manual_seed(7)
     model = data.first_model()
     residual = torch.zeros(len(seeds), CONTRIBUTORS, model.shape[1])
     by_coefficient = torch.zeros(len(seeds), CONTRIBUTORS)
     by_length: Tensor | None = torch.zeros(len(seeds), CONTRIBUTORS)
     for _ in range(schedule.rounds):
         deltas = data.train(model, schedule, range(CONTRIBUTORS), generator)
-        updates, residual = written(deltas, residual, packed)
+        updates, residual = written(deltas, residual, data.network if packed else None)
+        roots = data.train(model, schedule, data.coordinator, root_random)[:, 0]
         soups = []
-        for index, round_updates in enumerate(updates):
-            soup, coefficients = defence.merge(round_updates)
+        for index, (round_updates, root) in enumerate(zip(updates, roots, strict=True)):
+            soup, coefficients = defence.merge(round_updates, root)
             soups.append(soup)
             if coefficients is None or by_length is None:
-                by_coefficient[index] += _moved(defence, round_updates, soup)
+                by_coefficient[index] += _moved(defence, round_updates, root, soup)
                 by_length = None
             else:
                 by_coefficient[index] += CONTRIBUTORS * coefficients
@@ -138,21 +143,21 @@ def minority(
     )
 
 
-def written(deltas: Tensor, residual: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
-    """What honest contributors send, and their error feedback for the next round."""
-    if not packed:
+def written(deltas: Tensor, residual: Tensor, packed: Perceptron | None) -> tuple[Tensor, Tensor]:
+    """What honest contributors send, and their error feedback for the next round; floats where ``packed`` is None."""
+    if packed is None:
         return deltas, residual
     compensated = deltas + residual
-    sent = signs(compensated)
+    sent = packed.signs(compensated)
     return sent, compensated - sent
 
 
-def _moved(defence: Defence, updates: Tensor, soup: Tensor) -> Tensor:
+def _moved(defence: Defence, updates: Tensor, root: Tensor, soup: Tensor) -> Tensor:
     """``[n]`` shares of a rule that decides coordinate by coordinate."""
     shares, count = torch.zeros(len(updates)), len(updates)
     for index in range(count):
         without = updates.clone()
         without[index] = (updates.sum(0) - updates[index]) / (count - 1)
         own = updates[index] - without[index]
-        shares[index] = count * (soup - defence.merge(without)[0]) @ own / (own @ own).clamp_min(1e-30)
+        shares[index] = count * (soup - defence.merge(without, root)[0]) @ own / (own @ own).clamp_min(1e-30)
     return shares

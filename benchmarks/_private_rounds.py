@@ -178,9 +178,11 @@ class Round:
         out = self.folder / "soup.gymdelta"
         recipe = SoupRecipe(codec=CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False))
         lora = self.size.recipe.finetuning == "lora"
-        private = privacy and PrivateRound(
-            privacy, os.urandom(32), self.tensors, frozen_a=self.frozen_a if lora else None
-        )
+        private = None
+        if privacy is not None:
+            private = PrivateRound(
+                privacy, os.urandom(32), self.tensors, frozen_a=self.frozen_a if lora else None
+            )
         files = self.opened()
         merge(files, [1.0] * len(files), recipe, out, self.spec, private=private)
         for file in files:

@@ -255,7 +255,7 @@ def fine_tuned(
         chosen = torch.randint(len(train), (BATCH,), generator=generator).tolist()
         optimizer.zero_grad()
         total, count = summed_loss(tuned, [train[i] for i in chosen])
-        (total / count).backward()
+        (total / count).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
     tuned.eval()

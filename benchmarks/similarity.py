@@ -176,7 +176,7 @@ def _trained(model: Any, text: Sequences, steps: int, seed: int) -> Delta:
         chosen = torch.randint(len(text), (8,), generator=generator).tolist()
         optimizer.zero_grad()
         total, count = summed_loss(tuned, [text[i] for i in chosen])
-        (total / count).backward()
+        (total / count).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     before = model_tensors(model)
     return {name: (tensor - before[name]).detach() for name, tensor in model_tensors(tuned).items()}

@@ -38,7 +38,9 @@ def merge(
         list[Path] | None,
         typer.Option(help="fisher, regmean: one for each update, in order (gym soup statistics)."),
     ] = None,
-    root: Annotated[str | None, typer.Option(help="fltrust: the coordinator's own update.")] = None,
+    root: Annotated[
+        str | None, typer.Option(help="fltrust, fltrust_caf: the coordinator's own update.")
+    ] = None,
     heldout: Annotated[Path | None, typer.Option(help="Rows to compare soup and base on.")] = None,
     gate: Annotated[
         Path | None, typer.Option(help="Rows on which no soup may do worse than the base.")

@@ -59,9 +59,9 @@ class DeltaSoupConfig(StrictModel):
                 raise ValueError(
                     f"{key}.error_feedback: a DeltaSoup keeps nothing between soups; set it to false"
                 )
-        if self.method is AggregationMethod.FLTRUST:
+        if self.method in (AggregationMethod.FLTRUST, AggregationMethod.FLTRUST_CAF):
             raise ValueError(
-                "method fltrust needs a root update; use gym soup merge --root, or a hub with root data"
+                f"method {self.method} needs a root update; use gym soup merge --root, or a hub with root data"
             )
         if self.codec.distill_steps or self.soup_codec.distill_steps:
             raise ValueError("distill_steps: a DeltaSoup has no data to distil on; use BitDeltaQuantizer")

@@ -92,7 +92,7 @@ class GateConfig(StrictModel):
 
 
 class RootConfig(StrictModel):
-    """The coordinator's own training data, for an aggregator that judges updates by it (``fltrust``)."""
+    """The coordinator's own training data, for aggregators that judge by it: ``fltrust_caf``, ``fltrust``."""
 
     data: str
     """A data file, or ``task:NAME`` entries joined by commas; it must not be the gate's held-out set."""

@@ -40,6 +40,7 @@ class AggregationMethod(StrEnum):
     MINIMUM_DIAMETER = "minimum_diameter"
     MAJORITY_VOTE = "majority_vote"
     FLTRUST = "fltrust"
+    FLTRUST_CAF = "fltrust_caf"
     LINEAR = "linear"
     TASK_ARITHMETIC = "task_arithmetic"
     TIES = "ties"

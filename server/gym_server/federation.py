@@ -140,7 +140,7 @@ class Federation:
                 + (
                     "needs root data of the coordinator" if judges else "does not look at the root data given"
                 ),
-                "add root: {data: FILE}" if judges else "remove root, or use aggregator: fltrust",
+                "add root: {data: FILE}" if judges else "remove root, or use aggregator: fltrust_caf",
             )
 
     @property

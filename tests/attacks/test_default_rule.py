@@ -8,7 +8,7 @@ import pytest
 import torch
 from _attacks import ATTACKS
 from _defences import DEFAULT, RULES, Defence
-from _digits import Digits, Schedule, signs
+from _digits import ROOT_IMAGES, Digits, Schedule
 from _duel import Outcome, minority, play
 
 from gym_fed.config.soup import SoupRecipe
@@ -76,9 +76,34 @@ def test_the_attacker_foresees_what_the_rule_will_do(rule: str) -> None:
     data = Digits((0,), 20, 4, "dirichlet")
     deltas = data.train(data.first_model(), Schedule(), range(16), torch.Generator().manual_seed(0))[0]
     lies = -deltas.mean(0).expand(4, -1)
-    updates = torch.cat([signs(deltas), signs(lies)])
+    updates = data.network.signs(torch.cat([deltas, lies]))
+    root = deltas.mean(0)
     defence = Defence(rule, 4)
-    torch.testing.assert_close(defence.expected(updates), defence.merge(updates)[0], rtol=1e-3, atol=1e-6)
+    expected, merged = defence.expected(updates, root), defence.merge(updates, root)[0]
+    torch.testing.assert_close(expected, merged, rtol=1e-3, atol=1e-6)
+
+
+def test_a_rule_with_a_root_update_learns_under_lies_that_are_camouflaged_for_the_default() -> None:
+    assert outcome("fltrust_caf", "camouflage").accuracy >= 0.8
+    assert outcome("fltrust_caf", "near_root").accuracy >= 0.8
+
+
+@pytest.mark.parametrize("rule", [DEFAULT, "fltrust_caf"])
+def test_a_backdoor_that_is_not_scaled_is_seen_by_no_rule(rule: str) -> None:
+    """A limit, which docs/robustness.md states; whoever lifts it may change this test."""
+    assert outcome(rule, "backdoor_unscaled", packed=False).backdoor > 0.5
+
+
+@pytest.mark.parametrize("images", ["digits", "mnist"])
+def test_the_coordinators_images_are_nobody_elses(images: str) -> None:
+    data = Digits((10,), 20, 4, "dirichlet", images)
+    *others, own = (set(held.tolist()) for held in data.holdings[0])
+    assert len(own) == ROOT_IMAGES
+    assert not any(own & held for held in others)
+    honest = set().union(*others[: data.honest])
+    assert len(honest) == sum(len(held) for held in others[: data.honest])
+    assert len(honest | own) == len(data.images[0])
+    assert len(honest | own) + len(data.test_images[0]) == len(data.set.images)
 
 
 def test_who_claims_a_thousand_million_examples_counts_for_no_more_than_the_cap() -> None:

@@ -18,7 +18,7 @@ ROBUST = [name for name in NAMES if get_aggregator(name).robust]
 WEIGHTED = [name for name in NAMES if get_aggregator(name).weighted]
 ONE_VOTE = [name for name in NAMES if not get_aggregator(name).weighted]
 ALONE = [name for name in NAMES if get_aggregator(name).needs is Needs.NOTHING]
-FROM_ZERO = {"byzantine_robust", "centred_clipping", "fltrust", "majority_vote"}
+FROM_ZERO = {"byzantine_robust", "centred_clipping", "fltrust", "fltrust_caf", "majority_vote"}
 """Rules that measure updates from no change at all: moving all updates alike does not just move the result."""
 
 
@@ -56,6 +56,7 @@ def test_the_rules_of_this_release_are_registered() -> None:
         "caf",
         "centred_clipping",
         "fltrust",
+        "fltrust_caf",
         "geometric_median",
         "krum",
         "majority_vote",
@@ -278,6 +279,7 @@ def _bound(name: str, count: int, malicious: int, honest: Tensor) -> float:
         "centred_clipping": farthest * n / (n - 4 * f) + float(mean.norm()) * (0.5 + 2 * f / n) ** 10,
         # No longer than the root, which is the honest mean here.
         "fltrust": 2 * float(mean.norm()),
+        "fltrust_caf": 2 * float(mean.norm()),
         # (f, kappa)-robust by the honest covariance's norm, which the variance exceeds (Allouah et al. 2025); the
         # factor is this test's.
         "caf": math.sqrt(10 * f / (n - 2 * f) * variance),
@@ -335,13 +337,14 @@ def test_a_rule_that_withstands_no_liar_says_so(name: str) -> None:
 )
 def test_no_finite_updates_make_a_result_that_is_not(name: str, updates: Tensor) -> None:
     root = torch.ones(40)
-    if name == "fltrust" and not bool((updates @ root > 0.0).any()):
+    trusts_a_root = get_aggregator(name).needs is Needs.ROOT
+    if trusts_a_root and not bool((updates @ root > 0.0).any()):
         with pytest.raises(GymError, match="points the way of the root"):
             merged(name, updates, malicious=2, root=root)
         return
     result = merged(name, updates, malicious=2, root=root)
     assert bool(torch.isfinite(result).all())
-    largest = root.norm() if name == "fltrust" else updates.abs().max()
+    largest = root.norm() if trusts_a_root else updates.abs().max()
     assert bool((result.abs() <= largest).all())
 
 

@@ -47,7 +47,7 @@ def change(soup: DeltaSoup, **arguments: Any) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]) - before
 
 
-NEEDS_MORE = {"fltrust", "fisher", "regmean", "greedy_soup"}
+NEEDS_MORE = {"fltrust", "fltrust_caf", "fisher", "regmean", "greedy_soup"}
 ADDS_UP = {"task_arithmetic", "dare_ties", "della"}
 """A sum by definition, or a mean over those models only that kept a weight and made it larger for what they dropped."""
 
@@ -169,6 +169,7 @@ def test_too_few_contributions_are_told_apart_from_a_rule_that_needs_more() -> N
         ({"codec": CodecPolicy()}, "error_feedback"),
         ({"method": "best"}, "method"),
         ({"method": "fltrust"}, "root update"),
+        ({"method": "fltrust_caf"}, "root update"),
         ({"norm_ratio": 0.5}, "norm_ratio"),
         ({"method": "mean", "differential_privacy": {}}, "write norm_ratio: null"),
         (

@@ -243,6 +243,30 @@ def test_fltrust(attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+def test_fltrust_caf(attack: str) -> None:
+    """Updates at the root's norm, those that point its way; CAF of these, by the covariance itself."""
+    rows, root = round_of(attack, 11, 3), round_of("none", 1, 0, seed=8)[0]
+    reach = float(np.linalg.norm(root))
+    scaled = np.stack([reach * row / np.linalg.norm(row) for row in rows])
+    counts = np.array([1.0 if row @ root > 0 else 0.0 for row in rows])
+    floor, best, smallest = counts.sum() * (1 - 2 * 3 / 11), counts / counts.sum(), np.inf
+    while True:
+        shares = counts / counts.sum()
+        away = scaled - shares @ scaled
+        values, directions = np.linalg.eigh((away.T * shares) @ away)
+        if values[-1] * counts.sum() <= 1.5 * reach**2:
+            best = shares
+            break
+        if values[-1] < smallest:
+            best, smallest = shares, values[-1]
+        if counts.sum() <= floor:
+            break
+        stretch = np.where(counts > 0, (away @ directions[:, -1]) ** 2, 0.0)
+        counts = counts * (1 - stretch / stretch.max())
+    close(aggregated("fltrust_caf", rows, 3, root=root), best @ scaled, 1e-4)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_majority_vote(attack: str, weighted: bool) -> None:
     rows = round_of(attack, 11, 3)

@@ -163,13 +163,14 @@ def test_liars_who_hold_half_of_the_weight_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("root", "message"),
     [
-        (torch.zeros(2), "root update of aggregator 'fltrust' is zero"),
+        (torch.zeros(2), "root update of aggregator {!r} is zero"),
         (-torch.ones(2), "none of 3 updates points"),
     ],
 )
-def test_fltrust_refuses_a_root_that_nobody_agrees_with(root: torch.Tensor, message: str) -> None:
-    rule = build_aggregator(SoupRecipe(aggregator="fltrust"))
-    with pytest.raises(GymError, match=message) as caught:
+@pytest.mark.parametrize("name", ["fltrust", "fltrust_caf"])
+def test_a_root_that_nobody_agrees_with_is_refused(name: str, root: torch.Tensor, message: str) -> None:
+    rule = build_aggregator(SoupRecipe(aggregator=name))
+    with pytest.raises(GymError, match=message.format(name)) as caught:
         rule.aggregate(torch.ones(3, 2), torch.ones(3), root)
     assert caught.value.code is ErrorCode.UPDATE_REFUSED
 

@@ -46,24 +46,41 @@ class CAF(WeightRule):
 
     def weigh(self, geometry: Geometry) -> Tensor:
         products, count = geometry.products.numpy(), geometry.count
-        counts = np.ones(count)
-        best, smallest = counts / count, math.inf
         limit = 0.0
         if self.config.max_stretch is not None:
             limit = self.config.max_stretch * float(np.sort(products.diagonal())[(count - 1) // 2])
-        while True:
-            total = math.fsum(counts.tolist())
-            shares = counts / total
-            largest, projections = _stretch(products, shares)
-            if largest * total <= limit:
-                return torch.from_numpy(shares)
-            if largest < smallest:
-                best, smallest = shares, largest
-            if largest <= 0.0 or total <= count - 2 * self.num_malicious_nodes:
-                return torch.from_numpy(best)
-            if not projections.max() > 0.0:  # too small for float64 to tell apart
-                return torch.from_numpy(best)
-            counts = counts * (1.0 - projections / projections.max())
+        return torch.from_numpy(
+            filtered(products, np.ones(count), 1 - 2 * self.num_malicious_nodes / count, limit)
+        )
+
+
+def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array:
+    """Algorithm 2 on inner products.
+
+    Args:
+        products: ``[n, n]`` float64.
+        counts: ``[n]`` float64, what each counts at first; not all zero.
+        kept: Filter while the counts add up to more than this part of what they added up to at first.
+        limit: End as soon as no direction is stretched by more, in squared norms; 0 for the paper's algorithm.
+
+    Returns:
+        ``[n]`` float64 shares that add up to one.
+    """
+    floor = kept * math.fsum(counts.tolist())
+    best, smallest = counts / math.fsum(counts.tolist()), math.inf
+    while True:
+        total = math.fsum(counts.tolist())
+        shares = counts / total
+        largest, projections = _stretch(products, shares)
+        if largest * total <= limit:
+            return shares
+        if largest < smallest:
+            best, smallest = shares, largest
+        if largest <= 0.0 or total <= floor:
+            return best
+        if not projections.max() > 0.0:  # too small for float64 to tell apart
+            return best
+        counts = counts * (1.0 - projections / projections.max())
 
 
 def _stretch(products: Array, shares: Array) -> tuple[float, Array]:

@@ -32,22 +32,38 @@ class FLTrust(WeightRule):
 
     def weigh(self, geometry: Geometry) -> Tensor:
         """Raises ``UPDATE_REFUSED`` where nobody is to be trusted."""
-        assert geometry.root is not None, "the round gives a root update to rules that need one"
-        root_norm = math.sqrt(max(0.0, float(geometry.root[-1])))
-        norms = geometry.norms()
-        if root_norm == 0.0:
-            raise GymError(
-                ErrorCode.UPDATE_REFUSED,
-                "the root update of aggregator 'fltrust' is zero, and points nowhere",
-                "train the root update on more of the coordinator's data",
-            )
-        lengths = torch.where(norms > 0.0, norms, 1.0)
-        trust = (geometry.root[:-1] / lengths / root_norm).clamp_min(0.0) * (norms > 0.0)
-        total = math.fsum(trust.tolist())
-        if total == 0.0:
-            raise GymError(
-                ErrorCode.UPDATE_REFUSED,
-                f"none of {geometry.count} updates points the way of the root update of aggregator 'fltrust'",
-                "look at the coordinator's data: it says the opposite of every contributor's",
-            )
-        return trust / total * (root_norm / lengths)
+        trust, factors = trusted(geometry, self.name)
+        return trust / math.fsum(trust.tolist()) * factors
+
+
+def trusted(geometry: Geometry, rule: str) -> tuple[Tensor, Tensor]:
+    """Trust scores (equation 2), not all zero; and what brings each update to the root update's norm (equation 3).
+
+    Args:
+        geometry: A round with a root update.
+        rule: Whose name an error gives.
+
+    Returns:
+        ``[n]`` float64 each.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` where nobody is to be trusted.
+    """
+    assert geometry.root is not None, "the round gives a root update to rules that need one"
+    root_norm = math.sqrt(max(0.0, float(geometry.root[-1])))
+    norms = geometry.norms()
+    if root_norm == 0.0:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"the root update of aggregator {rule!r} is zero, and points nowhere",
+            "train the root update on more of the coordinator's data",
+        )
+    lengths = torch.where(norms > 0.0, norms, 1.0)
+    trust = (geometry.root[:-1] / lengths / root_norm).clamp_min(0.0) * (norms > 0.0)
+    if math.fsum(trust.tolist()) == 0.0:
+        raise GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"none of {geometry.count} updates points the way of the root update of aggregator {rule!r}",
+            "look at the coordinator's data: it says the opposite of every contributor's",
+        )
+    return trust, root_norm / lengths

@@ -1,0 +1,41 @@
+r"""FLTrust decides who is heard, CAF how much: for a coordinator that has clean data of its own.
+
+``byzantine_robust`` knows no direction, so that small lies of one direction pass its filter; FLTrust weighs by the
+cosine to the root update, so that who knows that update weighs most. Each closes the other's gap (this project;
+docs/robustness.md has the figures)::
+
+    s_i = |g_0| / |g_i| g_i                      every update at the root update's norm (Cao et al. 2021, equation 3)
+    c_i = 1 if <g_i, g_0> > 0 else 0             FLTrust's ReLU of the cosine, but not the cosine (equation 2)
+    soup = CAF of the s_i with counts c_i        (Allouah et al. 2025, algorithm 2)
+
+CAF ends as it does in ``byzantine_robust``, as soon as nothing stretches the round by more than a lone contributor may.
+The soup is a mean of vectors of the root update's norm, so it is never longer. Where nobody points the root's way the
+round is refused, as by ``fltrust``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gym_fed.soup.aggregator import WeightRule
+from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH
+from gym_fed.soup.aggregators.caf import filtered
+from gym_fed.soup.aggregators.fltrust import trusted
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+
+
+class FLTrustCAF(WeightRule):
+    name = "fltrust_caf"
+    robust = True
+    needs = Needs.ROOT
+
+    def weigh(self, geometry: Geometry) -> Tensor:
+        """Raises ``UPDATE_REFUSED`` where nobody is to be trusted."""
+        assert geometry.root is not None, "the round gives a root update to rules that need one"
+        trust, factors = trusted(geometry, self.name)
+        scaled = geometry.mixed(Mixture.scaled(factors, geometry.weights))
+        counts = (trust > 0.0).to(torch.float64)
+        limit = MAX_STRETCH * float(geometry.root[-1])
+        kept = 1.0 - 2.0 * self.num_malicious_nodes / geometry.count
+        return torch.from_numpy(filtered(scaled.products.numpy(), counts.numpy(), kept, limit)) * factors
