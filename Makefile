@@ -22,7 +22,7 @@ JOBS ?= 2
 # In the order of the tree: files of real processes, few tests but long ones, begin first and are not left for the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-all mutations lint format types imports proto package clean
+.PHONY: help install demo test test-all mutations lint format types imports extras proto package clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -60,6 +60,9 @@ types: $(STAMP) ## mypy, strict, over the four packages.
 
 imports: $(STAMP) ## The import contract of pyproject.toml.
 	$(BIN)/lint-imports
+
+extras: $(STAMP) ## Resolve every extra under the pinned versions, without installing it.
+	$(BIN)/python .ci/check_extras.py
 
 format: $(STAMP) ## Let ruff fix and format what it can.
 	$(BIN)/ruff check --fix .

@@ -10,20 +10,29 @@ import typer
 from gym_fed import console
 from gym_fed.cli.columns import print_columns
 from gym_fed.cli.soup_inputs import Judge
-from gym_fed.cli.soup_work import Aggregation, Method, Work, run
+from gym_fed.cli.soup_work import Aggregation, Method, Work, Write, run
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
-    from gym_fed.config.delta import CodecPolicy
+    from torch import Tensor
+
+    from gym_fed.delta import BaseSpec, DeltaFile
 
 
 def merge(
     updates: Annotated[
         list[str], typer.Argument(metavar="UPDATE...", help="Deltas (.gymdelta), model folders or LoRA runs.")
     ],
-    base: Annotated[str, typer.Option(help="Model folder or name of the base of all.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
     rule: Annotated[str, typer.Option(help="An aggregator or merge method; see gym soup rules.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Model folder or name of the base of all.", show_default="the one that the updates name"
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")] = Path(
+        "soup.gymdelta"
+    ),
     pre: Annotated[
         list[str] | None, typer.Option(help="A pre-aggregator; give it again for further steps.")
     ] = None,
@@ -46,7 +55,21 @@ def merge(
         Path | None, typer.Option(help="Rows on which no soup may do worse than the base.")
     ] = None,
     gate_tolerance: Annotated[float, typer.Option(min=0.0, help="Nats a token that it may.")] = 0.0,
-    codec: Annotated[str, typer.Option(help="How the soup is written: dense, bitdelta, lora...")] = "dense",
+    codec: Annotated[
+        str,
+        typer.Option(
+            help="How the soup is written: compact (every tensor in the fewest bytes within --max-error), exact "
+            "(float32), as-merged (bfloat16), or a codec: bitdelta, int4, lora..."
+        ),
+    ] = "compact",
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="--codec compact: relative error of a tensor.",
+            show_default="0.1 where all updates have two bits a weight or less, 0.01 otherwise",
+        ),
+    ] = None,
     rank: Annotated[int | None, typer.Option(help="--codec lora: rank.")] = None,
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
@@ -66,13 +89,13 @@ def merge(
         raise GymError(
             ErrorCode.USAGE, "--gate-tolerance does nothing without --gate", "name rows with --gate"
         )
-    policy = _policy(codec, rank)
+    write = _writer(codec, rank, max_error)
     own, of_steps = _settings(settings or [], pre or [])
     if rule in method_names():
         only = {"--pre": bool(pre), "--max-norm": max_norm is not None, "--root": root is not None}
         _refuse(only, f"merge method {rule!r} trusts every model", "choose an aggregator: gym soup rules")
         values = {**own, **({"num_malicious_nodes": num_malicious_nodes} if num_malicious_nodes else {})}
-        work: Work = Method(rule, values, policy, statistics or [], len(updates), heldout)
+        work: Work = Method(rule, values, statistics or [], len(updates), heldout)
     else:
         _refuse({"--statistics": bool(statistics)}, f"aggregator {rule!r} looks at none", "leave them out")
         values = {
@@ -82,7 +105,6 @@ def merge(
             "pre_aggregator_options": of_steps,
             "num_malicious_nodes": num_malicious_nodes,
             "max_norm": max_norm,
-            "codec": policy,
         }
         work = Aggregation(values, root)
     told = run(
@@ -91,6 +113,7 @@ def merge(
         _weights(weight, len(updates)),
         base,
         output,
+        write,
         lambda loaded, opened: Judge(loaded, opened, heldout, gate, gate_tolerance),
         skip_broken=skip_broken,
         shown=not json_,
@@ -102,12 +125,35 @@ def merge(
         _show(told)
 
 
-def _policy(codec: str, rank: int | None) -> CodecPolicy:
+def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml_file import validate
+    from gym_fed.delta import encode_source
+    from gym_fed.soup.compact import ERROR, MENU, error_bound, write_compact
 
-    values = {"codec": codec, "lora_rank": rank, "dense_dtype": "float32", "error_feedback": False}
-    return validate(values, CodecPolicy, "--codec")
+    if codec != "compact":
+        _refuse({"--max-error": max_error is not None}, f"codec {codec!r} chooses nothing", "leave it out")
+    if codec in ("compact", "exact", "as-merged"):
+        _refuse({"--rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
+        least = {"exact": 0.0, "as-merged": ERROR}.get(codec, max_error)
+        menu = MENU[-1:] if codec == "as-merged" else MENU
+
+        def write(exact: DeltaFile, out: Path, spec: BaseSpec, updates: list[DeltaFile]) -> None:
+            write_compact(exact, out, spec, error_bound(updates) if least is None else least, menu)
+
+        return write
+    values = {"codec": codec, "lora_rank": rank, "error_feedback": False}
+    policy = validate(values, CodecPolicy, "--codec")
+
+    def encode(exact: DeltaFile, out: Path, spec: BaseSpec, _: list[DeltaFile]) -> None:
+        import torch
+
+        def source(name: str) -> Tensor:
+            return exact.decode(name) if name in exact else torch.zeros(spec.shapes[name])
+
+        encode_source(source, policy, out, spec)
+
+    return encode
 
 
 def _settings(settings: list[str], steps: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -168,8 +214,11 @@ def _show(told: dict[str, Any]) -> None:
         console.out.print(f"no statistics, so merged by mean: {', '.join(averaged)}", markup=False)
     for key, losses in told["losses"].items():
         console.out.print(f"{key}: loss {losses['base']:.4f} > {losses['soup']:.4f}", markup=False)
+    codecs = ", ".join(f"{name} {count}" for name, count in sorted(told["codecs"].items()))
     console.out.print(
-        f"norm {told['norm']:.4g}, {told['size_bytes']:,} bytes, {told['bits_per_weight']:.3f} bits a weight",
+        f"norm {told['norm']:.4g}, {told['size_bytes']:,} bytes, {told['bits_per_weight']:.3f} bits per weight; "
+        f"error of the encoding {told['encoding_error']:.2%} (tensors: {codecs or 'none, the soup is zero'})",
         markup=False,
     )
+    console.out.print(f"base {told['base']['name']} {told['base']['digest']}", markup=False)
     console.out.print(f"sha256 {told['sha256']}", markup=False)

@@ -7,19 +7,23 @@ import tempfile
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gym_fed import console
+from gym_fed.cli.soup_base import base_of
 from gym_fed.cli.soup_inputs import Inputs, Judge, tensor_bar
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.soup import SoupRecipe
     from gym_fed.delta import BaseSpec, DeltaFile
     from gym_fed.soup import MergeMethod
+
+
+Write: TypeAlias = "Callable[[DeltaFile, Path, BaseSpec, list[DeltaFile]], None]"
+"""Writes the exact soup of some updates as it is to travel."""
 
 
 class Work(ABC):
@@ -36,7 +40,8 @@ class Work(ABC):
         judge: Judge,
         on_tensor: Callable[[str], None],
     ) -> tuple[Any, dict[str, Any]]:
-        """Write the soup; ``opened`` is by place in the command. Gives the report, and what else is worth telling."""
+        """Write the exact soup (``compact.EXACT``); ``opened`` is by place in the command. Gives the report, and what
+        else is worth telling."""
 
 
 class Aggregation(Work):
@@ -46,8 +51,9 @@ class Aggregation(Work):
         from gym_fed.config.soup import SoupRecipe
         from gym_fed.config.yaml_file import validate
         from gym_fed.soup import Pipeline
+        from gym_fed.soup.compact import EXACT
 
-        self._recipe: SoupRecipe = validate(values, SoupRecipe, "options")
+        self._recipe: SoupRecipe = validate({**values, "codec": EXACT}, SoupRecipe, "options")
         Pipeline.of(self._recipe)
         self._root = root
 
@@ -76,7 +82,6 @@ class Method(Work):
         self,
         name: str,
         values: dict[str, Any],
-        policy: CodecPolicy,
         statistics: list[Path],
         count: int,
         heldout: Path | None,
@@ -85,7 +90,6 @@ class Method(Work):
         from gym_fed.soup.registry import build, get_method
 
         self._method: MergeMethod = build(get_method(name), values, "--set")
-        self._policy = policy
         wanted = self._method.statistics
         if len(statistics) != (count if wanted else 0):
             raise GymError(
@@ -113,6 +117,7 @@ class Method(Work):
         on_tensor: Callable[[str], None],
     ) -> tuple[Any, dict[str, Any]]:
         from gym_fed.delta import model_tensors
+        from gym_fed.soup.compact import EXACT
         from gym_fed.soup.model_merging import merge_models
 
         chooses = self._method.uses_score
@@ -120,7 +125,7 @@ class Method(Work):
             list(opened.values()),
             weights,
             self._method,
-            self._policy,
+            EXACT,
             path,
             spec,
             base=model_tensors(inputs.base.model) if self._method.uses_base else None,
@@ -136,20 +141,20 @@ def run(
     work: Work,
     names: list[str],
     weights: list[float],
-    base: str,
+    base: str | None,
     output: Path,
+    write: Write,
     judge_of: Callable[[Any, list[DeltaFile]], Judge],
     *,
     skip_broken: bool,
     shown: bool,
 ) -> dict[str, Any]:
-    """Open, merge, judge; the soup takes ``output``'s place last. Gives what the command tells, as plain data."""
-    from gym_fed.delta import BaseSpec, DeltaFile
-    from gym_fed.models import load_model, model_name
+    """Open, merge, encode, judge; the soup takes ``output``'s place last. Gives what the command prints."""
+    from gym_fed.delta import DeltaFile
+    from gym_fed.soup.compact import compared
     from gym_fed.soup.parts import parts
 
-    loaded = load_model(base)
-    spec = BaseSpec.of(loaded.model, model_name(base))
+    loaded, spec = base_of(names, base)
     output.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".soup-", dir=output.parent)))
@@ -157,15 +162,19 @@ def run(
         opened, refused = _open(inputs, names, skip_broken)
         files, heard = list(opened.values()), [weights[index] for index in opened]
         judge = judge_of(loaded, files)
-        soup = folder / "soup.gymdelta"
+        merged, soup = folder / "merged.gymdelta", folder / "soup.gymdelta"
         with tensor_bar(len({name for file in files for name in file.names}), shown=shown) as on_tensor:
-            report, found = work.run(opened, heard, soup, spec, inputs, judge, on_tensor)
-        with DeltaFile.open(soup, spec) as merged:
-            losses, shares = judge.verdict(merged), parts(files, merged)
+            report, found = work.run(opened, heard, merged, spec, inputs, judge, on_tensor)
+        with DeltaFile.open(merged, spec) as exact:
+            shares = parts(files, exact)
+            write(exact, soup, spec, files)
+            with DeltaFile.open(soup, spec) as written:
+                told, losses = compared(written, exact), judge.verdict(written)
         os.replace(soup, output)
     clips = getattr(report, "clip_factors", [1.0] * len(files))
     return {
         "file": str(output),
+        "base": {"name": spec.model_name, "digest": spec.digest},
         "updates": [
             {"update": names[index], "weight": w, "norm": norm, "clip_factor": clip, "part": share}
             for index, w, norm, clip, share in zip(
@@ -175,10 +184,12 @@ def run(
         "refused": refused,
         "found": found,
         "losses": losses,
-        "norm": report.norm,
-        "sha256": report.sha256,
-        "size_bytes": report.size_bytes,
-        "bits_per_weight": report.encoding.bits_per_weight,
+        "norm": told.norm,
+        "sha256": told.sha256,
+        "size_bytes": told.size_bytes,
+        "bits_per_weight": told.bits_per_weight,
+        "codecs": told.codecs,
+        "encoding_error": told.error,
     }
 
 

@@ -167,12 +167,46 @@ def test_constraints_pin_exact_public_releases() -> None:
     assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins().values())
 
 
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
 @pytest.mark.parametrize(
-    "line", PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["dev"]
+    "line", [*PROJECT["project"]["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
 )
 def test_constraints_pin_every_dependency_inside_its_range(line: str) -> None:
     requirement = Requirement(line)
     assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+
+
+MODULES = {
+    "galore-torch": "galore_torch",
+    "apollo-torch": "apollo_torch",
+    "pytorch-optimizer": "pytorch_optimizer",
+    "liger-kernel": "liger_kernel",
+    "mlflow-skinny": "mlflow",
+    "dp-accounting": "dp_accounting",
+    "pillow": "PIL",
+}
+"""Packages whose module has another name."""
+
+
+@cache
+def named_modules() -> frozenset[str]:
+    """Words of the packages' imports and of their strings, without docstrings: some modules are loaded by name."""
+    found: set[str] = set()
+    for file in modules(*PACKAGES):
+        found.update(imported(file))
+        prose = {id(n.value) for n in ast.walk(tree(file)) if isinstance(n, ast.Expr)}
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+                found.update(re.findall(r"\w+", node.value))
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("extra", [name for name in EXTRAS if name != "dev"])
+def test_the_code_loads_every_package_of_an_extra(extra: str) -> None:
+    names = [Requirement(line).name for line in EXTRAS[extra]]
+    assert [name for name in names if MODULES.get(name, name) not in named_modules()] == []
 
 
 def test_the_version_is_told_once_and_the_same() -> None:

@@ -169,7 +169,7 @@ def test_model_folders_and_lora_runs_are_merged_like_deltas(tiny_base: Path, tmp
     adapted.save_pretrained(tmp_path / "run")
     done = gym(
         "merge", tmp_path / "full", tmp_path / "run", "-o", tmp_path / "s.gymdelta", "--base", tiny_base,
-        "--rule", "linear",
+        "--rule", "linear", "--codec", "exact",
     )  # fmt: skip
     assert done.exit_code == 0, done.exception
     tuned = adapted.merge_and_unload()
@@ -250,7 +250,9 @@ def test_wrong_words_are_refused_before_anything_is_written(
         (("--rule", "mean", "--root", folder / "0.gymdelta"), ErrorCode.USAGE, "root"),
         (("--rule", "mean", "--gate-tolerance", "1"), ErrorCode.USAGE, "without --gate"),
         (("--rule", "mean", "--codec", "zip"), ErrorCode.CONFIG_INVALID, "codec"),
-        (("--rule", "mean", "--rank", "2"), ErrorCode.CONFIG_INVALID, "lora_rank"),
+        (("--rule", "mean", "--codec", "dense", "--rank", "2"), ErrorCode.CONFIG_INVALID, "lora_rank"),
+        (("--rule", "mean", "--rank", "2"), ErrorCode.USAGE, "--rank"),
+        (("--rule", "mean", "--codec", "dense", "--max-error", "0.1"), ErrorCode.USAGE, "--max-error"),
         (("--rule", "ties", "--pre", "norm_cap"), ErrorCode.USAGE, "--pre"),
         (("--rule", "ties", "--max-norm", "1"), ErrorCode.USAGE, "--max-norm"),
         (("--rule", "ties", "--root", folder / "0.gymdelta"), ErrorCode.USAGE, "--root"),

@@ -1,0 +1,178 @@
+"""Write a merged delta small: every tensor in the fewest bytes that stay within an error, and what that error is.
+
+A merge leaves values that no one codec fits. Sign bits of two updates average to three levels, trimmed updates to many
+zeros, LoRA factors to stacked factors, and a majority vote is sign bits again. So each tensor gets the smallest way of
+``MENU`` whose relative error, measured on the tensor itself, is within a bound. (This project.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from gym_quant import CodecError, Encoded, Params, Payload, get_codec
+from gym_quant.codec import as_matrix, sum_of_squares
+from gym_quant.codecs.lora import Lora
+from torch import Tensor
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
+
+EXACT = CodecPolicy(codec="as-merged", factors="float32", dense_dtype="float32", error_feedback=False)
+"""How a soup is written before it is made small: float32 factors where the merge has some, else float32 values."""
+
+COARSE = frozenset({"bitdelta", "binary", "ternary", "int2"})
+"""Codecs of one and two bits, which lose a third or more of a fine-tune's norm."""
+
+ERROR, COARSE_ERROR = 0.01, 0.1
+"""Relative error that a compact soup may have; of coarse updates more, since their own is several times that."""
+
+ROW = -1
+"""In place of a number of columns: as many as a row has."""
+
+Menu = tuple[tuple[str, Mapping[str, int | str]], ...]
+MENU: Menu = (
+    ("bitdelta", {}),
+    ("bitdelta", {"group_size": ROW}),
+    ("ternary", {"group_size": ROW}),
+    ("int2", {"group_size": ROW}),
+    ("int4", {"group_size": ROW}),
+    ("int4", {"group_size": 64, "scale_dtype": "bfloat16"}),
+    ("int8", {"group_size": ROW}),
+    ("dense", {"dtype": "bfloat16"}),
+)
+"""What a matrix may be written with, beside what ``EXACT`` has; small and one-dimensional tensors only as the last."""
+
+_SMALL, _SAMPLE = 256, 1 << 18
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """What was written, and how far it is from the exact soup.
+
+    Attributes:
+        sha256: Lower-case hex sha256 of the file.
+        size_bytes: Its size.
+        norm: L2 norm of what it decodes to.
+        bits_per_weight: Bits of the whole file for each weight of the base.
+        error: ``|decoded - exact| / |exact|`` of the whole soup; 0 for a soup of zeros.
+        codecs: How many tensors have which codec.
+    """
+
+    sha256: str
+    size_bytes: int
+    norm: float
+    bits_per_weight: float
+    error: float
+    codecs: dict[str, int] = field(repr=False)
+
+
+def error_bound(updates: Sequence[DeltaFile]) -> float:
+    """``COARSE_ERROR`` where every matrix of every update has a coarse codec, else ``ERROR``."""
+    records = [update.record(name) for update in updates for name in update.names]
+    codecs = {record.codec for record in records if not _is_small(record.shape)}
+    return COARSE_ERROR if codecs and codecs <= COARSE else ERROR
+
+
+def write_compact(exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float, menu: Menu = MENU) -> None:
+    """Write ``exact`` with the smallest way of each tensor that is within ``bound``; one tensor is held at a time.
+
+    Args:
+        exact: The soup, written by ``EXACT``.
+        out_path: Where it goes.
+        spec: The base.
+        bound: Relative error that each tensor may have; 0 keeps every bit.
+        menu: Ways that are allowed beside the exact soup's own, bfloat16 factors for float32 ones always.
+    """
+    entries = []
+    for name in exact.names:
+        delta = exact.decode(name)
+        if bool(delta.any()):
+            entries.append(_smallest(exact, name, delta, bound, menu))
+        exact.release(name)
+    write_delta(out_path, entries, spec, exact.manifest.extra)
+
+
+def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
+    """What became of ``exact`` in ``soup``; both are open, and of one base."""
+    wrong = true = kept = 0.0
+    for name in sorted({*exact.names, *soup.names}):
+        truth = exact.decode(name) if name in exact else soup.decode(name).zero_()
+        found = soup.decode(name) if name in soup else truth.new_zeros(truth.shape)
+        true, kept = true + sum_of_squares(truth), kept + sum_of_squares(found)
+        wrong += sum_of_squares(found.sub_(truth))
+    error = math.sqrt(wrong / true) if true else 0.0
+    codecs = Counter(soup.record(name).codec for name in soup.names)
+    return CompactReport(
+        soup.sha256(), soup.size_bytes, math.sqrt(kept), soup.bits_per_weight, error, dict(codecs)
+    )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to write a tensor; ``factors`` are those of the exact soup, float32."""
+
+    codec: str
+    params: Params
+    factors: tuple[Tensor, Tensor] | None = None
+
+    def encode(self, delta: Tensor) -> Encoded:
+        if self.factors is not None:
+            return Lora().encode_factors(*self.factors, factors="bfloat16")
+        return get_codec(self.codec).encode(delta, **self.params)
+
+    def error(self, delta: Tensor) -> float:
+        """Relative error; infinite where the tensor does not fit the way's number format."""
+        try:
+            encoded = self.encode(delta)
+        except CodecError:
+            return math.inf
+        found = get_codec(self.codec).decode(encoded.payload, tuple(delta.shape), encoded.params)
+        true = sum_of_squares(delta)
+        return math.sqrt(sum_of_squares(found.sub_(delta)) / true) if true else 0.0
+
+
+def _smallest(exact: DeltaFile, name: str, delta: Tensor, bound: float, menu: Menu) -> DeltaEntry:
+    record = exact.record(name)
+    rows, cols = as_matrix(record.shape)
+    sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
+    for way in _ways(exact, name, menu):
+        if way.factors is None and way.error(sample) > 1.1 * bound:
+            continue  # most ways fail by far, which some of the rows show
+        if way.error(delta) <= bound:
+            return DeltaEntry(name, record.shape, way.codec, way.params, partial(_encoded, way, exact, name))
+    return DeltaEntry(name, record.shape, record.codec, record.params, lambda: exact.payload(name))
+
+
+def _encoded(way: _Way, exact: DeltaFile, name: str) -> Payload:
+    return way.encode(exact.decode(name)).payload
+
+
+def _ways(exact: DeltaFile, name: str, menu: Menu) -> list[_Way]:
+    """What is smaller than the tensor as it is, the smallest first."""
+    record = exact.record(name)
+
+    def size(way: _Way) -> int:
+        return get_codec(way.codec).payload_bytes(record.shape, way.params)
+
+    found = [way for way in _all_ways(exact, name, menu) if size(way) < exact.payload_bytes(name)]
+    return sorted(found, key=size)
+
+
+def _all_ways(exact: DeltaFile, name: str, menu: Menu) -> Iterator[_Way]:
+    record = exact.record(name)
+    if record.codec == "lora":
+        a, b = Lora().factors(exact.payload(name), record.shape, record.params)
+        yield _Way("lora", Lora().normalise({"rank": record.params["rank"]}, record.shape), (a, b))
+    for codec, settings in menu[-1:] if _is_small(record.shape) else menu:
+        cols = as_matrix(record.shape)[1]
+        wanted = {key: cols if value == ROW else value for key, value in settings.items()}
+        yield _Way(codec, get_codec(codec).normalise(wanted, record.shape))
+
+
+def _is_small(shape: tuple[int, ...]) -> bool:
+    return len(shape) < 2 or math.prod(shape) <= _SMALL
