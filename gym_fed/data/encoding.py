@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from jinja2 import TemplateError
-
+from gym_fed.data.chat_templates import ChatRenderer, Conversation, Reasoning
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of
@@ -28,6 +27,8 @@ def encode_rows(
     assistant_only: bool = True,
     packing: bool = False,
     keep_all: bool = False,
+    mask_history: bool = False,
+    reasoning: Reasoning = "learn",
 ) -> EncodedRows:
     """Tokenise rows.
 
@@ -38,20 +39,24 @@ def encode_rows(
             ``DataPipeline`` with a tokenizer gives them) are taken as they are.
         max_length: Longer rows are cut to so many tokens.
         assistant_only: In conversations, label the assistant's words alone; of prompt and completion, the completion.
-            Texts are always labelled whole.
+            Texts are always labelled whole. A message of ``weight: 0`` is not labelled.
         packing: Join all rows, with an end token after each, and cut them into rows of ``max_length``.
         keep_all: Leave no row out, as DP-SGD must: how many there are would tell of what is in them.
+        mask_history: Of a conversation's answers, label the last one alone.
+        reasoning: What becomes of ``reasoning_content``: it is learned with the answer, or left out.
 
     Returns:
         ``{"input_ids", "labels"}`` per row, with the ``counts`` of what was learned, cut and dropped on the way. Rows
         whose labels are all ignored after cutting are left out.
 
     Raises:
-        GymError: ``DATA_INVALID`` when there is no chat template, when it refuses a row or drops its tools (the row is
-            named), or when nothing is left to learn from.
+        GymError: ``DATA_INVALID`` when there is no chat template, when it refuses a row, drops its tools or reasoning,
+            or does not let the assistant's words be told apart (the row is named), or when nothing is left to learn
+            from.
     """
     counts = RowCounts()
-    encoded = _stream(tokenizer, rows, assistant_only)
+    renderer = ChatRenderer(tokenizer, assistant_only, mask_history, reasoning)
+    encoded = _stream(renderer, rows)
     if keep_all:
         return EncodedRows([_cut(row, max_length, counts) for row in encoded], counts)
     kept = EncodedRows(_teaching(encoded, max_length, packing, counts), counts)
@@ -72,12 +77,15 @@ def iter_encoded(
     assistant_only: bool = True,
     packing: bool = False,
     counts: RowCounts | None = None,
+    mask_history: bool = False,
+    reasoning: Reasoning = "learn",
 ) -> Iterator[Encoded]:
     """``encode_rows`` for a stream: no more than a thousand rows are held. It may end without having given any.
 
     ``counts`` is filled while rows are taken.
     """
-    return _teaching(_stream(tokenizer, rows, assistant_only), max_length, packing, counts or RowCounts())
+    renderer = ChatRenderer(tokenizer, assistant_only, mask_history, reasoning)
+    return _teaching(_stream(renderer, rows), max_length, packing, counts or RowCounts())
 
 
 def _teaching(
@@ -101,38 +109,44 @@ def _cut(row: Encoded, max_length: int, counts: RowCounts) -> Encoded:
     return cut
 
 
-def encode_one(tokenizer: Any, row: dict[str, Any], *, assistant_only: bool = True) -> Encoded:
+def encode_one(
+    tokenizer: Any,
+    row: dict[str, Any],
+    *,
+    assistant_only: bool = True,
+    mask_history: bool = False,
+    reasoning: Reasoning = "learn",
+) -> Encoded:
     """One row, neither cut nor left out."""
-    return _encode_chunk(tokenizer, [row], assistant_only, 1)[0]
+    return _encode_chunk(ChatRenderer(tokenizer, assistant_only, mask_history, reasoning), [row], 1)[0]
 
 
-def _stream(tokenizer: Any, rows: Iterable[dict[str, Any]], assistant_only: bool) -> Iterator[Encoded]:
+def _stream(renderer: ChatRenderer, rows: Iterable[dict[str, Any]]) -> Iterator[Encoded]:
     source = iter(rows)
     first = 1
     while chunk := list(islice(source, _CHUNK_ROWS)):
-        yield from _encode_chunk(tokenizer, chunk, assistant_only, first)
+        yield from _encode_chunk(renderer, chunk, first)
         first += len(chunk)
 
 
-def _encode_chunk(
-    tokenizer: Any, rows: Sequence[dict[str, Any]], assistant_only: bool, first: int
-) -> list[Encoded]:
+def _encode_chunk(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first: int) -> list[Encoded]:
     """``first`` is the number of the first row, for messages."""
+    tokenizer = renderer.tokenizer
     result: list[Encoded | None] = [None] * len(rows)
     texts: list[int] = []
-    chats: dict[str, list[int]] = {}
+    chats: list[int] = []
     for i, row in enumerate(rows):
-        if "messages" in row:  # a call to the template takes one set of tools
-            chats.setdefault(json.dumps(row.get("tools")), []).append(i)
+        if "messages" in row:
+            chats.append(i)
         elif "input_ids" in row:
             result[i] = _encoded_before(tokenizer, row, first + i)
         elif "completion" in row:
-            result[i] = _encode_completion(tokenizer, row, assistant_only)
+            result[i] = _encode_completion(tokenizer, row, renderer.assistant_only)
         else:
             texts.append(i)
-    for group in chats.values():
-        numbered = [(first + i, rows[i]) for i in group]
-        for i, encoded in zip(group, _encode_chats(tokenizer, numbered, assistant_only), strict=True):
+    if chats:
+        encoded_chats = _encode_chats(renderer, [(first + i, rows[i]) for i in chats])
+        for i, encoded in zip(chats, encoded_chats, strict=True):
             result[i] = encoded
     if texts:
         for i, ids in zip(texts, tokenizer([rows[i]["text"] for i in texts])["input_ids"], strict=True):
@@ -156,8 +170,13 @@ def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: boo
     """Both in one piece, as they are met; where a token spans the border, it counts as the completion's."""
     prompt = tokenizer(row["prompt"])["input_ids"]
     ids = _ended(tokenizer, tokenizer(row["prompt"] + row["completion"])["input_ids"])
-    shared = next((i for i, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(prompt))
+    shared = _shared(prompt, ids)
     return {"input_ids": ids, "labels": [IGNORED] * shared + ids[shared:] if completion_only else ids}
+
+
+def _shared(part: list[int], whole: list[int]) -> int:
+    """How many tokens two texts begin with in common."""
+    return next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), len(part))
 
 
 def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
@@ -165,88 +184,44 @@ def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
     return ids if ids[-1:] == end else ids + end
 
 
-def _encode_chats(
-    tokenizer: Any, numbered: list[tuple[int, dict[str, Any]]], assistant_only: bool
-) -> list[Encoded]:
-    """Conversations, each with its row's number, that have the same tools."""
-    template = require_chat_template(tokenizer)
-    _check_tools_are_used(tokenizer, numbered)
-    try:
-        return _apply_template(tokenizer, template, [row for _, row in numbered], assistant_only)
-    except (TemplateError, TypeError):  # the latter from templates that join what is no text
-        for one in numbered:  # which of them was it?
-            try:
-                _apply_template(tokenizer, template, [one[1]], assistant_only)
-            except (TemplateError, TypeError) as error:
-                raise GymError(
-                    ErrorCode.DATA_INVALID,
-                    f"{place_of(one[1], one[0])}: the model's chat template refuses it: {error}",
-                    "change or drop the row, or use a model whose template takes it",
-                ) from error
-        raise
-
-
-def _apply_template(
-    tokenizer: Any, template: str, rows: list[dict[str, Any]], assistant_only: bool
-) -> list[Encoded]:
-    conversations = [row["messages"] for row in rows]
-    arguments = {"tokenize": True, "return_dict": True, "tools": rows[0].get("tools")}
-    if not assistant_only:
-        ids = tokenizer.apply_chat_template(conversations, **arguments)["input_ids"]
-        return [{"input_ids": row, "labels": row} for row in ids]
-    if "{% generation" not in template and "{%- generation" not in template:
-        return [_encode_by_prefix(tokenizer, conversation, arguments) for conversation in conversations]
-    out = tokenizer.apply_chat_template(conversations, return_assistant_tokens_mask=True, **arguments)
+def _encode_chats(renderer: ChatRenderer, numbered: list[tuple[int, dict[str, Any]]]) -> list[Encoded]:
+    """Conversations, each with its row's number."""
+    tokenizer = renderer.tokenizer
+    require_chat_template(tokenizer)
+    written = [renderer.render(row, place_of(row, number)) for number, row in numbered]
+    texts = [conversation.text for conversation in written]
+    if not tokenizer.is_fast:
+        return [_encode_in_steps(tokenizer, conversation) for conversation in written]
+    # The template writes the special tokens, the first one too.
+    out = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     return [
-        {"input_ids": ids, "labels": [i if m else IGNORED for i, m in zip(ids, mask, strict=True)]}
-        for ids, mask in zip(out["input_ids"], out["assistant_masks"], strict=True)
+        {"input_ids": ids, "labels": _labels(ids, offsets, conversation.spans)}
+        for ids, offsets, conversation in zip(out["input_ids"], out["offset_mapping"], written, strict=True)
     ]
 
 
-def _check_tools_are_used(tokenizer: Any, numbered: list[tuple[int, dict[str, Any]]]) -> None:
-    """Templates that know no tools leave them out without a word."""
-    for number, row in numbered:
-        messages, tools = row["messages"], row.get("tools")
-        calls = any("tool_calls" in message for message in messages)
-        if not tools and not calls:
-            continue
-        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-        if tools and text == tokenizer.apply_chat_template(messages, tokenize=False):
-            _refuse_tools(place_of(row, number), "has tools")
-        silent = [{k: v for k, v in m.items() if k != "tool_calls"} for m in messages]
-        if calls and text == tokenizer.apply_chat_template(silent, tools=tools, tokenize=False):
-            _refuse_tools(place_of(row, number), "calls tools")
+def _labels(
+    ids: list[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
+) -> list[int]:
+    """Tokens of which any character is to be learned."""
+    labels, waiting = [IGNORED] * len(ids), deque(spans)
+    for at, (start, end) in enumerate(offsets):
+        while waiting and waiting[0][1] <= start:
+            waiting.popleft()
+        if waiting and start < end and waiting[0][0] < end:
+            labels[at] = ids[at]
+    return labels
 
 
-def _refuse_tools(place: str, what: str) -> None:
-    raise GymError(
-        ErrorCode.DATA_INVALID,
-        f"{place} {what}, but the model's chat template leaves them out",
-        "use a model whose chat template knows tools, or drop the row",
-    )
-
-
-def _encode_by_prefix(
-    tokenizer: Any, conversation: list[dict[str, Any]], arguments: dict[str, Any]
-) -> Encoded:
-    """For templates without ``{% generation %}``: an answer is what a turn adds to the prompt before it."""
-
-    def ids_of(messages: list[dict[str, Any]], **more: Any) -> list[int]:
-        return list(tokenizer.apply_chat_template(messages, **arguments, **more)["input_ids"])
-
-    ids = ids_of(conversation)
+def _encode_in_steps(tokenizer: Any, conversation: Conversation) -> Encoded:
+    """For tokenizers that do not say which characters a token stands for: by the tokens of the text so far."""
+    ids = tokenizer(conversation.text, add_special_tokens=False)["input_ids"]
     labels = [IGNORED] * len(ids)
-    for turn, message in enumerate(conversation):
-        if message["role"] == "assistant":
-            before = ids_of(conversation[:turn], add_generation_prompt=True)
-            after = ids_of(conversation[: turn + 1])
-            if ids[: len(before)] != before or ids[: len(after)] != after:
-                raise GymError(
-                    ErrorCode.DATA_INVALID,
-                    "the chat template rewrites earlier turns, so the assistant's words cannot be told apart",
-                    "set assistant_only_loss: false, or add {% generation %} to the template",
-                )
-            labels[len(before) : len(after)] = ids[len(before) : len(after)]
+    for span in conversation.spans:
+        parts = [tokenizer(conversation.text[:at], add_special_tokens=False)["input_ids"] for at in span]
+        start, end = (_shared(part, ids) for part in parts)
+        end = len(parts[1]) if end < len(parts[1]) else end  # a token that goes on behind the span is learned
+        labels[start:end] = ids[start:end]
     return {"input_ids": ids, "labels": labels}
 
 

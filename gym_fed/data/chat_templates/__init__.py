@@ -1,0 +1,13 @@
+"""Chat templates in training: which one writes a conversation, and which part of its text the assistant wrote."""
+
+from gym_fed.data.chat_templates.conversation import ChatRenderer, Conversation, Reasoning
+from gym_fed.data.chat_templates.marks import has_marks, training_template, vision_template
+
+__all__ = [
+    "ChatRenderer",
+    "Conversation",
+    "Reasoning",
+    "has_marks",
+    "training_template",
+    "vision_template",
+]

@@ -1,0 +1,183 @@
+"""A conversation as the text that a model is trained on, and the parts of it that are learned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from jinja2 import TemplateError
+
+from gym_fed.data.chat_templates.history import showing_history
+from gym_fed.data.chat_templates.kept import left_out
+from gym_fed.data.chat_templates.marks import has_marks, training_template
+from gym_fed.data.chat_templates.rendering import Message, Span, Template, template_of
+from gym_fed.data.chat_templates.turns import UnclearTurnsError, by_prefix, own_marks, trimmed_marks
+from gym_fed.errors import ErrorCode, GymError
+
+Reasoning = Literal["learn", "drop"]
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_READS_REASONING = re.compile(r"""(?:\.|\[['"]|get\(['"])(?:reasoning_content|thinking|reasoning)\b""")
+_TOOLS = ("has tools", "calls tools")
+_REMEDY = {
+    "has reasoning": "set reasoning: drop to learn the answers alone, or use a template that shows it",
+    **dict.fromkeys(_TOOLS, "use a model whose chat template knows tools, or drop the row"),
+}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as text.
+
+    Attributes:
+        text: What the template wrote.
+        spans: The characters that are learned, in order.
+    """
+
+    text: str
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class ChatRenderer:
+    """Writes rows' messages by a tokenizer's template, or by its counterpart that marks the assistant's words.
+
+    Args:
+        tokenizer: Has a chat template.
+        assistant_only: Learn the assistant's turns; else everything. Messages of ``weight: 0`` are not learned.
+        mask_history: Of the assistant's turns, learn the last one alone.
+        reasoning: ``drop`` leaves ``reasoning_content`` out of the text.
+    """
+
+    tokenizer: Any
+    assistant_only: bool = True
+    mask_history: bool = False
+    reasoning: Reasoning = "learn"
+
+    def render(self, row: dict[str, Any], place: str) -> Conversation:
+        """The text of a row with ``messages`` and perhaps ``tools``; errors call it ``place``.
+
+        Raises:
+            GymError: ``DATA_INVALID`` naming the row when the template refuses it, leaves something of it out, or
+                does not let the assistant's words be told apart.
+        """
+        messages = [_clean(message, self.reasoning) for message in row["messages"]]
+        silent = _silent(row["messages"], place, prompts_too=not self.assistant_only)
+        try:
+            return self._render(messages, row.get("tools") or None, silent, place)
+        except (TemplateError, TypeError) as error:  # the latter from templates that join what is no text
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: the model's chat template refuses it: {error}",
+                "change or drop the row, or use a model whose template takes it",
+            ) from error
+        except UnclearTurnsError as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: the chat template rewrites earlier turns, so the assistant's words cannot be told apart",
+                "set mask_history: true to learn the last answer alone, give a chat_template: with {% generation %} "
+                "marks, or set assistant_only_loss: false",
+            ) from error
+
+    def _render(self, messages: list[Message], tools: Any, silent: set[int], place: str) -> Conversation:
+        turns = {number for number, message in enumerate(messages) if message["role"] == "assistant"}
+        if self.mask_history:
+            silent = silent | (turns - {max(turns, default=0)})
+        template = template_of(self.tokenizer, tools)
+        own = has_marks(template.source)
+        counterpart = None if own else training_template(template.source)
+        if counterpart is not None:
+            template = replace(template, source=counterpart)
+        template, text = _showing(template, messages, tools, place)
+        messages = _folded(template, messages)
+        if not self.assistant_only and not silent:
+            return Conversation(text, [(0, len(text))])
+        wanted = turns - silent if self.assistant_only else silent
+        if own:
+            text, found = own_marks(template, messages, tools)
+        elif counterpart is not None:
+            text, found = trimmed_marks(template, messages, tools, self._ends)
+        else:
+            text, found = by_prefix(template, messages, tools, wanted, self._ends)
+        spans = [span for turn in sorted(wanted) for span in found.get(turn, ())]
+        return Conversation(text, spans if self.assistant_only else _between(spans, len(text)))
+
+    @cached_property
+    def _ends(self) -> tuple[str, ...]:
+        """Tokens that may end a turn."""
+        return tuple(
+            {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.added_tokens_decoder.values())}
+        )
+
+
+def _clean(message: Message, reasoning: Reasoning) -> Message:
+    """A message as templates take it: reasoning under one name (transformers gives it the others), no weight."""
+    thought = next((message[key] for key in _REASONING if message.get(key)), None)
+    kept = {
+        key: value
+        for key, value in message.items()
+        if value is not None and key != "weight" and key not in _REASONING
+    }
+    if thought is not None and reasoning == "learn":
+        kept["reasoning_content"] = thought
+    return kept
+
+
+def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> set[int]:
+    """The assistant's messages that are not to be learned."""
+    found = set()
+    for number, message in enumerate(messages):
+        weight = message.get("weight", 1)
+        if weight not in (0, 1):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: a message has the weight {weight!r}",
+                "a message's weight is 1 (learned) or 0 (not learned); data: weight repeats whole sources",
+            )
+        if weight == 0 and message["role"] == "assistant":
+            found.add(number)
+        elif weight == 0 and prompts_too:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: a message of the {message['role']} role has weight 0, and prompts are learned, too",
+                "leave assistant_only_loss and train_on_prompt alone, or drop the weight",
+            )
+    return found
+
+
+def _showing(template: Template, messages: list[Message], tools: Any, place: str) -> tuple[Template, str]:
+    """The template, made to show all of the row if need be, and the row's text."""
+    what = None
+    for candidate in (template, showing_history(template)):
+        turns = _folded(candidate, messages)
+        text = candidate.text(turns, tools)
+        what = left_out(candidate, turns, tools, text)
+        if what is None:
+            return candidate, text
+    raise GymError(
+        ErrorCode.DATA_INVALID,
+        f"{place} {what}, but the model's chat template leaves {'them' if what in _TOOLS else 'it'} out",
+        _REMEDY.get(str(what), "use a model whose chat template knows it, or drop the row"),
+    )
+
+
+def _folded(template: Template, messages: list[Message]) -> list[Message]:
+    """Reasoning written into the answer, for templates that know no key for it but know ``</think>`` (DeepSeek)."""
+    if "</think>" not in template.source or _READS_REASONING.search(template.source):
+        return messages
+    folded = []
+    for message in messages:
+        rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+        if message["role"] == "assistant" and "reasoning_content" in message:
+            thought, answer = message["reasoning_content"], message.get("content", "")
+            rest["content"] = f"<think>\n{thought}\n</think>\n\n{answer}"
+        folded.append(rest)
+    return folded
+
+
+def _between(spans: list[Span], length: int) -> list[Span]:
+    """What lies outside of ``spans``."""
+    edges = [0, *(edge for span in spans for edge in span), length]
+    return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]

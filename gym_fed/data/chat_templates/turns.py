@@ -1,0 +1,135 @@
+"""Which characters of a rendered conversation each of the assistant's turns wrote, its end token included.
+
+What the template puts before a turn when it asks the model to speak (the generation prompt) is not the model's, nor
+is the white space behind the end token: the model is asked for the former, and stops at the latter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from gym_fed.data.chat_templates.rendering import Message, Span, Template
+
+_PROBE: list[Message] = [{"role": "user", "content": "x"}]
+
+
+class UnclearTurnsError(Exception):
+    """The assistant's words cannot be told apart from the rest."""
+
+
+def own_marks(template: Template, messages: list[Message], tools: Any) -> tuple[str, dict[int, list[Span]]]:
+    """By the template's own marks, as they are: text, and the spans of each of the assistant's messages."""
+    text, spans = template.marked(messages, tools)
+    return text, _by_message(template, messages, tools, spans)
+
+
+def trimmed_marks(
+    template: Template, messages: list[Message], tools: Any, ends: tuple[str, ...]
+) -> tuple[str, dict[int, list[Span]]]:
+    """By the marks of a training template, which may hold a part of the generation prompt, or a line end too many.
+
+    Args:
+        template: With marks.
+        messages: The conversation.
+        tools: Its tools.
+        ends: The tokenizer's special tokens; white space behind one of them at a span's end is cut off.
+    """
+    text, found = own_marks(template, messages, tools)
+    for turn, spans in found.items():
+        start, end = spans[0]
+        if turn:
+            prompt = template.text(messages[:turn], tools, prompt=True)
+            start = min(max(start, _shared(text, prompt)), end)
+        else:
+            start = min(start + _overlap(_opening(template), text[start:end]), end)
+        found[turn] = [_trimmed(text, span, ends) for span in [(start, end), *spans[1:]]]
+    return text, found
+
+
+def by_prefix(
+    template: Template, messages: list[Message], tools: Any, turns: set[int], ends: tuple[str, ...]
+) -> tuple[str, dict[int, list[Span]]]:
+    """Without marks: an answer is what its turn adds to the prompt before it.
+
+    Args:
+        turns: The messages whose words are asked for.
+
+    Raises:
+        UnclearTurnsError: When a template writes a turn otherwise once another one follows.
+    """
+    text = template.text(messages, tools)
+    found = {}
+    for turn in sorted(turns):
+        after = template.text(messages[: turn + 1], tools)
+        start = _start(template, messages[:turn], tools, after)
+        if start is None or not text.startswith(after):
+            raise UnclearTurnsError
+        found[turn] = [_trimmed(text, (start, len(after)), ends)]
+    return text, found
+
+
+def _start(template: Template, before: list[Message], tools: Any, text: str) -> int | None:
+    """Where the answer to ``before`` begins, or None when ``text`` does not go on from it."""
+    if not before:
+        opening = _opening(template)
+        at = text.find(opening) if opening else -1
+        return None if at < 0 else at + len(opening)
+    prompt = template.text(before, tools, prompt=True)
+    if text.startswith(prompt):
+        return len(prompt)
+    start, plain = _shared(text, prompt), template.text(before, tools)
+    return start if text.startswith(plain) and start > len(plain) else None
+
+
+def _by_message(
+    template: Template, messages: list[Message], tools: Any, spans: list[Span]
+) -> dict[int, list[Span]]:
+    """The spans of each message: one each, or as many as the template marks more when the message is added."""
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(spans) == len(turns):
+        return {turn: [span] for turn, span in zip(turns, spans, strict=True)}
+    found, before = {}, 0
+    for turn in turns:
+        count = len(spans)
+        if turn != turns[-1]:
+            count = len(template.marked(messages[: turn + 1], tools)[1])
+            closing = template.marked([*messages[: turn + 1], *_PROBE], tools)[1]
+            count = min(count, len(closing))  # an end of the text, which only the last turn has
+        if not before < count <= len(spans):
+            raise UnclearTurnsError
+        found[turn], before = spans[before:count], count
+    if before != len(spans):
+        raise UnclearTurnsError
+    return found
+
+
+def _shared(text: str, prompt: str) -> int:
+    """How much of ``prompt`` the text begins with, up to the last whole token of a header that they share."""
+    common = prompt[: _common(text, prompt)]
+    if len(common) == len(prompt):
+        return len(common)
+    return 1 + max(common.rfind(end) for end in ">\n]")
+
+
+def _common(text: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    lengths = range(1, min(len(text), len(other)) + 1)
+    return bisect_left(lengths, True, key=lambda length: not text.startswith(other[:length]))
+
+
+def _opening(template: Template) -> str:
+    """The generation prompt after a question."""
+    asked, plain = template.text(_PROBE, prompt=True), template.text(_PROBE)
+    return asked[_common(asked, plain) :]
+
+
+def _overlap(opening: str, words: str) -> int:
+    """How many characters of ``words`` are the end of the generation prompt."""
+    return next((n for n in range(len(opening), 0, -1) if words.startswith(opening[-n:])), 0)
+
+
+def _trimmed(text: str, span: Span, ends: tuple[str, ...]) -> Span:
+    start, end = span
+    words = text[start:end].rstrip()
+    return (start, start + len(words)) if words.endswith(ends) else span
