@@ -217,6 +217,9 @@ def _load_adapter(name: str, folder: Path, adapter: Path, dtype: str, device: st
     apply_base_changes(base.model, folder)
     with quiet_loading(), _as_gym_errors(name):
         model = PeftModel.from_pretrained(base.model, str(folder))
+    template = folder / "chat_template.jinja"
+    if template.is_file():  # the run may have been trained with another than its base has
+        base.tokenizer.chat_template = template.read_text(encoding="utf-8")
     return LoadedModel(model.eval(), base.tokenizer, name)
 
 

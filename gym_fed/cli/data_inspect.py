@@ -155,6 +155,7 @@ def _of_file(
 
 def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> _View:
     """Rows of ``data:`` as the algorithm of the config takes them."""
+    from gym_fed.data.chat_templates import use_chat_template
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import as_kind, place_of, unread_keys
@@ -165,7 +166,7 @@ def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> 
     algorithm = get_algorithm(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer
     name = model or given or "gym-nano"
-    tokenizer = load_tokenizer(name)
+    tokenizer = use_chat_template(load_tokenizer(name), config.chat_template)
     rows = as_kind(rows_of(config), algorithm.row_kind)[:limit]
     default = bool(getattr(algorithm, "assistant_only_default", True))
     assistant_only = default and not config.packing
@@ -181,7 +182,14 @@ def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> 
     previews = (
         (
             f"packed row {number}" if packing else place_of(row, number),
-            sequences_of(tokenizer, row, max_length=config.max_length, assistant_only=assistant_only),
+            sequences_of(
+                tokenizer,
+                row,
+                max_length=config.max_length,
+                assistant_only=assistant_only,
+                mask_history=config.mask_history,
+                reasoning=config.reasoning,
+            ),
         )
         for number, row in enumerate(rows, 1)
     )

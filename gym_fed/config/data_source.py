@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -111,3 +111,38 @@ class DataSections(StrictModel):
 
     assistant_only_loss: bool | None = None
     """In conversations, learn from the assistant's words only. Default: on for ``sft``, off for ``pretrain``."""
+
+    train_on_prompt: bool = False
+    """Learn the prompts, too: the same as ``assistant_only_loss: false``."""
+
+    mask_history: bool = False
+    """Of a conversation's answers, learn the last one alone."""
+
+    reasoning: Literal["learn", "drop"] = "learn"
+    """What becomes of ``reasoning_content`` (or ``thinking``) of the assistant's messages: it is learned with the
+    answer, or left out. A row whose reasoning the chat template cannot show is refused unless it is dropped."""
+
+    chat_template: str | None = Field(default=None, min_length=1)
+    """Instead of the tokenizer's chat template: the path of a Jinja file, Jinja itself, or a name such as ``chatml``
+    (docs/chat-templates.md lists them). It is saved with the result."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompts_are_learned(cls, values: Any) -> Any:
+        if (
+            isinstance(values, dict)
+            and values.get("train_on_prompt") is True
+            and values.get("assistant_only_loss") is None
+        ):
+            return {**values, "assistant_only_loss": False}
+        return values
+
+    @model_validator(mode="after")
+    def _one_wish(self) -> DataSections:
+        if self.train_on_prompt and self.assistant_only_loss:
+            raise ValueError("train_on_prompt and assistant_only_loss exclude each other")
+        if self.mask_history and (self.train_on_prompt or self.assistant_only_loss is False):
+            raise ValueError("mask_history learns the last answer alone; train_on_prompt learns everything")
+        if self.mask_history and self.packing is True:
+            raise ValueError("mask_history and packing exclude each other; packing: bfd does not")
+        return self

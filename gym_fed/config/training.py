@@ -95,6 +95,10 @@ class TrainingConfig(
             raise ValueError(f"finetuning: {self.finetuning} needs a trained model, not model_init")
         if self.packing is True and self.assistant_only_loss:
             raise ValueError("packing and assistant_only_loss exclude each other; packing: bfd does not")
+        if self.mask_history and self.algorithm == "pretrain" and not self.assistant_only_loss:
+            raise ValueError(
+                "mask_history: pretrain learns everything; set assistant_only_loss: true as well"
+            )
         if self.packing == "bfd" and self.algorithm not in ("sft", "pretrain"):
             raise ValueError(f"packing: bfd is for sft and pretrain, not for {self.algorithm}")
         if self.eval_split and self.eval_data:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from gym_fed.data.chat_templates import Reasoning, write_answered
 from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_template
 from gym_fed.data.row_counts import RowCounts
-from gym_fed.data.rows import PlacedDict, kind_of
+from gym_fed.data.rows import kind_of, place_of
 from gym_fed.data.steps import Row
 
 
@@ -107,7 +108,13 @@ class Statistics:
 
 
 def sequences_of(
-    tokenizer: Any, row: Row, *, max_length: int | None = None, assistant_only: bool = True
+    tokenizer: Any,
+    row: Row,
+    *,
+    max_length: int | None = None,
+    assistant_only: bool = True,
+    mask_history: bool = False,
+    reasoning: Reasoning = "learn",
 ) -> list[Sequence]:
     """Every sequence that a row becomes: one, or two for a pair.
 
@@ -115,44 +122,45 @@ def sequences_of(
         GymError: ``DATA_INVALID`` when the tokenizer cannot encode it; see ``encode_rows``.
     """
     found = []
-    for name, encoded in _encoded(tokenizer, row, assistant_only):
+    kind = kind_of(row)
+    if kind in ("preference", "unpaired", "prompt"):
+        sequences = _of_prompt(tokenizer, row, str(kind), reasoning)
+    else:
+        whole = encode_one(
+            tokenizer, row, assistant_only=assistant_only, mask_history=mask_history, reasoning=reasoning
+        )
+        sequences = iter([("row", whole)])
+    for name, encoded in sequences:
         length = len(encoded["input_ids"])
         found.append(Sequence(name, encoded, 0 if max_length is None else max(0, length - max_length)))
     return found
 
 
-def _encoded(tokenizer: Any, row: Row, assistant_only: bool) -> Iterator[tuple[str, Encoded]]:
-    kind = kind_of(row)
+def _of_prompt(tokenizer: Any, row: Row, kind: str, reasoning: Reasoning) -> Iterator[tuple[str, Encoded]]:
     if kind == "preference":
         for name in ("chosen", "rejected"):
-            yield name, _answered(tokenizer, row, row[name])
+            yield name, _answered(tokenizer, row, row[name], reasoning)
     elif kind == "unpaired":
-        yield "liked" if row["label"] else "disliked", _answered(tokenizer, row, row["completion"])
-    elif kind == "prompt":
-        ids = _prompt(tokenizer, row)
-        yield "prompt", {"input_ids": ids, "labels": [IGNORED] * len(ids)}
+        yield "liked" if row["label"] else "disliked", _answered(tokenizer, row, row["completion"], reasoning)
     else:
-        yield "row", encode_one(tokenizer, row, assistant_only=assistant_only)
+        ids = _ids(tokenizer, row, [], reasoning)
+        yield "prompt", {"input_ids": ids, "labels": [IGNORED] * len(ids)}
 
 
-def _answered(tokenizer: Any, row: Row, answer: Any) -> Encoded:
-    """Of a prompt and an answer, only the answer counts, whoever spoke before."""
+def _answered(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> Encoded:
+    """Of a prompt and an answer, only the answer counts, whoever spoke before; it begins where the two part."""
     if isinstance(row["prompt"], str):
         return encode_one(tokenizer, {"prompt": row["prompt"], "completion": answer})
-    joined = {**_context(row), "messages": [*row["prompt"], *answer]}
-    whole = encode_one(tokenizer, PlacedDict.of(joined, getattr(row, "place", None)))
-    start = len(_prompt(tokenizer, row))
-    return {"input_ids": whole["input_ids"], "labels": [IGNORED] * start + whole["labels"][start:]}
+    whole, prompt = _ids(tokenizer, row, answer, reasoning), _ids(tokenizer, row, [], reasoning)
+    start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+    return {"input_ids": whole, "labels": [IGNORED] * start + whole[start:]}
 
 
-def _prompt(tokenizer: Any, row: Row) -> list[int]:
+def _ids(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> list[int]:
     if isinstance(row["prompt"], str):
         return list(tokenizer(row["prompt"])["input_ids"])
     require_chat_template(tokenizer)
-    arguments = {"tokenize": True, "return_dict": True, "add_generation_prompt": True}
-    out = tokenizer.apply_chat_template(row["prompt"], tools=row.get("tools"), **arguments)
-    return list(out["input_ids"])
-
-
-def _context(row: Row) -> Row:
-    return {"tools": row["tools"]} if "tools" in row else {}
+    text = write_answered(
+        tokenizer, row["prompt"], answer, row.get("tools") or None, place_of(row, 1), reasoning=reasoning
+    )
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.chat_templates import read_chat_template
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import pick_device, resolve
 from gym_fed.tracking import get_tracker
@@ -36,6 +37,8 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     from gym_fed.training.tuning import get_tuning
 
     pick_device(config.device)
+    if config.chat_template is not None:
+        read_chat_template(config.chat_template)
     processes = world_size() if num_processes is None else num_processes
     check_distributed(config, processes)
     check_privacy(config, processes)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.chat_templates import use_chat_template
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
@@ -216,6 +217,7 @@ class Trainer:
             require_dtype(self._given[0], config)
         model, tokenizer = self._given or load_for_training(config)
         require_image_model(config, tokenizer)
+        tokenizer = use_chat_template(tokenizer, config.chat_template)
         model = apply_features(model, config)
         assert rows[0] is not None  # there are rows
         encoded = algorithm.encode(config, tokenizer, rows[0])

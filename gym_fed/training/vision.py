@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.chat_templates import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
@@ -122,7 +123,7 @@ def encode_image_rows(
         )
     require_chat_template(processor)
     if assistant_only:
-        marking_template(processor)
+        vision_template(processor)
     encoded = []
     for number, row in enumerate(rows, start=1):
         if "messages" not in row:
@@ -219,27 +220,6 @@ def _size(source: str, number: int) -> tuple[int, int]:
             number, f"has an image that cannot be read: {shown}", "give a PNG, JPEG or WebP file"
         ) from error
     return width, height
-
-
-def marking_template(processor: Any) -> str | None:
-    """A chat template that marks the assistant's words; None where the processor's own does.
-
-    Raises:
-        GymError: ``DATA_INVALID`` when neither the processor nor TRL has one.
-    """
-    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
-
-    if has_generation_markers(processor.chat_template):
-        return None
-    try:
-        template: str | None = get_training_chat_template(processor)
-    except ValueError as error:
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            "the processor's chat template does not mark the assistant's words",
-            "set assistant_only_loss: false, or add {% generation %} to the template",
-        ) from error
-    return template
 
 
 def _bad(number: int, problem: str, remedy: str) -> GymError:

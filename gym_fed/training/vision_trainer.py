@@ -9,10 +9,10 @@ from transformers.image_utils import load_image
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
+from gym_fed.data.chat_templates import vision_template
 from gym_fed.training.image_size import ImageLimits
 from gym_fed.training.job import Job
 from gym_fed.training.trl_glue import local
-from gym_fed.training.vision import marking_template
 
 _Sft: Any = SFTTrainer  # its annotations are no promise
 
@@ -62,7 +62,7 @@ class ImageBatches:
         self._collator: Any = DataCollatorForVisionLanguageModeling(
             processor=processor,
             assistant_only_loss=assistant_only,
-            chat_template=marking_template(processor) if assistant_only else None,
+            chat_template=vision_template(processor) if assistant_only else None,
         )
 
     def __call__(self, rows: list[dict[str, Any]]) -> Any:

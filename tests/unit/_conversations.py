@@ -59,17 +59,11 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         ]
     },
     "system": {"messages": [system("Answer in one word."), user("Is snow warm?"), answer("No.")]},
-    "system, two turns": {
-        "messages": [
-            system("You rhyme."),
-            *(user("A cat?"), answer("It sat on a mat.")),
-            *(user("A dog?"), answer("It ran through the fog.")),
-        ]
+    "two answers in a row": {
+        "messages": [user("A cat?"), answer("It sat on a mat."), answer("And then it left.")]
     },
     "empty system": {"messages": [system(""), user("Say when."), answer("When.")]},
-    "unicode": {
-        "messages": [user("¿Cómo se dice «дом»? 🏠"), answer("En español: «casa» — 家, 집, 🏡.")]
-    },
+    "unicode": {"messages": [user("¿Cómo se dice «дом»? 🏠"), answer("En español: «casa» — 家, 집, 🏡.")]},
     "lines and brackets": {
         "messages": [user("Write a list.\n"), answer("1. <b>one</b>\n\n2. [two] {three}\n   four > 3")]
     },

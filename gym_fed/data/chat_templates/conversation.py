@@ -40,6 +40,39 @@ class Conversation:
     spans: list[Span]
 
 
+def write_answered(
+    tokenizer: Any,
+    prompt: list[Message],
+    answer: list[Message],
+    tools: Any,
+    place: str,
+    *,
+    reasoning: Reasoning = "learn",
+) -> str:
+    """A prompt and its answer as the tokenizer's own template writes them; without an answer, the prompt alone.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the row when the template refuses it, or leaves something of the answer out.
+    """
+    if any(message.get("weight", 1) != 1 for message in answer):
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{place}: a message of an answer has a weight, and answers are compared whole",
+            "drop the weight",
+        )
+    messages = [_clean(message, reasoning) for message in [*prompt, *answer]]
+    try:
+        template = template_of(tokenizer, tools)
+        messages = _folded(template, messages)
+        text = template.text(messages, tools, prompt=not answer)
+        what = left_out(template, messages, tools, text, first=len(prompt)) if answer else None
+    except (TemplateError, TypeError) as error:
+        raise _refused(place, error) from error
+    if what is not None:
+        raise _lost(place, what)
+    return text
+
+
 @dataclass(frozen=True)
 class ChatRenderer:
     """Writes rows' messages by a tokenizer's template, or by its counterpart that marks the assistant's words.
@@ -68,11 +101,7 @@ class ChatRenderer:
         try:
             return self._render(messages, row.get("tools") or None, silent, place)
         except (TemplateError, TypeError) as error:  # the latter from templates that join what is no text
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{place}: the model's chat template refuses it: {error}",
-                "change or drop the row, or use a model whose template takes it",
-            ) from error
+            raise _refused(place, error) from error
         except UnclearTurnsError as error:
             raise GymError(
                 ErrorCode.DATA_INVALID,
@@ -96,7 +125,7 @@ class ChatRenderer:
             return Conversation(text, [(0, len(text))])
         wanted = turns - silent if self.assistant_only else silent
         if own:
-            text, found = own_marks(template, messages, tools)
+            text, found = own_marks(template, messages, tools, self._ends)
         elif counterpart is not None:
             text, found = trimmed_marks(template, messages, tools, self._ends)
         else:
@@ -156,16 +185,28 @@ def _showing(template: Template, messages: list[Message], tools: Any, place: str
         what = left_out(candidate, turns, tools, text)
         if what is None:
             return candidate, text
-    raise GymError(
+    raise _lost(place, str(what))
+
+
+def _refused(place: str, error: Exception) -> GymError:
+    return GymError(
+        ErrorCode.DATA_INVALID,
+        f"{place}: the model's chat template refuses it: {error}",
+        "change or drop the row, or use a model whose template takes it",
+    )
+
+
+def _lost(place: str, what: str) -> GymError:
+    return GymError(
         ErrorCode.DATA_INVALID,
         f"{place} {what}, but the model's chat template leaves {'them' if what in _TOOLS else 'it'} out",
-        _REMEDY.get(str(what), "use a model whose chat template knows it, or drop the row"),
+        _REMEDY.get(what, "use a model whose chat template knows it, or drop the row"),
     )
 
 
 def _folded(template: Template, messages: list[Message]) -> list[Message]:
     """Reasoning written into the answer, for templates that know no key for it but know ``</think>`` (DeepSeek)."""
-    if "</think>" not in template.source or _READS_REASONING.search(template.source):
+    if "think>" not in template.source or _READS_REASONING.search(template.source):
         return messages
     folded = []
     for message in messages:

@@ -40,14 +40,15 @@ class Template:
     def _render(self, messages: list[Message], tools: Any, **arguments: Any) -> tuple[str, list[Span]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        texts, spans = render_jinja_template(
+        rendered: Any = render_jinja_template(
             conversations=[messages],
             tools=tools,
             chat_template=self.source,
             **arguments,
             **self.variables,
         )
-        return str(texts[0]), [tuple(span) for span in spans[0]] if spans else []
+        texts, spans = rendered
+        return str(texts[0]), [(start, end) for start, end in spans[0]] if spans else []
 
 
 def template_of(tokenizer: Any, tools: Any = None) -> Template:

@@ -18,16 +18,10 @@ class UnclearTurnsError(Exception):
     """The assistant's words cannot be told apart from the rest."""
 
 
-def own_marks(template: Template, messages: list[Message], tools: Any) -> tuple[str, dict[int, list[Span]]]:
-    """By the template's own marks, as they are: text, and the spans of each of the assistant's messages."""
-    text, spans = template.marked(messages, tools)
-    return text, _by_message(template, messages, tools, spans)
-
-
-def trimmed_marks(
+def own_marks(
     template: Template, messages: list[Message], tools: Any, ends: tuple[str, ...]
 ) -> tuple[str, dict[int, list[Span]]]:
-    """By the marks of a training template, which may hold a part of the generation prompt, or a line end too many.
+    """By the template's own marks: text, and the spans of each of the assistant's messages.
 
     Args:
         template: With marks.
@@ -35,7 +29,15 @@ def trimmed_marks(
         tools: Its tools.
         ends: The tokenizer's special tokens; white space behind one of them at a span's end is cut off.
     """
-    text, found = own_marks(template, messages, tools)
+    text, spans = template.marked(messages, tools)
+    return text, _by_message(template, messages, tools, [_trimmed(text, span, ends) for span in spans])
+
+
+def trimmed_marks(
+    template: Template, messages: list[Message], tools: Any, ends: tuple[str, ...]
+) -> tuple[str, dict[int, list[Span]]]:
+    """``own_marks`` of a training template, less the part of the generation prompt that they may begin with."""
+    text, found = own_marks(template, messages, tools, ends)
     for turn, spans in found.items():
         start, end = spans[0]
         if turn:
@@ -43,7 +45,7 @@ def trimmed_marks(
             start = min(max(start, _shared(text, prompt)), end)
         else:
             start = min(start + _overlap(_opening(template), text[start:end]), end)
-        found[turn] = [_trimmed(text, span, ends) for span in [(start, end), *spans[1:]]]
+        found[turn] = [(start, end), *spans[1:]]
     return text, found
 
 

@@ -12,9 +12,10 @@ from functools import cache
 from typing import Any, cast
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.chat_templates import Reasoning, write_answered
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import EncodedRows, RowCounts
-from gym_fed.data.rows import Row
+from gym_fed.data.rows import Row, place_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
@@ -32,7 +33,8 @@ class Pairs(Algorithm):
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         """Ids of prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
-        return cut_answers(encode_answers(tokenizer, rows, ("chosen", "rejected")), config.max_length)
+        encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
+        return cut_answers(encoded, config.max_length)
 
 
 def check_preference(config: TrainingConfig) -> None:
@@ -41,8 +43,8 @@ def check_preference(config: TrainingConfig) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    for key in ("packing", "assistant_only_loss"):
-        if getattr(config, key) is not None:
+    for key in ("packing", "assistant_only_loss", "mask_history"):
+        if getattr(config, key) not in (None, type(config).model_fields[key].default):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{key}: {config.algorithm} learns from answers to prompts and does not read it",
@@ -65,7 +67,9 @@ def check_preference(config: TrainingConfig) -> None:
         )
 
 
-def encode_answers(tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...]) -> list[dict[str, Any]]:
+def encode_answers(
+    tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...], *, reasoning: Reasoning = "learn"
+) -> list[dict[str, Any]]:
     """Token ids of prompts and answers, uncut.
 
     A conversation is rendered by the chat template, a plain text gets an end token. The answer begins where prompt and
@@ -75,6 +79,7 @@ def encode_answers(tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...]
         tokenizer: Conversations need its chat template.
         rows: See ``gym_fed.data.rows``.
         answers: Columns with answers, such as ``("chosen", "rejected")``.
+        reasoning: What becomes of ``reasoning_content`` of their messages: it counts with the answer, or is left out.
 
     Returns:
         ``{"prompt_ids", "chosen_ids", "rejected_ids"}`` per row: lists of ids.
@@ -87,8 +92,8 @@ def encode_answers(tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...]
         chunk = rows[start : start + _CHUNK_ROWS]
         for number, row in enumerate(chunk, start + 1):
             _check_row(row, answers, number)
-        prompts = _tokenise(tokenizer, chunk, None)
-        columns = [_tokenise(tokenizer, chunk, key) for key in answers]
+        prompts = _tokenise(tokenizer, chunk, None, start + 1, reasoning)
+        columns = [_tokenise(tokenizer, chunk, key, start + 1, reasoning) for key in answers]
         for prompt, *wholes in zip(prompts, *columns, strict=True):
             length = min(_common_prefix(prompt, whole) for whole in wholes)
             parts = {f"{key}_ids": whole[length:] for key, whole in zip(answers, wholes, strict=True)}
@@ -166,14 +171,16 @@ def _is_conversation(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
 
 
-def _tokenise(tokenizer: Any, rows: Sequence[Row], answer: str | None) -> list[list[int]]:
-    """Ids of the prompts (``answer`` None) or of prompts with that answer."""
+def _tokenise(
+    tokenizer: Any, rows: Sequence[Row], answer: str | None, first: int, reasoning: Reasoning
+) -> list[list[int]]:
+    """Ids of the prompts (``answer`` None) or of prompts with that answer; ``first`` is the first row's number."""
     result: list[list[int]] = [[] for _ in rows]
     chats = [i for i, row in enumerate(rows) if not isinstance(row["prompt"], str)]
     texts = [i for i, row in enumerate(rows) if isinstance(row["prompt"], str)]
     if chats:
         require_chat_template(tokenizer)
-        rendered = [_render(tokenizer, rows[i], answer) for i in chats]
+        rendered = [_render(tokenizer, rows[i], answer, first + i, reasoning) for i in chats]
         for i, ids in zip(chats, tokenizer(rendered, add_special_tokens=False)["input_ids"], strict=True):
             result[i] = ids
     if texts:
@@ -184,15 +191,15 @@ def _tokenise(tokenizer: Any, rows: Sequence[Row], answer: str | None) -> list[l
     return result
 
 
-def _render(tokenizer: Any, row: Row, answer: str | None) -> str:
+def _render(tokenizer: Any, row: Row, answer: str | None, number: int, reasoning: Reasoning) -> str:
     tools = row.get("tools")
-    return str(
-        tokenizer.apply_chat_template(
-            row["prompt"] + (row[answer] if answer else []),
-            tokenize=False,
-            add_generation_prompt=answer is None,
-            tools=json.loads(tools) if isinstance(tools, str) else tools,
-        )
+    return write_answered(
+        tokenizer,
+        row["prompt"],
+        row[answer] if answer else [],
+        (json.loads(tools) if isinstance(tools, str) else tools) or None,
+        place_of(row, number),
+        reasoning=reasoning,
     )
 
 

@@ -13,7 +13,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
 
-_NEVER_READ = ("packing", "assistant_only_loss", "group_by_length")
+_NEVER_READ = ("packing", "assistant_only_loss", "group_by_length", "mask_history", "reasoning")
 _CHUNK_ROWS = 1000
 
 
@@ -33,7 +33,7 @@ class Rewarded(Algorithm):
 
     def check(self, config: TrainingConfig) -> None:
         for key in _NEVER_READ:
-            if getattr(config, key):
+            if getattr(config, key) not in (None, type(config).model_fields[key].default):
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
                     f"{key}: {self.name} learns from answers that it generates, and never reads it",

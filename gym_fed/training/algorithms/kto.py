@@ -58,7 +58,7 @@ class Kto(Algorithm):
                 raise GymError(
                     ErrorCode.DATA_INVALID, f"row {number}: label is {row['label']!r}", "give true or false"
                 )
-        ids = encode_answers(tokenizer, rows, ("completion",))
+        ids = encode_answers(tokenizer, rows, ("completion",), reasoning=config.reasoning)
         labelled = [{**one, "label": row["label"]} for one, row in zip(ids, rows, strict=True)]
         random.Random(config.seed).shuffle(labelled)
         kept = cut_answers(labelled, config.max_length)

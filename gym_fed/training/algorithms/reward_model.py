@@ -36,7 +36,7 @@ class RewardModel(Algorithm):
         Half an answer has no reward. ``length`` is that of the longer conversation.
         """
         encoded, counts = [], RowCounts()
-        for row in encode_answers(tokenizer, rows, ("chosen", "rejected")):
+        for row in encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning):
             whole = {key: row["prompt_ids"] + row[key] for key in ("chosen_ids", "rejected_ids")}
             length = max(map(len, whole.values()))
             fits, answers = length <= config.max_length, len(row["chosen_ids"]) + len(row["rejected_ids"])

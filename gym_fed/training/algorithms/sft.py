@@ -50,6 +50,8 @@ class Sft(Algorithm):
             assistant_only=assistant_only,
             packing=packing is True,
             keep_all=config.privacy is not None,
+            mask_history=config.mask_history,
+            reasoning=config.reasoning,
         )
         joined = pack_best_fit(encoded, config.max_length) if packing == "bfd" else encoded
         return EncodedRows(({**row, "length": len(row["input_ids"])} for row in joined), encoded.counts)

@@ -1,0 +1,116 @@
+"""``chat_template:`` of a config: a file, Jinja, or a name, put in the place of the tokenizer's template."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from gym_fed.data.chat_templates.marks import has_marks, training_template
+from gym_fed.data.chat_templates.named import NAMED, named_template
+from gym_fed.data.chat_templates.rendering import Message, Template, template_of
+from gym_fed.errors import ErrorCode, GymError
+
+_MOST_CHARACTERS = 200_000
+_TURNS: list[Message] = [
+    {"role": "user", "content": "question"},
+    {"role": "assistant", "content": "answer"},
+    {"role": "user", "content": "another question"},
+    {"role": "assistant", "content": "another answer"},
+]
+_SYSTEM: Message = {"role": "system", "content": "instructions"}
+
+
+def read_chat_template(value: str) -> str:
+    """The Jinja that ``chat_template:`` stands for.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an unknown name, a file that cannot be read, or Jinja that writes no
+            conversation.
+    """
+    source = _source(value)
+    if len(source) > _MOST_CHARACTERS:
+        raise _bad(
+            f"has {len(source)} characters, and {_MOST_CHARACTERS} is the most", "give a chat template"
+        )
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    try:
+        text = Template(source, tokens).text(_TURNS)
+    except (TemplateError, TypeError) as error:
+        raise _bad(f"does not write a conversation: {error}", "correct the template") from error
+    lacking = [turn["content"] for turn in _TURNS if turn["content"] not in text]
+    if lacking:
+        raise _bad(
+            f"leaves out what is said: {lacking[0]!r} of a conversation of two turns is not in its text",
+            "write every message's content",
+        )
+    return source
+
+
+def use_chat_template(tokenizer: Any, value: str | None) -> Any:
+    """The tokenizer (or processor) with the template of ``chat_template:``; a copy, when anything changes.
+
+    A name whose format is what the tokenizer's own template writes keeps that one, which may know tools, too; and so
+    does a processor, whose template has places for images.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``; see ``read_chat_template``.
+    """
+    if value is None:
+        return tokenizer
+    source = read_chat_template(value)
+    own = getattr(tokenizer, "chat_template", None)
+    is_processor = getattr(tokenizer, "image_processor", None) is not None
+    if value in NAMED and own and (is_processor or _writes_the_same(tokenizer, source)):
+        return tokenizer
+    changed = copy.copy(tokenizer)
+    changed.chat_template = source
+    if is_processor:
+        changed.tokenizer = copy.copy(tokenizer.tokenizer)
+        changed.tokenizer.chat_template = source
+    end = NAMED[value].end if value in NAMED else None
+    if end is not None and end in tokenizer.get_vocab():
+        changed.eos_token = end
+    return changed
+
+
+def _source(value: str) -> str:
+    if value in NAMED:
+        return named_template(value)
+    if "{{" in value or "{%" in value:
+        return value
+    file = Path(value).expanduser()
+    try:
+        if file.is_file():
+            if file.stat().st_size > 4 * _MOST_CHARACTERS:
+                raise _bad(f"the file {value} is no chat template: it is too large", "give a Jinja file")
+            return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad(f"the file {value} cannot be read: {error}", "give a Jinja file in UTF-8") from error
+    raise _bad(
+        f"{value[:200]!r} is no file, no Jinja, and no known name",
+        f"give a path, a template, or one of: {', '.join(NAMED)}",
+    )
+
+
+def _writes_the_same(tokenizer: Any, source: str) -> bool:
+    """Whether the tokenizer's own template, as it is trained with, writes what ``source`` does."""
+    own = template_of(tokenizer)
+    trained = own.source if has_marks(own.source) else training_template(own.source) or own.source
+    return all(
+        _text(Template(trained, own.variables), turns) == _text(Template(source, own.variables), turns)
+        for turns in (_TURNS, [_SYSTEM, *_TURNS])
+    )
+
+
+def _text(template: Template, messages: list[Message]) -> str | None:
+    try:
+        return template.text(messages)
+    except (TemplateError, TypeError):
+        return None
+
+
+def _bad(problem: str, remedy: str) -> GymError:
+    return GymError(ErrorCode.CONFIG_INVALID, f"chat_template: {problem}", remedy)
