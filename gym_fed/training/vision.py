@@ -128,6 +128,7 @@ def encode_image_rows(
     for number, row in enumerate(rows, start=1):
         if "messages" not in row:
             raise _bad(number, "is no conversation", "models that read images learn conversations (messages)")
+        _require_whole_answers(config, row, number)
         images = [_source(image, number) for image in row.get("images") or ()]
         messages = place_images(row["messages"], len(images), number)
         length = _length(processor, messages, images, number, ImageLimits.of(config))
@@ -139,6 +140,25 @@ def encode_image_rows(
             )
         encoded.append({"messages": json.dumps(messages), "images": images, "length": length})
     return encoded
+
+
+def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> None:
+    """The collator learns every answer whole; what asks for less is refused."""
+    if config.mask_history:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "mask_history: models that read images learn every answer of a conversation",
+            "remove it, or end each conversation with its first answer",
+        )
+    for message in row["messages"]:
+        if message.get("weight", 1) != 1:
+            raise _bad(
+                number, "has a message with a weight, beside images", "drop the weight, or the message"
+            )
+        if message.get("reasoning_content") or message.get("thinking"):
+            raise _bad(
+                number, "has reasoning, which models that read images are not taught", "drop it from the row"
+            )
 
 
 def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:

@@ -84,7 +84,6 @@ _TOKENS = "tokens are not added to a model"
 _TEMPLATE = "the tokenizer's chat template writes conversations"
 
 NO_COUNTERPART: dict[str, str] = {
-    "mask_history": "all answers of a conversation are learnt from",
     "interleave_probs": "sources are joined; give each a weight in our data list",
     "default_system": _TEMPLATE,
     "tool_format": _TEMPLATE,
@@ -129,7 +128,6 @@ NO_COUNTERPART: dict[str, str] = {
 """The result depends on these; harmless when they are off."""
 
 LOOKS_AWAY = {
-    "mask_history": (False,),
     "split_special_tokens": (False,),
     "enable_thinking": (True,),
     "average_tokens_across_devices": (True,),

@@ -13,6 +13,7 @@ from gym_fed.config.llamafactory.keys import LOOKS_AWAY, NO_COUNTERPART, NOT_NEE
 from gym_fed.config.llamafactory.ledger import Ledger, Translation, names
 from gym_fed.config.llamafactory.optimizers import translate_optimizer
 from gym_fed.config.llamafactory.stages import translate_stage
+from gym_fed.data.chat_templates.named import NAMED
 from gym_fed.errors import GymError
 
 _FULL = ("full", "freeze")
@@ -179,13 +180,42 @@ def _data(ledger: Ledger, algorithm: str) -> None:
         ledger.put("packing", "bfd", key)
         if not neat:
             ledger.note(key, "packed rows do not see each other here (LLaMA-Factory's neat_packing)")
-    if ledger.take("train_on_prompt", False) and algorithm == "sft":
-        ledger.put("assistant_only_loss", False, "train_on_prompt")
-    template = ledger.take("template")
-    if template is not None:
+    for key in ("train_on_prompt", "mask_history"):
+        if ledger.take(key, False) and algorithm == "sft":
+            ledger.put(key, True, key)
+    _template(ledger)
+
+
+def _template(ledger: Ledger) -> None:
+    """The names that we know write as there; others are left to a tokenizer that has a template."""
+    name = ledger.take("template")
+    if name is None or name == "empty":
+        return
+    if name in NAMED:
+        ledger.put("chat_template", name, "template")
+    elif _has_template(str(ledger.result.values.get("model"))):
         ledger.note(
-            "template", f"{template!r} is not read; conversations are written by the tokenizer's template"
+            "template", f"{name!r} is not read; conversations are written by the tokenizer's own template"
         )
+    else:
+        ledger.lose(
+            "template",
+            f"{name!r} is unknown, and the tokenizer has no template; known are {', '.join(NAMED)}",
+        )
+
+
+def _has_template(model: str) -> bool:
+    """Whether a model that is on this machine brings a chat template; one that is not is not asked."""
+    from gym_fed.models import resolve
+
+    try:
+        folder = Path(resolve(model))
+    except GymError:
+        return True
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and bool(json.loads(settings.read_text(encoding="utf-8")).get("chat_template"))
 
 
 def _vision(ledger: Ledger) -> None:
