@@ -69,7 +69,8 @@ def test_inspect_shows_both_answers_of_a_pair_and_only_the_answer_as_learnt(tmp_
     assert [sequence["name"] for sequence in pair] == ["chosen", "rejected"]
     for sequence, answer in zip(pair, ("ho", "no"), strict=True):
         learnt = [s["text"] for s in sequence["segments"] if s["learnt"]]
-        assert learnt == [f"{answer}<|im_end|>"]
+        # Pairs are compared by all that the template writes of an answer, its line end too.
+        assert learnt == [f"{answer}<|im_end|>\n"]
     (one,) = figures("inspect", write(tmp_path / "b.jsonl", judged))["rows_shown"][0]["sequences"]
     assert one["name"] == "disliked"
     (asked,) = figures("inspect", write(tmp_path / "c.jsonl", {"prompt": [ASK]}))["rows_shown"][0][

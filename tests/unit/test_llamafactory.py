@@ -343,7 +343,7 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
         ({"stage": "dpo", "ref_model": "other"}, "ref_model: no counterpart"),
         ({"stage": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: no counterpart"),
         ({"stage": "ppo", "reward_model": "http://x", "reward_model_type": "api"}, "reward_model_type"),
-        ({"mask_history": True}, "mask_history: no counterpart"),
+        ({"fp8": True}, "fp8: no counterpart"),
         ({"mix_strategy": "interleave_over", "interleave_probs": "0.3,0.7"}, "mix_strategy: no counterpart"),
         ({"use_badam": True, "badam_mode": "ratio"}, "badam_mode: no counterpart"),
         ({"lora_rnak": 4}, r"did you mean 'lora_rank'"),
@@ -368,14 +368,14 @@ def test_what_decides_the_result_and_has_no_counterpart_stops_the_run_with_its_l
 
 
 def test_all_of_them_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> None:
-    file = written(tmp_path, {"mask_history": True, "image_max_pixels": 1, "add_tokens": "a,b"})
+    file = written(tmp_path, {"use_dft_loss": True, "image_max_pixels": 1, "add_tokens": "a,b"})
     with pytest.raises(GymError) as caught:
         load_training_config(file)
     assert len(caught.value.message.splitlines()) == 3
     config, notes = load_training_config(file, ["max_steps=3"], allow_untranslated=True)
     assert config.max_steps == 3
     assert sum("no counterpart" in note for note in notes) == 3
-    assert "# mask_history: all answers" in as_yaml(file, allow_untranslated=True)[0]
+    assert "# use_dft_loss: there is no such" in as_yaml(file, allow_untranslated=True)[0]
 
 
 def test_a_wrong_value_is_told_by_the_line_of_the_file(tmp_path: Path) -> None:
