@@ -77,13 +77,16 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
 
 
 def check_inputs(config: TrainingConfig) -> None:
-    """Refuse a config whose model, rows or rewards are not there. Of every source one row is read; none of the hub's.
+    """Refuse a config whose model, rows or rewards are not there, or whose chat template does not take the rows.
+
+    Of every source the first thousand rows are read; none of the hub's.
 
     Raises:
         GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
     """
     from gym_fed.data.sources import source_rows
     from gym_fed.evaluation.graders import build_graders
+    from gym_fed.training.template_check import check_template
 
     if config.model is None and config.model_init is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
@@ -93,7 +96,7 @@ def check_inputs(config: TrainingConfig) -> None:
             ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"
         )
     for source in (*config.data, *config.eval_data):
-        if source.hub is None and next(source_rows(source), None) is None:
+        if source.hub is None and not check_template(config, source_rows(source)):
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"data: {source.path or source.dataset} holds no rows",

@@ -22,7 +22,7 @@ SHORT = {
     "max_steps": 2,
     "logging_steps": 1,
     "gradient_accumulation_steps": 2,
-    "template": "qwen",
+    "template": "chatml",
     "output_dir": "out",
 }
 INFO = {

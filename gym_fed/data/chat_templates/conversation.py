@@ -18,7 +18,7 @@ from gym_fed.data.chat_templates.turns import UnclearTurnsError, by_prefix, own_
 from gym_fed.errors import ErrorCode, GymError
 
 Reasoning = Literal["learn", "drop"]
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _READS_REASONING = re.compile(r"""(?:\.|\[['"]|get\(['"])(?:reasoning_content|thinking|reasoning)\b""")
 _TOOLS = ("has tools", "calls tools")
 _REMEDY = {
@@ -143,11 +143,11 @@ class ChatRenderer:
 
 def _clean(message: Message, reasoning: Reasoning) -> Message:
     """A message as templates take it: reasoning under one name (transformers gives it the others), no weight."""
-    thought = next((message[key] for key in _REASONING if message.get(key)), None)
+    thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     kept = {
         key: value
         for key, value in message.items()
-        if value is not None and key != "weight" and key not in _REASONING
+        if value is not None and key != "weight" and key not in REASONING_KEYS
     }
     if thought is not None and reasoning == "learn":
         kept["reasoning_content"] = thought

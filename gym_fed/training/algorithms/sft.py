@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_fed import console
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.chat_templates import REASONING_KEYS
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
@@ -29,7 +31,7 @@ class Sft(Algorithm):
     packing_default = False
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        assistant_only = self._assistant_only(config)
+        assistant_only = self.assistant_only(config)
         default = self.packing_default and not assistant_only
         packing = default if config.packing is None else config.packing
         if is_processor(tokenizer):
@@ -43,6 +45,7 @@ class Sft(Algorithm):
                 config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
             )
         require_no_images(rows)
+        _report_dropped_reasoning(config, rows)
         encoded = encode_rows(
             tokenizer,
             rows,
@@ -64,7 +67,7 @@ class Sft(Algorithm):
         if is_processor(job.tokenizer):
             from gym_fed.training.vision_trainer import build_vision_trainer
 
-            return build_vision_trainer(job, assistant_only=self._assistant_only(job.config))
+            return build_vision_trainer(job, assistant_only=self.assistant_only(job.config))
         arguments = SFTConfig(
             **job.arguments(),
             # Packed rows have their length already, and lie in one row of tokens without padding.
@@ -87,8 +90,21 @@ class Sft(Algorithm):
             **job.datasets(),
         )
 
-    def _assistant_only(self, config: TrainingConfig) -> bool:
+    def assistant_only(self, config: TrainingConfig) -> bool:
+        """Whether prompts are left out of what is learned."""
         return _or(config.assistant_only_loss, self.assistant_only_default and config.packing is not True)
+
+
+def _report_dropped_reasoning(config: TrainingConfig, rows: list[Row]) -> None:
+    if config.reasoning == "learn":
+        return
+    count = sum(
+        any(message.get(key) for message in row.get("messages", ()) for key in REASONING_KEYS) for row in rows
+    )
+    if count:
+        console.err.print(
+            f"reasoning: drop: {count} of {len(rows)} rows are learned without it", markup=False
+        )
 
 
 def _or(value: bool | None, default: bool) -> bool:
