@@ -338,7 +338,7 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
         ({"do_train": None, "do_predict": True}, "predicts, and gym train trains"),
         ({"adapter_name_or_path": "saves/lora"}, "adapter_name_or_path: no counterpart"),
         ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro: no counterpart"),
-        ({"image_max_pixels": 262144}, "image_max_pixels: no counterpart"),
+        ({"crop_to_patches": True}, "crop_to_patches: no counterpart"),
         ({"quantization_bit": 4, "quantization_method": "hqq"}, "quantization_method: no counterpart: hqq"),
         ({"stage": "dpo", "ref_model": "other"}, "ref_model: no counterpart"),
         ({"stage": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: no counterpart"),
@@ -368,7 +368,7 @@ def test_what_decides_the_result_and_has_no_counterpart_stops_the_run_with_its_l
 
 
 def test_all_of_them_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> None:
-    file = written(tmp_path, {"use_dft_loss": True, "image_max_pixels": 1, "add_tokens": "a,b"})
+    file = written(tmp_path, {"use_dft_loss": True, "crop_to_patches": True, "add_tokens": "a,b"})
     with pytest.raises(GymError) as caught:
         load_training_config(file)
     assert len(caught.value.message.splitlines()) == 3
