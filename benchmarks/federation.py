@@ -54,9 +54,22 @@ ONE_BIT = {
     "max_bits_per_weight": 1.0,
 }
 SOUP = SoupRecipe(aggregator="mean", codec=CodecPolicy(codec="dense", error_feedback=False))
-CODEC = CodecPolicy(**ONE_BIT)
-OURS = Side(Schedule(rounds=8, decay=0.8), (CODEC,), SOUP)
-FEDAVG = Side(Schedule(rounds=8, decay=0.8), None, SOUP)
+ROUNDS = 6
+CHOSEN_GAIN, CHOSEN_DECAY, FEDAVG_DECAY = 1.33, 1.0, 1.0
+"""The best of ``candidates`` on the speakers that are for choosing, for each side by itself."""
+
+
+def one_bit(decay: float, **changes: Any) -> Side:
+    """One-bit rounds under a schedule, the codec changed in some settings."""
+    return Side(Schedule(ROUNDS, decay), (CodecPolicy(**{**ONE_BIT, **changes}),), SOUP)
+
+
+def fedavg(decay: float) -> Side:
+    """The peer under a schedule."""
+    return Side(Schedule(ROUNDS, decay), None, SOUP)
+
+
+OURS, FEDAVG = one_bit(CHOSEN_DECAY, scale_gain=CHOSEN_GAIN), fedavg(FEDAVG_DECAY)
 SAME_LOSS = 1e-6
 """The hub's losses and those of the rounds in one process differ by no more, in nats."""
 
@@ -91,12 +104,18 @@ def main() -> None:
 
 def candidates() -> dict[str, Side]:
     """What was tried on the speakers that are for choosing."""
-    found: dict[str, Side] = {}
-    for decay in (1.0, 0.8):
-        schedule = Schedule(rounds=8, decay=decay)
-        found[f"FedAvg, decay {decay:g}"] = Side(schedule, None, SOUP)
-        found[f"one bit, decay {decay:g}"] = Side(schedule, (CODEC,), SOUP)
-    return found
+    denser_first = tuple(
+        CodecPolicy(**{**ONE_BIT, "codec": "auto", "max_bits_per_weight": bits}) for bits in (2.0, 0.85)
+    )
+    return {
+        **{f"FedAvg, decay {decay:g}": fedavg(decay) for decay in (1.0, 0.8)},
+        "one bit, decay 0.8": one_bit(0.8),
+        "one bit, decay 0.8, scales x 1.33": one_bit(0.8, scale_gain=1.33),
+        "one bit, decay 0.8, scales x 1.5": one_bit(0.8, scale_gain=1.5),
+        "two bits, then 0.85, decay 0.8": Side(Schedule(ROUNDS, 0.8), denser_first, SOUP),
+        "one bit, decay 1": one_bit(1.0),
+        "one bit, decay 1, scales x 1.33": one_bit(1.0, scale_gain=1.33),
+    }
 
 
 def quick(side: Side) -> Side:
