@@ -16,6 +16,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from gym_fed.config.task import TrainingRecipe  # noqa: E402
 
 CHOICE, REPORTED = "choice", ("first", "second", "less text")
 CHOICE_SEEDS, REPORT_SEEDS = (0,), (100, 200, 300)
-QUICK_ROUNDS = 2
+QUICK_ROUNDS, QUICK_CONTRIBUTORS = 2, 2
 RECIPE = TrainingRecipe(
     algorithm="pretrain",
     finetuning="full",
@@ -126,7 +127,11 @@ def network(
     result: Report, folder: Path, model: Path, speakers: SpeakerSet, arguments: argparse.Namespace
 ) -> None:
     """The network, the same rounds in this process, and FedAvg."""
-    ours, theirs = (quick(OURS), quick(FEDAVG)) if arguments.quick else (OURS, FEDAVG)
+    ours, theirs = OURS, FEDAVG
+    if arguments.quick:
+        ours, theirs = quick(OURS), quick(FEDAVG)
+        few = dict(list(speakers.contributors.items())[:QUICK_CONTRIBUTORS])
+        speakers = replace(speakers, contributors=few)
     recipe = RECIPE.model_copy(update={"seed": REPORT_SEEDS[0]})
     group = contributors(speakers, folder, model, RECIPE.max_length)
     found = federation(folder, model, ours, recipe, len(speakers.contributors))
