@@ -113,7 +113,17 @@ def mix(
     lines += [f"  {part:8} ({part / max(count, 1):.1%}) from {path}" for path, part in shares.items()]
     if num is not None and count < num:
         lines.append(f"fewer than the {num} asked for: a source has ended; see --stopping")
-    figures = {"file": str(file), "num_rows": count, "rows_of_sources": shares, "seed": seed}
+    ended = pipeline.report.ended
+    if ended is not None:
+        every = StoppingRule.all_exhausted_without_replacement.value
+        lines.append(f"{ended} has ended, and rows of the others may be left: --stopping {every} takes them")
+    figures = {
+        "file": str(file),
+        "num_rows": count,
+        "rows_of_sources": shares,
+        "seed": seed,
+        "ended": ended,
+    }
     _tell(as_json, figures, "\n".join(lines))
 
 

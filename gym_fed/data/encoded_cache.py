@@ -3,7 +3,7 @@
 A folder per digest holds shards of safetensors and, written last, ``index.json``; a folder without it is not there::
 
     <digest>/shard-00000.safetensors    input_ids, labels [tokens] int32; ends [rows] int64
-    <digest>/index.json                 rows of each shard, and what the digest was made of
+    <digest>/index.json                 rows of each shard, their counts, and what the digest was made of
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import numpy as np
 
 from gym_fed import __version__
 from gym_fed.data.encoding import Encoded
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, write_atomically
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _SHARD_ROWS = 4096
 
 
@@ -44,6 +45,10 @@ class EncodedCache:
 
     def is_filled(self) -> bool:
         return (self._folder / "index.json").is_file()
+
+    def counts(self) -> RowCounts:
+        """What became of the rows when they were encoded."""
+        return RowCounts(**json.loads((self._folder / "index.json").read_text(encoding="utf-8"))["counts"])
 
     def read(self) -> Iterator[Encoded]:
         """The rows, a shard in memory at a time.
@@ -72,10 +77,13 @@ class EncodedCache:
                 yield {key: shard[key][start:end].tolist() for key in ("input_ids", "labels")}
                 start = end
 
-    def fill(self, rows: Iterable[Encoded], recipe_now: Callable[[], Any]) -> Iterator[Encoded]:
+    def fill(
+        self, rows: Iterable[Encoded], recipe_now: Callable[[], Any], counts: RowCounts
+    ) -> Iterator[Encoded]:
         """Pass ``rows`` on while writing them; they count as cached once the last one has been taken.
 
         They do not when ``recipe_now`` then differs from what it was: a source was changed while it was read.
+        ``counts`` are of the rows, and complete by then.
         """
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         part = self._folder.with_name(f".{self.digest}.{secrets.token_hex(8)}.partial")
@@ -88,7 +96,7 @@ class EncodedCache:
                 _write_shard(part / name, chunk)
                 shards[name] = _sha256(part / name)
                 yield from chunk
-            index = {"shards": shards, "recipe": self._recipe}
+            index = {"shards": shards, "recipe": self._recipe, "counts": counts.as_dict()}
             write_atomically(part / "index.json", json.dumps(index, indent=1, sort_keys=True).encode())
             if _digest(recipe_now()) == self.digest and not self.is_filled():  # another process may be faster
                 os.replace(part, self._folder)

@@ -16,6 +16,7 @@ def interleave(
     weights: Sequence[float],
     seed: int,
     stopping: Stopping = "first_exhausted",
+    on_stop: Callable[[int], None] | None = None,
 ) -> Iterator[T]:
     """Rows of all sources; the next is from source i with probability ``weights[i] / sum(weights)``.
 
@@ -27,6 +28,7 @@ def interleave(
             no more, so that the shares hold to the end. ``all_exhausted``: a source that ends begins again until every
             one has ended, so that rows repeat. ``all_exhausted_without_replacement``: a source that ends drops out, so
             that every row comes once.
+        on_stop: Called under ``first_exhausted`` with the source that ended it, where there are others.
     """
     rng = random.Random(seed)
     streams = [start() for start in sources]
@@ -42,6 +44,8 @@ def interleave(
         except StopIteration:
             ended.add(index)
             if stopping == "first_exhausted" or len(ended) == len(streams):
+                if len(ended) < len(streams) and on_stop is not None:
+                    on_stop(index)
                 return
             if stopping == "all_exhausted_without_replacement":
                 open_ones.remove(index)

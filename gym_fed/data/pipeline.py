@@ -26,6 +26,7 @@ from gym_fed.data.encoding import iter_encoded
 from gym_fed.data.inputs import Input, as_input
 from gym_fed.data.mixing import STOPPING, Stopping, interleave
 from gym_fed.data.reading import PlacedRow
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.steps import DedupStep, FilterStep, Judge, Report, Row, Step
 from gym_fed.errors import ErrorCode, GymError
 
@@ -36,7 +37,8 @@ class DataPipeline:
     """Rows of several sources. Every method gives a new pipeline; iterating one starts from the first row again.
 
     Iterating gives rows of ``gym_fed.data.rows``; with ``sequence_length``, it gives ``{"input_ids", "labels"}``, which
-    ``sft`` and ``pretrain`` take as they are.
+    ``sft`` and ``pretrain`` take as they are. What a pass did with the rows is in ``report`` (read, kept, dropped by a
+    step) and, where they are encoded, in ``counts`` (learned, cut, with nothing to learn).
 
     Args:
         sources: Paths (files, folders, patterns, URLs, as ``load_rows`` takes them), ``DataConfig`` objects or lists of
@@ -70,6 +72,7 @@ class DataPipeline:
         self.tokenizer = tokenizer
         self.sequence_length = sequence_length
         self.report = Report()
+        self.counts = RowCounts()
         self._inputs: list[Input] = [as_input(source) for source in sources]
         for entry in self._inputs:
             if not entry.weight > 0:
@@ -207,7 +210,11 @@ class DataPipeline:
 
         weights = [entry.weight for entry in self._inputs]
         sources = [source(index, entry) for index, entry in enumerate(self._inputs)]
-        mixed = interleave(sources, weights, self._seed, self._stopping)
+
+        def stopped(index: int) -> None:
+            report.ended = self._inputs[index].name
+
+        mixed = interleave(sources, weights, self._seed, self._stopping, stopped)
         for kept in islice(_kept(mixed, after, report), self._limit):
             report.kept += 1
             yield kept
@@ -223,7 +230,10 @@ class DataPipeline:
         if self._cache is None:
             return self._encode()
         cache = EncodedCache(self._cache, self._recipe())
-        return cache.read() if cache.is_filled() else cache.fill(self._encode(), self._recipe)
+        if cache.is_filled():
+            self.counts = cache.counts()
+            return cache.read()
+        return cache.fill(self._encode(), self._recipe, self.counts)
 
     def is_cached(self) -> bool:
         """Whether ``encoded`` will read from the cache."""
@@ -232,12 +242,14 @@ class DataPipeline:
     def _encode(self) -> Iterator[Row]:
         assert self.sequence_length is not None
         assistant_only = not self._packing if self._assistant_only is None else self._assistant_only
+        self.counts = RowCounts(max_length=self.sequence_length)
         return iter_encoded(
             self.tokenizer,
             self.stream(),
             max_length=self.sequence_length,
             assistant_only=assistant_only,
             packing=self._packing,
+            counts=self.counts,
         )
 
     def _recipe(self) -> Any:
@@ -267,7 +279,7 @@ class DataPipeline:
     def _copy(self) -> DataPipeline:
         new = object.__new__(DataPipeline)
         new.__dict__.update(self.__dict__)
-        new.report = Report()
+        new.report, new.counts = Report(), RowCounts()
         return new
 
 

@@ -49,6 +49,9 @@ class RowCounts:
     unread: dict[str, int] = field(default_factory=dict, compare=False)
     """In how many rows each key stood that nobody reads; see ``rows.unread_keys``."""
 
+    max_length: int | None = field(default=None, compare=False)
+    """What rows were cut to, where that is not the run's own."""
+
     @classmethod
     def whole(cls, rows: int) -> RowCounts:
         """Of rows that are all learned as they are; how many of their tokens are, nobody has counted."""
@@ -90,7 +93,7 @@ class RowCounts:
 
     def describe(self, max_length: int | None) -> str:
         """The counts in words, on one line."""
-        labelled = self.tokens + self.tokens_cut
+        labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
             return f"all {self.rows} rows are learned" + (f": {labelled} labelled tokens" if labelled else "")
         parts = [f"{self.learned} of {self.rows} rows are learned, {self.dropped} dropped"]
@@ -105,7 +108,7 @@ class RowCounts:
 
         Little is: at most a tenth of the rows dropped, and at most half of the labelled tokens cut.
         """
-        labelled = self.tokens + self.tokens_cut
+        labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         problems = []
         if self.dropped > _MANY_DROPPED * self.rows:
             problems.append(f"{self.dropped} of {self.rows} rows have nothing to learn and are dropped")

@@ -34,6 +34,8 @@ class Report:
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     duplicates: list[Duplicate] = field(default_factory=list)
+    ended: str | None = None
+    """The source whose end was the end of a mixture under ``first_exhausted``: rows of the others may be left."""
 
 
 class Step(ABC):

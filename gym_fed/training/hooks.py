@@ -58,7 +58,7 @@ class StepReport:
 
 OnReport = Callable[[StepReport], None]
 OnRows = Callable[[str, RowCounts], None]
-"""Takes ``data`` or ``eval_data``, and what became of its rows."""
+"""Takes ``data`` or ``eval_data``, or ``pipeline`` for one that encodes, and what became of the rows."""
 
 
 class RunHooks(TrainerCallback):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.chat_templates import use_chat_template
+from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
@@ -225,6 +226,8 @@ class Trainer:
         eval_encoded = rows[1] and algorithm.encode(judging, tokenizer, rows[1])
         digests = _digest(rows[0], tokenizer), None if rows[1] is None else _digest(rows[1], tokenizer)
         processes.on_main(lambda: folder.check(config, *digests, resume=resume))
+        if isinstance(dataset, DataPipeline) and dataset.counts.rows:
+            self._say("pipeline", dataset.counts)
         counts = self._counted("data", encoded, rows[0])
         eval_counts = None if rows[1] is None else self._counted("eval_data", eval_encoded, rows[1])
 
@@ -330,11 +333,14 @@ class Trainer:
         """What became of the rows, which whoever listens hears before the work."""
         counts = counts_of(encoded, len(given))
         counts.unread = dict(unread_keys(given))
+        self._say(name, counts)
+        return counts
+
+    def _say(self, name: str, counts: RowCounts) -> None:
         if self._on_rows is not None:
             self._on_rows(name, counts)
         elif (problem := counts.warning(self.config.max_length)) is not None:
             warnings.warn(f"{name}: {problem}", RunWarning, stacklevel=2)
-        return counts
 
     def _track(self, from_step: int) -> Experiment:
         """The tracked run, going on after a step."""

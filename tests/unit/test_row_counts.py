@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gym_fed.cli.main import app
 from gym_fed.config import TrainingConfig
-from gym_fed.data import load_rows
+from gym_fed.data import DataPipeline, load_rows
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import IGNORED, RowCounts, counts_of
+from gym_fed.errors import GymError
 from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training import Trainer
 from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.job import Job
 from gym_fed.training.reproducibility import RunWarning
 
 LONG = "a question of many words, " * 8
@@ -179,8 +182,8 @@ def test_gsm8k_at_a_short_length_is_trained_on_as_many_rows_as_are_said(
         f"model: {tiny_base}\ndata: [{{path: {gsm8k}}}]\noutput_dir: {tmp_path / 'run'}\nmax_length: 128\n"
         "max_steps: 1\nper_device_train_batch_size: 2\ndevice: cpu\nnum_threads: 1\n"
     )
-    command = [sys.executable, "-m", "gym_fed.cli.main", "train", str(file), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = CliRunner().invoke(app, ["train", str(file), "--json"])
+    assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["rows"]
     assert (rows["rows"], rows["learned"], rows["dropped"]) == (400, expected, 400 - expected)
     assert json.loads(done.stdout)["num_examples"] == expected
@@ -190,3 +193,56 @@ def test_gsm8k_at_a_short_length_is_trained_on_as_many_rows_as_are_said(
     remedy = int(said.partition("max_length: ")[2].split()[0])
     whole = encode_rows(tokenizer, load_rows(gsm8k), max_length=remedy)
     assert 380 <= sum(length <= remedy for length in whole.counts.lengths) < 400
+
+
+def test_a_pipelines_rows_are_counted_from_the_cache_as_well(tiny_base: Path, tmp_path: Path) -> None:
+    loaded = load_model(str(tiny_base))
+    rows = [{"messages": turns("hi", "yes")}] * 3 + [{"messages": turns(LONG, "no")}] * 2
+    pipeline = DataPipeline([rows], tokenizer=loaded.tokenizer, sequence_length=64).cache(tmp_path / "cache")
+    for run in ("fresh", "cached"):
+        heard: dict[str, Any] = {}
+        Trainer(
+            config(tmp_path / run),
+            model=loaded.model,
+            tokenizer=loaded.tokenizer,
+            on_rows=lambda name, counts, heard=heard: heard.update({name: (counts.learned, counts.dropped)}),
+        ).train(pipeline)
+        assert heard == {"pipeline": (3, 2), "data": (3, 0)}, run
+        assert pipeline.is_cached()
+
+
+def test_a_mixture_says_which_source_ended_it(tmp_path: Path) -> None:
+    for name, number in (("short", 2), ("long", 50)):
+        lines = [json.dumps({"text": f"{name} {i}"}) for i in range(number)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    sources = [str(tmp_path / f"{name}.jsonl") for name in ("short", "long")]
+    out = ["-o", str(tmp_path / "mixed.jsonl"), "--overwrite"]
+    done = CliRunner().invoke(app, ["data", "mix", *sources, *out])
+    said = " ".join(done.output.split())
+    assert f"{sources[0]} has ended, and rows of the others may be left" in said
+    rule = ["--stopping", "all_exhausted_without_replacement", "--json"]
+    whole = json.loads(CliRunner().invoke(app, ["data", "mix", *sources, *out, *rule]).stdout)
+    assert (whole["num_rows"], whole["ended"]) == (52, None)
+
+
+def test_prompts_that_fill_no_generation_are_said(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path, algorithm="grpo", per_device_train_batch_size=4, grpo={"num_generations": 2}, max_length=64
+    )
+    prompts = [{"prompt": f"{i}?"} for i in range(5)]
+    job = Job(settings, None, None, prompts, None, tmp_path, [])
+    with pytest.warns(RunWarning, match="an epoch leaves out 1 of 5 prompts"):
+        get_algorithm("grpo").arguments(job)  # type: ignore[attr-defined]  # of those that learn from rewards
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RunWarning)
+        get_algorithm("grpo").arguments(Job(settings, None, None, prompts[:4], None, tmp_path, []))  # type: ignore[attr-defined]
+
+
+def test_images_with_a_turn_that_is_not_to_be_learned_are_refused(tmp_path: Path) -> None:
+    from gym_fed.training.vision import encode_image_rows
+
+    rows = [{"messages": [turns("hi", "yes")[0], {**turns("hi", "yes")[1], "weight": 0}], "images": []}]
+    with pytest.raises(GymError, match="row 1 has a message with weight 0"):
+        encode_image_rows(
+            config(tmp_path), load_tokenizer("gym-nano"), rows, assistant_only=False, packing=False
+        )

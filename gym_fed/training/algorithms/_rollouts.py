@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any, ClassVar
 
 from gym_fed.config.algorithms.reinforcement import RolloutSettings
@@ -12,6 +13,7 @@ from gym_fed.data.rows import Row, RowKind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.job import Job
+from gym_fed.training.reproducibility import RunWarning
 
 _NEVER_READ = ("packing", "assistant_only_loss", "group_by_length", "mask_history", "reasoning")
 _CHUNK_ROWS = 1000
@@ -58,6 +60,7 @@ class Rewarded(Algorithm):
     def arguments(self, job: Job, *names: str) -> dict[str, Any]:
         """Keyword arguments that the configs of GRPO and RLOO share, and those settings that ``names`` lists."""
         settings: RolloutSettings = self.settings(job.config)
+        self._say_rest(job)
         shared = (
             "num_generations",
             "max_completion_length",
@@ -79,6 +82,17 @@ class Rewarded(Algorithm):
             # The reference is made by us, of the model in memory: TRL would load one by the model's name.
             "beta": 0.0,
         }
+
+    def _say_rest(self, job: Job) -> None:
+        """Prompts that do not fill a generation are left out of an epoch, by TRL's sampler; other ones in the next."""
+        needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
+        if rest := len(job.encoded) % needed:
+            warnings.warn(
+                f"data: an epoch leaves out {rest} of {len(job.encoded)} prompts, drawn anew each time: "
+                f"a generation answers {needed}",
+                RunWarning,
+                stacklevel=2,
+            )
 
 
 def prompts_per_generation(name: str, settings: RolloutSettings, config: TrainingConfig) -> int:
