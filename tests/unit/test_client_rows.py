@@ -98,6 +98,7 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
             {"messages": turns(LONG, "no")},
             "none of the 2 rows has anything to learn within max_length=64",
         ),
+        ("sft", {"messages": turns("hi", "no", weight=0)}, "none of the 2 rows has anything to learn"),
         ("sft", {"prompt": "what?"}, "rows.jsonl:1 is a prompt row, and supervised rows are needed for sft"),
         ("dpo", {"prompt": LONG, "chosen": "a", "rejected": "b"}, "none of the 2 rows has anything to learn"),
         (

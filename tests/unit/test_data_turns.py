@@ -11,8 +11,11 @@ from typer.testing import CliRunner, Result
 
 from gym_fed.cli.main import app
 from gym_fed.data import load_rows
+from gym_fed.data.encoding import encode_rows
+from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.rows import as_kind, unread_in_words, unread_keys
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_tokenizer
 
 ASK, SAY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 HUMAN, GPT = {"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}
@@ -161,3 +164,14 @@ def test_convert_refuses_what_the_format_would_lose_by_row_and_key(
     assert said in done.exception.message
     assert str(file) in done.exception.message
     assert not out.exists()
+
+
+@pytest.mark.parametrize("key", [{"weight": 0}, {"train": False}, {"loss_weight": 0.0}])
+def test_what_a_file_says_not_to_learn_has_no_label(key: dict[str, Any], tmp_path: Path) -> None:
+    row = {"conversations": [HUMAN, {**GPT, "value": "never this", **key}, HUMAN, GPT]}
+    tokenizer = load_tokenizer("gym-nano")
+    (encoded,) = encode_rows(tokenizer, load_rows(written(tmp_path, row)), max_length=256)
+    assert "never this" in tokenizer.decode(encoded["input_ids"])
+    learned = tokenizer.decode([label for label in encoded["labels"] if label != IGNORED])
+    assert "never this" not in learned
+    assert "ho" in learned
