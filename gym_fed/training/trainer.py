@@ -6,8 +6,6 @@ its last checkpoint and ends with the same weights as one that was not.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +38,7 @@ from gym_fed.training.optimizers import get_optimizer
 from gym_fed.training.reproducibility import RunWarning, deterministic, record_environment
 from gym_fed.training.result import TrainResult
 from gym_fed.training.run_folder import RunFolder
+from gym_fed.training.run_rows import digest_of, rows_of_run
 from gym_fed.training.saving import save_final
 from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.spikes import Rollbacks, SpikeWatch
@@ -211,7 +210,7 @@ class Trainer:
         """``_run`` with templates that print the date of its beginning."""
         from transformers import PrinterCallback, set_seed
 
-        rows = _rows(config, dataset, eval_dataset, algorithm)
+        rows = rows_of_run(config, dataset, eval_dataset, algorithm)
         check_early_stopping(config, has_eval_data=bool(rows[1]))
         splitting = deepspeed_loading(config)
         if self._given is not None:
@@ -224,7 +223,7 @@ class Trainer:
         encoded = algorithm.encode(config, tokenizer, rows[0])
         judging = config.model_copy(update={"privacy": None})  # rows that only judge are not protected
         eval_encoded = rows[1] and algorithm.encode(judging, tokenizer, rows[1])
-        digests = _digest(rows[0], tokenizer), None if rows[1] is None else _digest(rows[1], tokenizer)
+        digests = digest_of(rows[0], tokenizer), None if rows[1] is None else digest_of(rows[1], tokenizer)
         processes.on_main(lambda: folder.check(config, *digests, resume=resume))
         if isinstance(dataset, DataPipeline) and dataset.counts.rows:
             self._say("pipeline", dataset.counts)
@@ -382,28 +381,6 @@ def _builder(
     return build
 
 
-def _rows(
-    config: TrainingConfig,
-    dataset: Sequence[dict[str, Any]] | None,
-    eval_dataset: Sequence[dict[str, Any]] | None,
-    algorithm: Algorithm,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Training and held-out rows of the kind that the algorithm learns from."""
-    from gym_fed.data.rows import as_kind
-    from gym_fed.training.sources import rows_of, split_rows
-
-    rows = rows_of(config) if dataset is None else list(dataset)
-    if eval_dataset is None and config.eval_split:
-        rows, eval_dataset = split_rows(rows, config.eval_split, seed=config.seed)
-    if eval_dataset is None and config.eval_data:
-        eval_dataset = rows_of(config, "eval_data")
-    for name, part in (("data", rows), ("eval_data", eval_dataset)):
-        if part is not None and not part:
-            raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
-    held_out = None if eval_dataset is None else as_kind(eval_dataset, algorithm.row_kind)
-    return as_kind(rows, algorithm.row_kind), held_out
-
-
 def _opened(
     folder: RunFolder,
     config: TrainingConfig,
@@ -415,17 +392,3 @@ def _opened(
     checkpoint = folder.open(config, *digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, digests[0])
     return None if checkpoint is None else str(checkpoint)
-
-
-def _digest(rows: Sequence[dict[str, Any]], tokenizer: Any) -> str:
-    """Digest of rows and of what makes tokens of them, so that a resumed run cannot silently learn from others.
-
-    The tokens themselves may differ from day to day: templates print the date.
-    """
-    words = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
-    digest = hashlib.sha256()
-    made_by = [sorted(words.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
-    for value in (made_by, *rows):
-        digest.update(json.dumps(value, sort_keys=True, default=repr).encode())
-        digest.update(b"\n")
-    return digest.hexdigest()

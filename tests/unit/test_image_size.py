@@ -64,7 +64,9 @@ def tokens(processor: Any, row: dict[str, Any], **sizes: int) -> tuple[int, int]
     encoded = encode_image_rows(config, processor, [row], assistant_only=True, packing=False)
     batch = ImageBatches(processor, assistant_only=True, limits=ImageLimits.of(config))(encoded)
     image = processor.tokenizer.convert_tokens_to_ids("<image>")
-    assert int(torch.tensor(encoded[0]["length"])) == batch["input_ids"].shape[1], "counted as it is learnt from"
+    assert int(torch.tensor(encoded[0]["length"])) == batch["input_ids"].shape[1], (
+        "counted as it is learnt from"
+    )
     return int((batch["input_ids"] == image).sum()), encoded[0]["length"]
 
 
@@ -95,7 +97,9 @@ def test_a_model_of_text_alone_has_no_images_to_size(tmp_path: Path) -> None:
     config = TrainingConfig(output_dir=tmp_path / "run", image_max_pixels=100, device="cpu")
     trainer = Trainer(config, model=nano.model, tokenizer=nano.tokenizer)
     with pytest.raises(GymError, match="image_max_pixels: is given, but sft reads text alone here") as caught:
-        trainer.train([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}])
+        trainer.train(
+            [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
+        )
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert not (tmp_path / "run").exists()
 

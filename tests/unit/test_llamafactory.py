@@ -116,8 +116,8 @@ SHAPES: dict[str, Shape] = {
         {
             "algorithm": "kto",
             "kto.desirable_weight": 1.5,
-            "per_device_train_batch_size": 2,
-            "gradient_accumulation_steps": 4,
+            "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 8,
             "data.0.dataset": "kto_en_demo",
             "data.1.dataset": None,
         },

@@ -258,9 +258,13 @@ def test_a_model_whose_parts_are_not_found_is_refused_with_what_was_looked_for()
     model = llava()
     model.model.eyes = model.model.vision_tower
     del model.model.vision_tower
-    with pytest.raises(GymError, match="no vision tower is found in Llava.*: looked for modules called visual,"):
+    with pytest.raises(
+        GymError, match="no vision tower is found in Llava.*: looked for modules called visual,"
+    ):
         frozen_parts(model, TrainingConfig(model="x"))
-    assert "freeze_vision_tower" not in frozen_parts(model, TrainingConfig(model="x", freeze_vision_tower=False))
+    assert "freeze_vision_tower" not in frozen_parts(
+        model, TrainingConfig(model="x", freeze_vision_tower=False)
+    )
 
 
 def test_of_a_model_of_text_alone_nothing_is_frozen() -> None:

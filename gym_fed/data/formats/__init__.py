@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.data.formats.base import BadRow, Raw
+from gym_fed.data.formats.labels import label_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.lazy import lazy
 
@@ -48,6 +49,8 @@ def detect(raw: Any) -> str:
     answered = bool(keys & {"messages", "conversations", "instruction", "completion"})
     if "kto_tag" in keys or (answered and isinstance(raw.get("label"), bool)):
         return "kto"
+    if keys >= {"prompt", "completion", "label"} and label_of(raw["label"]) is not None:
+        return "kto"  # as TRL lays them out, also where a table holds 0 and 1
     for format, key in (("messages", "messages"), ("sharegpt", "conversations"), ("alpaca", "instruction")):
         if key in keys:
             return format

@@ -7,9 +7,8 @@ from typing import Any
 from gym_fed.data.formats import alpaca
 from gym_fed.data.formats.answers import PROMPT_KEYS, prompt_and_answers, require_learned
 from gym_fed.data.formats.base import BadRow, Raw, as_object, string, system_of, with_context
+from gym_fed.data.formats.labels import label_of
 from gym_fed.data.formats.turns import conversation, split_answer
-
-_LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
 
 
 def read(raw: Any) -> Raw:
@@ -35,9 +34,8 @@ def _halves(row: Raw, images: list[Any]) -> tuple[Any, Any]:
 
 def _label(row: Raw) -> bool:
     key = "kto_tag" if "kto_tag" in row else "label"
-    value = row.get(key)
-    word = value.lower() if isinstance(value, str) else value
-    if not isinstance(word, str | bool | int) or word not in _LABELS:
-        found = "is missing" if key not in row else f"is {value!r}"
-        raise BadRow(f"{key!r} {found}, expected true or false", "true when the answer was liked")
-    return _LABELS[word]
+    liked = label_of(row.get(key))
+    if liked is None:
+        found = "is missing" if key not in row else f"is {row[key]!r}"
+        raise BadRow(f"{key!r} {found}, expected true or false (or 1 or 0)", "true when the answer was liked")
+    return liked

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from gym_fed import console
 from gym_fed.config.training import TrainingConfig
+from gym_fed.data.formats.labels import label_of
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
@@ -53,13 +55,9 @@ class Kto(Algorithm):
         Raises:
             GymError: ``DATA_INVALID`` for a label that is not true or false, and for a single row.
         """
-        for number, row in enumerate(rows, 1):
-            if not isinstance(row["label"], bool):
-                raise GymError(
-                    ErrorCode.DATA_INVALID, f"row {number}: label is {row['label']!r}", "give true or false"
-                )
+        labels = _labels(rows)
         ids = encode_answers(tokenizer, rows, ("completion",), reasoning=config.reasoning)
-        labelled = [{**one, "label": row["label"]} for one, row in zip(ids, rows, strict=True)]
+        labelled = [{**one, "label": label} for one, label in zip(ids, labels, strict=True)]
         random.Random(config.seed).shuffle(labelled)
         kept = cut_answers(labelled, config.max_length)
         return EncodedRows(_with_neighbours(kept, config), kept.counts) if _estimates_kl(config) else kept
@@ -79,6 +77,27 @@ class Kto(Algorithm):
             precompute_ref_log_probs=precompute(job, settings.precompute_ref_log_probs),
         )
         return build_on_ids(job, KtoMeans, arguments, reference=True)
+
+
+def _labels(rows: list[Row]) -> list[bool]:
+    """What the rows say of their answers; said aloud where it is the same of all."""
+    labels = []
+    for number, row in enumerate(rows, 1):
+        liked = label_of(row["label"])
+        if liked is None:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number}: label is {row['label']!r}",
+                "give true or false, or 1 or 0",
+            )
+        labels.append(liked)
+    if len(set(labels)) == 1:
+        console.err.print(
+            f"kto: the label of all {len(labels)} rows is {str(labels[0]).lower()}: nothing shows what answers of the "
+            "other kind are like",
+            markup=False,
+        )
+    return labels
 
 
 def _estimates_kl(config: TrainingConfig) -> bool:
