@@ -43,6 +43,24 @@ class Diverged(GymError):
     """The loss is no number any more, or jumps again and again: an answer about the settings, not a bad file."""
 
 
+def require_finite(model: Any, step: int) -> None:
+    """Refuse to end a run with weights that are no numbers; the last step's loss was taken before they moved.
+
+    Raises:
+        Diverged: Naming a weight.
+    """
+    import torch
+
+    for name, weight in model.named_parameters():
+        local = weight.to_local() if hasattr(weight, "to_local") else weight
+        if local.requires_grad and not bool(torch.isfinite(local).all()):
+            raise Diverged(
+                ErrorCode.DATA_INVALID,
+                f"{name} is not finite after step {step}: training has diverged",
+                "lower learning_rate, or set max_grad_norm",
+            )
+
+
 @dataclass(frozen=True)
 class Spike:
     """A step whose loss or gradient jumped. ``usual`` is the median that it is held against (None for NaN)."""

@@ -41,7 +41,7 @@ from gym_fed.training.run_folder import RunFolder
 from gym_fed.training.run_rows import digest_of, rows_of_run
 from gym_fed.training.saving import save_final
 from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, settings_of
-from gym_fed.training.spikes import Rollbacks, SpikeWatch
+from gym_fed.training.spikes import Rollbacks, SpikeWatch, require_finite
 from gym_fed.training.template_date import templates_say
 from gym_fed.training.trl_glue import unpatched_afterwards
 from gym_fed.training.tuning import get_tuning
@@ -296,6 +296,7 @@ class Trainer:
         model.zero_grad(set_to_none=True)
         model.eval()
         steps = int(trainer.state.global_step)
+        require_finite(model, steps)
         plan = getattr(trainer, "plan", None)  # of a private run
         if hooks.stopped:
             raise GymError(

@@ -125,6 +125,7 @@ def test_llamafactorys_files_have_its_defaults_for_models_that_read_images(tmp_p
         "freeze_multi_modal_projector: false\nfreeze_language_model: true\n"
     )
     assert config.image_max_pixels == 262144
-    assert not (config.freeze_vision_tower or config.freeze_multi_modal_projector)
+    assert not config.freeze_vision_tower
+    assert not config.freeze_multi_modal_projector
     assert config.freeze_language_model
     assert read(f"model_name_or_path: {words}\n").image_max_pixels is None

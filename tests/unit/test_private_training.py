@@ -358,3 +358,32 @@ def test_a_search_over_private_runs_is_refused(tmp_path: Path, tiny_base: Path) 
     search = {"metric": "loss", "parameters": {"learning_rate": {"choices": [0.1, 0.2]}}}
     with pytest.raises(GymError, match="every trial of a search"):
         Search(SearchConfig(**values, search=search))
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        (
+            {"noise_multiplier": 1e6},
+            r"noise_multiplier is 1e\+06: over 12 steps of about 12 examples the noise is 2.41e\+04",
+        ),
+        ({"target_epsilon": 1e-9}, "epsilon 1e-09 at delta 1e-05 cannot be had in 12 steps"),
+    ],
+)
+def test_noise_that_drowns_everything_is_refused_with_figures(
+    tiny_base: Path, tmp_path: Path, section: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(GymError, match=problem) as caught:
+        Trainer(config(tmp_path / "run", tiny_base, privacy=section, packing=False)).train(ROWS)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
+def test_noise_above_the_signal_of_one_run_is_said_and_below_it_is_not(
+    tiny_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_plan(config(tmp_path, tiny_base, privacy={"noise_multiplier": 40.0}), len(ROWS))
+    assert not capsys.readouterr().err
+    make_plan(config(tmp_path, tiny_base, privacy={"noise_multiplier": 50.0}), len(ROWS))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the noise is 1.2 times what the examples can say at most; hardly anything will be learned" in said

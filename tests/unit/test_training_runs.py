@@ -295,3 +295,19 @@ def test_a_model_without_chat_template_learns_texts(shared_folder: Path, tmp_pat
     settings = config(tmp_path / "run", model=name, algorithm="pretrain", max_length=32, learning_rate=1e-3)
     result = Trainer(settings).train([line] * 8)
     assert heldout_loss(result.model, result.tokenizer, [line]) < before - 0.5
+
+
+def test_weights_that_the_last_step_made_infinite_are_an_error_and_no_model(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    changes = {
+        "optimizer": "sgd",
+        "learning_rate": 1e38,
+        "weight_decay": 1e10,
+        "lr_scheduler_type": "constant",
+    }
+    settings = config(tmp_path / "run", max_steps=1, **changes)
+    with pytest.raises(GymError, match="is not finite after step 1: training has diverged"):
+        train(tiny_base, settings)
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert not list((tmp_path / "run").glob("*.safetensors"))

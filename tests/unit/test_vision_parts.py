@@ -259,7 +259,7 @@ def test_a_model_whose_parts_are_not_found_is_refused_with_what_was_looked_for()
     model.model.eyes = model.model.vision_tower
     del model.model.vision_tower
     with pytest.raises(
-        GymError, match="no vision tower is found in Llava.*: looked for modules called visual,"
+        GymError, match=r"no vision tower is found in Llava.*: looked for modules called visual,"
     ):
         frozen_parts(model, TrainingConfig(model="x"))
     assert "freeze_vision_tower" not in frozen_parts(

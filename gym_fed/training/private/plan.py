@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gym_fed import console
 from gym_fed.config.private_training import TrainingPrivacy
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
@@ -12,6 +13,8 @@ from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 
 _POINTS = 4
 _LEAST_STEPS = 10
+_HOPELESS = 100.0
+"""Noise over signal of a whole run above which it is refused: 10,000 such runs together would still be half noise."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,15 @@ class Plan:
     noise_multiplier: float
     max_grad_norm: float
     target_delta: float
+
+    @property
+    def noise_share(self) -> float:
+        """How the noise of the whole run compares with the most that its examples can say, in any one direction.
+
+        Sums over all steps of the expected batch: the noise's standard deviation is ``noise_multiplier * C *
+        sqrt(steps)``, and examples whose clipped gradients all agree add up to ``C * expected_batch_size * steps``.
+        """
+        return self.noise_multiplier / (self.expected_batch_size * math.sqrt(self.steps))
 
     @property
     def sampling_probability(self) -> float:
@@ -61,8 +73,8 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
     """The plan of a run whose config has ``privacy``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when there are fewer examples than a step shall see, or when no noise reaches
-            ``target_epsilon``; ``MISSING_DEPENDENCY``.
+        GymError: ``CONFIG_INVALID`` when there are fewer examples than a step shall see, when no noise reaches
+            ``target_epsilon``, or when the noise is all there would be; ``MISSING_DEPENDENCY``.
     """
     privacy = config.privacy
     assert privacy is not None
@@ -75,7 +87,7 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
             "lower them: privacy comes from seeing a small share of the examples in a step",
         )
     steps = config.max_steps or math.ceil(config.num_train_epochs * num_examples / batch)
-    return Plan(
+    plan = Plan(
         num_examples=num_examples,
         expected_batch_size=batch,
         steps=steps,
@@ -83,6 +95,28 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
         max_grad_norm=privacy.max_grad_norm,
         target_delta=privacy.target_delta,
     )
+    _require_a_signal(plan)
+    return plan
+
+
+def _require_a_signal(plan: Plan) -> None:
+    """Refuse a run that can only end in noise, and say so where a single run would learn next to nothing.
+
+    Rounds of a federation add up, over contributors and over rounds; so what one run cannot learn is not refused yet.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    share = plan.noise_share
+    figures = (
+        f"privacy: noise_multiplier is {plan.noise_multiplier:.4g}: over {plan.steps} steps of about "
+        f"{plan.expected_batch_size} examples the noise is {share:.3g} times what the examples can say at most"
+    )
+    remedy = "raise target_epsilon (or lower noise_multiplier), or take larger batches or more steps"
+    if share > _HOPELESS:
+        raise GymError(ErrorCode.CONFIG_INVALID, figures, remedy)
+    if share > 1:
+        console.err.print(f"{figures}; hardly anything will be learned. {remedy.capitalize()}", markup=False)
 
 
 def _noise_multiplier(privacy: TrainingPrivacy, sampling_probability: float, steps: int) -> float:
