@@ -22,7 +22,7 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     Raises:
         GymError: ``DISK_FULL`` when nothing more fits; ``path`` is as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     with full_disk_named(path):
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -42,6 +42,18 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace ``path`` so that a crash leaves the old or the new content, never a mixture."""
     with atomic_file(path, mode) as file:
         file.write(data)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it, so that they survive a power cut; one that is there stays as it is.
+
+    What is synced inside a folder is lost with it while its own name is not on the disk.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(mode, exist_ok=True)
+    fsync_folder(folder.parent)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gym_client.home import Home
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.files import make_folder, write_atomically
 
 
 def rounds_folder(home: Home) -> Path:
@@ -35,7 +35,7 @@ class Begun:
         rounds = self._read()
         if rounds.get(self._server, 0) < server_round:
             rounds[self._server] = server_round
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_folder(self._path.parent, 0o700)
             write_atomically(self._path, json.dumps(rounds, sort_keys=True).encode(), mode=0o600)
 
     def _read(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ from typing import Any
 from gym_client.head_file import heads_in_force, is_statement
 from gym_client.home import Home
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import drop_torn_line, write_atomically
+from gym_fed.files import drop_torn_line, fsync_folder, make_folder, write_atomically
 from gym_fed.identity.keys import server_id
 from gym_fed.ledger import (
     EntryProof,
@@ -373,12 +373,15 @@ class Heads:
         _parsed[self.path] = (_stamp(self.path), {**known, head.size: head})
 
     def _write(self, line: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
+        is_new = not self.path.exists()
         drop_torn_line(self.path)
         with self.path.open("ab") as file:
             file.write(line.encode("utf-8") + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        if is_new:
+            fsync_folder(self.path.parent)
 
 
 _parsed: dict[Path, tuple[tuple[int, int], dict[int, SignedHead]]] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from gym_client.keystore import Keystore
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.files import fsync_folder, make_folder, write_atomically
 from gym_fed.identity.keys import SigningKey
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -36,7 +36,7 @@ class Home:
         """The home at ``folder``, ``$GYM_HOME`` or ``~/.gym-fed``; made (mode 0700) on first use."""
         chosen = Path(folder or os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
         try:
-            chosen.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(chosen.absolute(), 0o700)
         except OSError as error:
             raise GymError(ErrorCode.FILE_EXISTS, f"no home folder at {chosen}: {error.strerror}") from error
         return cls(chosen.absolute())
@@ -185,7 +185,7 @@ class Home:
 
     def _made(self, name: str) -> Path:
         path = self.folder / name
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         return path
 
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.files import fsync_folder, make_folder, write_atomically
 from gym_fed.identity.encryption import is_encrypted
 from gym_fed.identity.keys import SigningKey, load_or_create
 from gym_fed.identity.passphrase import PassphraseSource
@@ -80,13 +80,13 @@ class Keystore:
         """Copy the newest key to ``keys/``, where it outlives being replaced."""
         path = self._former(self.main().public_key.hex())
         if not path.exists():
-            path.parent.mkdir(exist_ok=True, mode=0o700)
+            make_folder(path.parent, 0o700)
             write_atomically(path, self.main_path.read_bytes(), mode=0o600)
 
     def prepare(self, key: SigningKey) -> None:
         """Write the key that is to be the newest, under the same passphrase."""
         secret = self._secret() if self.is_encrypted else None
-        self.next_path.parent.mkdir(exist_ok=True, mode=0o700)
+        make_folder(self.next_path.parent, 0o700)
         key.save(self.next_path, secret)
 
     def promote(self) -> None:

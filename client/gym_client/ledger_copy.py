@@ -12,6 +12,7 @@ from gym_client.home import Home
 from gym_client.receipts import ask_proof, ask_statements
 from gym_client.transport import HubClient, transfer_seconds
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import fsync_folder, make_folder
 from gym_fed.ledger import Entry, SignedHead
 from gym_fed.ledger.entries import corrupt
 from gym_fed.ledger.export import first_line, lines
@@ -81,7 +82,7 @@ class LedgerCopy:
         return head
 
     def _append(self, client: HubClient, size: int, head: SignedHead, progress: Progress) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         heads = [h for h in _heads(client, size + 1) if h.size <= head.size]
         is_new = not self.path.exists() or not self.path.stat().st_size
         with self.path.open("ab") as file:
@@ -91,6 +92,8 @@ class LedgerCopy:
                 file.write(line.encode("utf-8") + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        if is_new:
+            fsync_folder(self.path.parent)
 
 
 def _entries(client: HubClient, first: int, last: int, progress: Progress) -> Iterator[Entry]:

@@ -27,7 +27,7 @@ from gym_client.tasks import TaskFolder, Trained, drop_old
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.files import write_atomically
+from gym_fed.files import make_folder, write_atomically
 from gym_fed.identity.keys import SigningKey, contributor_id
 from gym_fed.privacy.secure_aggregation.keys import (
     SECRET_BYTES,
@@ -314,7 +314,7 @@ class SecureRound:
             ) from error
 
     def _keep(self, state: SecureState) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder, 0o700)
         write_atomically(self._path, state.model_dump_json().encode(), mode=0o600)
 
     def _roster(self, state: SecureState) -> Roster:

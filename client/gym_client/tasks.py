@@ -12,7 +12,7 @@ from typing import Any
 
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.files import fsync_folder, make_folder, write_atomically
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
@@ -73,7 +73,7 @@ class TaskFolder:
                 return
             if _is_earlier(other, spec):
                 shutil.rmtree(other.parent)
-        self.path.mkdir(parents=True)
+        make_folder(self.path)
         write_atomically(self.path / "task.json", wanted)
 
     def prepare_run(self) -> Path:

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import atomic_file, fsync_folder
+from gym_fed.files import atomic_file, fsync_folder, make_folder
 from gym_fed.identity.canonical import canonical_json
 
 _METADATA_KEY = "gym_residual"
@@ -121,7 +121,7 @@ class ErrorFeedback:
                 ErrorCode.STATE_CORRUPT, f"no staged residual at {staged}", "stage it before the upload"
             )
         fresh = _read(staged, self.lineage)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         os.replace(staged, self.path)
         fsync_folder(self.path.parent)
         self._current, self._next = fresh, {}

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.files import make_folder, write_atomically
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.encryption import encrypted_pem, is_encrypted, plain_pem
 
@@ -134,7 +134,7 @@ def verify_signature(public_key: bytes, value: object, signature: bytes) -> None
 def load_or_create(path: Path, passphrase: Passphrase | None = None) -> SigningKey:
     """The key at ``path``, generated on first use."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         os.chmod(path.parent, 0o700)
         SigningKey.generate().save(path)
     return SigningKey.load(path, passphrase)

@@ -21,6 +21,7 @@ from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
 from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import make_folder
 from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.login import PLAIN_TEXT
 from gym_fed.identity.passphrase import PassphraseSource
@@ -212,7 +213,7 @@ def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str
     from gym_fed.identity.tls import create_certificate
 
     keys = folder / "keys"
-    keys.mkdir(parents=True, mode=0o700)
+    make_folder(keys, 0o700)
     key = SigningKey.generate()
     key.save(keys / "ledger.pem", passphrase)
     create_session_key(keys, passphrase)

@@ -8,7 +8,7 @@ from pathlib import Path
 from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.files import make_folder, write_atomically
 from gym_server.federation import CONFIG_NAME, create_keys
 from gym_server.store.database import Database
 
@@ -141,7 +141,7 @@ def init_hub(
     """
     if (folder / CONFIG_NAME).exists() or (folder / "keys").exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{folder} already holds a hub", "choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     text = TEMPLATE.format(name=_quoted(name), base_model=_quoted(base_model), policy=policy)
     draft = folder / f".{CONFIG_NAME}.draft"
     draft.write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ from pathlib import Path
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import make_folder
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup import OptimizerState, SoupReport, merge
 from gym_fed.soup.private import PrivateRound
@@ -155,7 +156,7 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
 def residuals_folder(fed: Federation) -> Path:
     """Where the server's own state lies, one file a version."""
     folder = fed.folder / "residuals"
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     return folder
 
 

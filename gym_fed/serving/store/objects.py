@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.files import fsync_folder, full_disk_named
+from gym_fed.files import fsync_folder, full_disk_named, make_folder
 
 SUFFIX = ".gymdelta"
 STAGING_GRACE_SECONDS = 3600.0
@@ -43,7 +43,7 @@ class DeltaObjects:
         self.folder = folder / "objects"
         self.staging = folder / "staging"
         for made in (self.folder, self.staging):
-            made.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(made, 0o700)
         self._hashed: dict[str, Identity] = {}
         self._lock = threading.Lock()
 
@@ -83,9 +83,7 @@ class DeltaObjects:
         if self._is_whole(staged.sha256):
             return
         with full_disk_named(target):
-            if not target.parent.exists():
-                target.parent.mkdir(mode=0o700, exist_ok=True)
-                fsync_folder(self.folder)
+            make_folder(target.parent, 0o700)
             if not staged.is_synced:  # the object was there, and went meanwhile
                 with _readable(staged.path) as descriptor:
                     os.fsync(descriptor)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.files import fsync_folder
+from gym_fed.files import make_folder
 from gym_fed.identity.variant import SignedVariant
 from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.store.admission import admit_key, check_replaceable, describe, numbered
@@ -97,12 +97,11 @@ class VariantStore:
             )
         if not path.is_dir():
             try:
-                path.mkdir(parents=True, mode=0o700)
+                make_folder(path, 0o700)
             except (FileExistsError, NotADirectoryError) as error:
                 raise GymError(
                     ErrorCode.USAGE, f"a variant store is a folder, and {error.filename} is a file"
                 ) from error
-            fsync_folder(path.parent)
         return cls(
             path,
             base=base,

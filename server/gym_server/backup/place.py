@@ -19,7 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder
+from gym_fed.files import fsync_folder, make_folder
 from gym_server.backup.manifest import MANIFEST, SnapshotManifest
 
 _READ_BYTES = 1 << 20
@@ -43,7 +43,10 @@ class Place:
         """Copy a local file to ``name``, whole or not at all; gives the sha256 and size of what was read."""
         digest, size = hashlib.sha256(), 0
         target = f"{self._root}/{name}"
-        self._fs.makedirs(self._fs._parent(target), exist_ok=True)
+        if self._is_local:
+            make_folder(Path(target).parent)
+        else:
+            self._fs.makedirs(self._fs._parent(target), exist_ok=True)
         written = f"{target}.{secrets.token_hex(8)}{_PARTIAL}" if self._is_local else target
         try:
             with open(local, "rb") as source, self._fs.open(written, "wb") as file:

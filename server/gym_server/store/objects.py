@@ -20,7 +20,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder
+from gym_fed.files import fsync_folder, make_folder
 from gym_server.store.remote import RemoteObjects
 
 _READ_BYTES = 1 << 20
@@ -45,12 +45,12 @@ class ObjectStore:
 
     def __init__(self, url: str, staging: Path, max_copy_bytes: int = 8 << 30) -> None:
         self.staging = staging.resolve()
-        staging.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(staging, 0o700)
         self._remote: RemoteObjects | None = None
         self._fs: Any = LocalFileSystem()
         if url.startswith("file://") or "://" not in url:
             self._root = str(Path(url.removeprefix("file://")).resolve())
-            Path(self._root).mkdir(parents=True, exist_ok=True, mode=0o700)  # nobody's but the hub's
+            make_folder(Path(self._root), 0o700)  # nobody's but the hub's
         else:
             self._remote = RemoteObjects(url, self.staging, max_copy_bytes)
             self._fs, self._root = self._remote.fs, self._remote.root
@@ -132,7 +132,7 @@ class ObjectStore:
             return size
         target = self._path(sha256)
         if self._remote is None:
-            Path(target).parent.mkdir(exist_ok=True)
+            make_folder(Path(target).parent)
             os.replace(part, target)
             fsync_folder(Path(target).parent)
         else:
