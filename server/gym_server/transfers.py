@@ -280,7 +280,9 @@ def _sync(file: BinaryIO) -> None:
 
 async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.UploadChunk | None:
     try:
-        return await asyncio.wait_for(anext(chunks, None), seconds)
+        # Python 3.11's wait_for drops a cancellation, as of the whole upload's limit, that comes with the chunk.
+        async with asyncio.timeout(seconds):
+            return await anext(chunks, None)
     except TimeoutError:
         raise GymError(
             ErrorCode.DEADLINE_EXCEEDED,

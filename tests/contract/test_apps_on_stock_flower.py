@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gym_fed.flower_env import VARIABLES
 from tests.support.hub import BIN, HubProcess
+from tests.support.wait import SECONDS
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
@@ -53,7 +54,7 @@ def stock_flower(
 
     try:
         start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port))
-        end = time.monotonic() + 60
+        end = time.monotonic() + SECONDS
         while not is_listening(port):
             assert time.monotonic() < end, (folder / "superlink.log").read_text()
             time.sleep(0.1)
@@ -68,7 +69,7 @@ def stock_flower(
             process.terminate()
         for process in processes.values():
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -99,7 +100,7 @@ def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny
     }
     run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
     with stock_flower(tmp_path, "flower_app", run_config, nodes=2):
-        end = time.monotonic() + 180
+        end = time.monotonic() + 3 * SECONDS
         while sum(r["state"] == "committed" for r in hub.ask("rounds")) < 2:
             assert time.monotonic() < end, logs_of(tmp_path)
             time.sleep(1)
@@ -112,7 +113,7 @@ def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny
 def test_an_app_of_plain_arrays_withstands_a_liar_with_delta_soup_for_its_strategy(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     with stock_flower(tmp_path, "flower_arrays_app", f'out="{out}"', nodes=3):
-        end = time.monotonic() + 120
+        end = time.monotonic() + 2 * SECONDS
         while not out.exists():
             assert time.monotonic() < end, logs_of(tmp_path)
             time.sleep(0.5)

@@ -20,6 +20,7 @@ from sqlalchemy import select
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
+from tests.support.wait import SECONDS, until
 
 LIMITS = {
     "nodes_per_account": 3,
@@ -64,13 +65,6 @@ def as_instance(client: HubClient, name: str) -> int:
     client._instance = name
     client.authenticate()
     return client.node_id
-
-
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_calls_beyond_an_account_s_rate_are_busy_and_another_account_goes_on(
@@ -155,7 +149,7 @@ def test_calls_under_way_hold_the_slots_of_their_caller_until_they_end(tmp_path:
         ended = threading.Event()
 
         def never() -> Iterator[pb.StatusRequest]:
-            ended.wait(20)
+            ended.wait(SECONDS)
             yield from ()
 
         def code(client: HubClient) -> ErrorCode | None:

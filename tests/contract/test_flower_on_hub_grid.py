@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.support.hub import HubProcess
+from tests.support.wait import SECONDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -33,7 +34,7 @@ def test_flowers_fedavg_trains_and_evaluates_two_rounds_on_the_hub(tmp_path: Pat
         for i in range(2)
     ]
     try:
-        assert server.wait(timeout=120) == 0
+        assert server.wait(timeout=2 * SECONDS) == 0
     finally:
         for process in (server, *clients):
             process.kill()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
+from tests.support.wait import SECONDS
 from tests.support.warm import run
 
 BACKUP_KILLS = ["backup-database", "backup-object", "backup-files", "backup-manifest"]
@@ -39,7 +40,7 @@ def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
     for name in names:
         federation.join(name)
     for name in names:
-        assert federation.clients[name].wait(timeout=240) == 0, federation.log(name)[-2000:]
+        assert federation.clients[name].wait(timeout=4 * SECONDS) == 0, federation.log(name)[-2000:]
     backup = ("backup", "--dir", str(hub.folder), "--to", str(place), "--include-plain-keys")
     first = command(*backup)
     assert first.returncode == 0, first.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.federation import CONFIG, ROUNDS, Federation, assert_every_contributor_counts_once_a_round
 from tests.support.quick import quick
+from tests.support.wait import SECONDS
 
 CLIENT_KILLS = ["client-trained", "client-before-upload", "client-before-submit", "client-after-submit"]
 
@@ -20,7 +21,7 @@ CLIENT_KILLS = ["client-trained", "client-before-upload", "client-before-submit"
 def test_a_contributor_killed_at_any_line_goes_on_from_there(federation: Federation, line: str) -> None:
     federation.hub.start("--exit-when-done")
     federation.join("bob")
-    assert federation.join("ann", failpoints=line).wait(timeout=120) == -9
+    assert federation.join("ann", failpoints=line).wait(timeout=2 * SECONDS) == -9
     federation.join("ann")
     federation.finish()
     assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})
@@ -50,7 +51,7 @@ def test_a_contributor_killed_while_training_resumes_from_its_checkpoint(
 def test_who_leaves_for_good_is_not_waited_for(federation: Federation) -> None:
     federation.hub.start("--exit-when-done")
     gone = federation.join("eve", failpoints="client-trained")
-    assert gone.wait(timeout=120) == -9
+    assert gone.wait(timeout=2 * SECONDS) == -9
     for name in ("ann", "bob"):
         federation.join(name)
     federation.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from tests.support.federation import POOL, Federation
 from tests.support.private_hub import PRIVATE
+from tests.support.wait import SECONDS
 
 
 @pytest.mark.slow
@@ -35,9 +37,18 @@ def test_a_killed_hub_adds_the_same_noise_again_and_the_run_ends_where_the_budge
         for name in ("ann", "bob"):
             federation.join(name)
         hub.wait_killed()
+        for process in federation.clients.values():
+            process.send_signal(
+                signal.SIGSTOP
+            )  # away when the hub comes back and ends, as a busy machine may have it
         stored = {path.name for path in (hub.folder / "objects").rglob("*") if path.is_file()}
-        hub.start("--exit-when-done")
-        federation.finish()
+        hub.start()  # it serves on when it is done, so that whoever comes late hears why
+        hub.wait_for("the end", lambda: "serving until stopped" in hub.log(), 3 * SECONDS)
+        for process in federation.clients.values():
+            process.send_signal(signal.SIGCONT)
+        for name, process in federation.clients.items():
+            assert process.wait(timeout=3 * SECONDS) == 0, federation.log(name)[-3000:]
+        assert hub.stop() == 0
         told = hub.ask("privacy")
         assert told["central"]["epsilon_spent"] == pytest.approx(one)
         assert [row["epsilon"] for row in told["contributors"]] == [pytest.approx(one)] * 2

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.support.federation import Federation
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
 
@@ -23,7 +24,7 @@ def test_a_hub_tells_who_joins_trains_and_is_judged_and_the_loss(tmp_path: Path,
         for name in ("ann", "bob"):
             federation.join(name)
         events = [json.loads(line) for line in hub.process.stdout]
-        assert hub.process.wait(timeout=60) == 0
+        assert hub.process.wait(timeout=SECONDS) == 0
     finally:
         federation.close()
     assert sorted(e["name"] for e in events if e["event"] == "joined") == ["ann", "bob"]

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import BIN
+from tests.support.wait import SECONDS
 from tests.support.warm import shims
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -150,7 +151,7 @@ def in_own_terminal(command: str, folder: Path, environment: dict[str, str]) -> 
         server = subprocess.Popen(
             ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=file, stderr=file
         )
-    end = time.monotonic() + 60
+    end = time.monotonic() + SECONDS
     ready = next(text for start, text in SERVERS.items() if command.startswith(start))
     while ready not in log.read_text():
         assert server.poll() is None, f"$ {command}\n{log.read_text()}"

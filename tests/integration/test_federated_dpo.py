@@ -12,6 +12,7 @@ import torch
 from gym_fed.models import load_model, nano_path
 from tests.support.federation import CONFIG, Federation, assert_every_contributor_counts_once_a_round
 from tests.support.quick import quick
+from tests.support.wait import SECONDS
 
 DPO = {
     "algorithm": "dpo",
@@ -85,7 +86,7 @@ def test_rows_without_preferences_are_refused_before_joining(tmp_path: Path) -> 
     try:
         federation.hub.start()
         process = federation.join("ann")
-        assert process.wait(timeout=60) == 20
+        assert process.wait(timeout=SECONDS) == 20
         assert "ann.jsonl:1 is a supervised row, and preference rows are needed for dpo" in federation.log(
             "ann"
         )
@@ -102,7 +103,7 @@ def test_an_algorithm_off_the_contributors_list_is_refused(tmp_path: Path) -> No
     try:
         federation.hub.start()
         process = federation.join("ann", rows=pairs(0, 8))
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=SECONDS) != 0
         assert "recipe.algorithm" in federation.log("ann")
         assert "dpo" in federation.log("ann")
     finally:

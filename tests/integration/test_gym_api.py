@@ -22,6 +22,7 @@ import pytest
 
 from gym_fed.serving.api.keys import KeyFile
 from tests.support.nano_store import nano_store
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
 GYM = Path(sys.executable).parent / "gym"
@@ -152,7 +153,7 @@ def test_a_client_that_leaves_ends_its_generation(api: Any) -> None:
     stream = long_stream(api, "bob")
     next(iter(stream))
     stream.close()
-    until = time.monotonic() + 60
+    until = time.monotonic() + SECONDS
     while cancelled() == before:
         assert time.monotonic() < until, "the generation went on"
         time.sleep(0.05)
@@ -174,7 +175,7 @@ def test_sigterm_lets_answers_finish_refuses_new_ones_and_leaves_with_0(api: Any
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
     *_, last = stream
     assert last.choices[0].finish_reason == "length"
-    assert api.process.wait(60) == 0
+    assert api.process.wait(SECONDS) == 0
     said = api.said.read_text()
     assert "leaving" in said
     assert not any(key in said for key in api.keys.values())

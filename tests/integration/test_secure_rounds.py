@@ -10,6 +10,7 @@ import pytest
 
 from gym_fed.privacy.secure_aggregation.votes import MAGIC
 from tests.support.federation import Federation
+from tests.support.wait import SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 """The same rounds run in one process in tests/unit/test_secure_rounds.py, every time."""
@@ -87,7 +88,7 @@ def test_a_contributor_that_is_killed_at_every_stage_and_comes_back_is_in_the_su
     for name in NAMES:
         patient.join(name)
     for line in ("advertised", "shared", "masked", "confirmed"):  # for the last answer a hub waits for no one
-        assert patient.join("dan", failpoints=f"client-secure-{line}").wait(timeout=120) == -9
+        assert patient.join("dan", failpoints=f"client-secure-{line}").wait(timeout=2 * SECONDS) == -9
     patient.join("dan")
     patient.finish()
     assert_summed(patient, {*NAMES, "dan"})

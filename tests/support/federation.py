@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.hub import HubProcess, start_client
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
 ROUNDS, POOL = 2, 1000
@@ -52,11 +53,11 @@ class Federation:
 
     def finish(self) -> None:
         """Wait for the last round, and for every contributor that lives."""
-        self.hub.wait_for("the end", self._is_over, 240)
-        self.hub.wait_done(30)
+        self.hub.wait_for("the end", self._is_over, 4 * SECONDS)
+        self.hub.wait_done(SECONDS)
         for name, process in self.clients.items():
             if process.poll() != -9:
-                assert process.wait(timeout=60) == 0, self.log(name)[-3000:]
+                assert process.wait(timeout=SECONDS) == 0, self.log(name)[-3000:]
 
     def _is_over(self) -> bool:
         for name, process in self.clients.items():

@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess, run
 
 BIN = Path(sys.executable).parent
-START_SECONDS = 60
 QUICK_ENROLMENT = {"enrolment_work_bits": 4, "enrolments_per_minute": 6000}
 """Many contributors join from one address, and their proof of work takes no time."""
 
@@ -77,14 +77,14 @@ class HubProcess:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=SECONDS)
 
-    def wait_killed(self, seconds: float = 120) -> None:
+    def wait_killed(self, seconds: float = 2 * SECONDS) -> None:
         """Wait until a failpoint has killed it."""
         assert self.process is not None
         assert self.process.wait(timeout=seconds) == -signal.SIGKILL
 
-    def wait_done(self, seconds: float = 180) -> None:
+    def wait_done(self, seconds: float = 3 * SECONDS) -> None:
         """Wait for a run with --exit-when-done."""
         assert self.process is not None
         status = self.process.wait(timeout=seconds)
@@ -94,7 +94,7 @@ class HubProcess:
         """The JSON answer of a gym-server command on this folder."""
         return gym_server(*arguments, "--dir", str(self.folder))
 
-    def wait_for(self, what: str, condition: Any, seconds: float = 60) -> Any:
+    def wait_for(self, what: str, condition: Any, seconds: float = SECONDS) -> Any:
         """Poll ``condition()`` until it is true."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

@@ -31,6 +31,7 @@ from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.v1 import hub_pb2_grpc
 from tests.support.hub import QUICK_ENROLMENT
+from tests.support.wait import SECONDS
 
 SPEC = BaseSpec("described", "sha256:" + "ab" * 32, {"a.weight": (16, 64), "b.weight": (8, 32)})
 
@@ -86,7 +87,7 @@ class LoopbackHub:
         self.fed.close()
 
     def _wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
 
 
 def some_delta(folder: Path, seed: int = 0, digest: str = SPEC.digest) -> Path:

@@ -19,9 +19,10 @@ from typing import Any
 
 from sqlalchemy.engine import URL
 
+from tests.support.wait import SECONDS
+
 PASSWORD = "Wagtail-7-Quince"
 """Found in no message and no log, as tests hold."""
-_START_SECONDS = 30
 
 _KEEPER = """
 folder=$1; shift
@@ -101,7 +102,7 @@ class PostgresServer:
         )
         assert self._keeper.stdout is not None
         self.pid = int(self._keeper.stdout.readline())
-        end = time.monotonic() + _START_SECONDS
+        end = time.monotonic() + SECONDS
         while True:
             try:
                 self.execute("SELECT 1")

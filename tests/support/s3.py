@@ -15,10 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.support.wait import SECONDS
+
 VERSION = "5.2.5"
 SECRET, KEY_ID = "Heron-4-Samphire", "AKIAWILLET"
 """Found in no message and no log, as tests hold."""
-_START_SECONDS = 30
 
 
 def environment() -> Path | None:
@@ -48,11 +49,11 @@ class S3Server:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        end = time.monotonic() + _START_SECONDS
+        end = time.monotonic() + SECONDS
         while True:
             try:
                 put = urllib.request.Request(f"{self.url}/hub", method="PUT")
-                urllib.request.urlopen(put, timeout=5).close()
+                urllib.request.urlopen(put, timeout=SECONDS).close()
                 return
             except OSError:
                 if time.monotonic() > end:

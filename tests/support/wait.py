@@ -20,7 +20,9 @@ def _busy() -> float:
     return min(8.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
-SECONDS = 60.0 * _busy()
+BUSY = _busy()
+
+SECONDS = 60.0 * BUSY
 """At most this long for one thing: a process that starts, an answer, a state."""
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from gym_server.admission import Candidate, Receipt
-from gym_server.store.tables import rounds
+from gym_server.store.tables import rounds, updates
 from gym_server.strategy import DeltaSoup
 from sqlalchemy import select
 
+from gym_fed.delta import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
@@ -56,6 +57,10 @@ class Collecting:
             manifest.sign(self.key),
         )
         return self.fed.admission.judge(candidate, lambda tx, receipt: None)
+
+    def reasons(self) -> list[str]:
+        with self.fed.database.reading() as tx:
+            return list(tx.scalars(select(updates.c.reason).order_by(updates.c.received_at)))
 
 
 @pytest.fixture
@@ -106,6 +111,33 @@ def test_an_update_that_is_for_another_base_throughout_is_refused(
     collecting.path = some_delta(tmp_path, seed=1, digest=other)
     receipt = collecting.send(base_digest=other)
     assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.BASE_MISMATCH.value)
+
+
+def test_an_update_above_the_norm_cap_is_refused_and_one_at_it_admitted(collecting: Collecting) -> None:
+    admission = collecting.fed.admission
+    with DeltaFile.open(collecting.path) as delta:
+        norm = delta.norm()
+    for cap, verdict in ((norm * 0.999, "refused"), (norm, "admitted")):
+        admission._config = admission._config.model_copy(update={"max_norm": cap})
+        receipt = collecting.send()
+        assert receipt.verdict == verdict
+    assert "above the cap" in collecting.reasons()[0]
+
+
+def test_a_contributor_has_one_update_in_a_round_and_sends_no_copy_of_anothers(
+    collecting: Collecting, tmp_path: Path
+) -> None:
+    assert collecting.send().verdict == "admitted"
+    collecting.path, mine = some_delta(tmp_path, seed=1), collecting.path
+    again = collecting.send()
+    assert (again.verdict, "already has update" in again.reason) == ("refused", True)
+    collecting.path, first = mine, collecting.contributor
+    collecting.key = SigningKey.generate()
+    collecting.contributor = collecting.fed.accounts.meet(collecting.key.public_key)
+    copy = collecting.send()
+    assert (copy.verdict, f"a copy of one that {first} sent" in copy.reason) == ("refused", True)
+    collecting.path = some_delta(tmp_path, seed=2)
+    assert collecting.send().verdict == "admitted"
 
 
 def test_a_manifest_counts_to_its_last_second_and_no_longer(

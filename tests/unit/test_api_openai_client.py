@@ -27,6 +27,7 @@ from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.setup import Serving, open_serving
 from tests.support.nano_store import nano_store
+from tests.support.wait import SECONDS
 
 ASK: list[Any] = [{"role": "user", "content": "Reverse: abc"}]
 
@@ -216,7 +217,7 @@ def test_a_client_that_goes_away_ends_its_embeddings(server: Any, serving: Servi
     body = {"model": "gym-nano", "input": ["x" * 250] * 90}
     with pytest.raises(httpx.TimeoutException):
         server.http.post(f"{server.url}/embeddings", json=body, headers=key, timeout=0.05)
-    until = time.monotonic() + 30
+    until = time.monotonic() + SECONDS
     while server.gateway.active or serving.engine.stats().queued:
         assert time.monotonic() < until, "the request goes on"
         time.sleep(0.01)
@@ -238,7 +239,7 @@ def test_a_client_that_goes_away_frees_its_place(server: Any, serving: Serving) 
     )
     next(iter(stream))
     stream.close()
-    until = time.monotonic() + 30
+    until = time.monotonic() + SECONDS
     while serving.engine.stats().finished["cancelled"] == before.finished["cancelled"]:
         assert time.monotonic() < until, "the generation went on"
         time.sleep(0.01)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-END = 30.0
+from tests.support.wait import SECONDS
 
 
 class Typist:
@@ -40,7 +40,7 @@ class Typist:
 
     def ctrl_c_at_prompt(self) -> None:
         """Once it waits for a key: CPython's readline forgets a signal that comes between the prompt and that."""
-        end = time.monotonic() + END
+        end = time.monotonic() + SECONDS
         while Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
             assert time.monotonic() < end, "it does not wait for input"
             time.sleep(0.01)
@@ -48,7 +48,7 @@ class Typist:
 
     def until(self, text: str) -> str:
         """Wait for ``text`` after what was waited for last; what was shown until then."""
-        end = time.monotonic() + END
+        end = time.monotonic() + SECONDS
         while text not in self.shown[self._read_to :]:
             assert time.monotonic() < end, f"no {text!r} in {self.shown!r}"
             if select.select([self._master], [], [], 0.2)[0]:
@@ -114,7 +114,7 @@ def test_a_person_chats_pastes_stops_an_answer_and_leaves(typist: Typist, tmp_pa
     typist.until("Ctrl-C again")
     typist.until("ada> ")
     typist.ctrl_c_at_prompt()
-    assert typist.process.wait(timeout=END) == 0
+    assert typist.process.wait(timeout=SECONDS) == 0
     kept = tmp_path / "home" / "chat_history"
     assert kept.stat().st_mode & 0o077 == 0
     assert "/variant ada" in kept.read_text()
@@ -123,4 +123,4 @@ def test_a_person_chats_pastes_stops_an_answer_and_leaves(typist: Typist, tmp_pa
 def test_the_end_of_input_leaves(typist: Typist) -> None:
     typist.until("> ")
     typist.type("\x04")
-    assert typist.process.wait(timeout=END) == 0
+    assert typist.process.wait(timeout=SECONDS) == 0

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from gym_fed.errors import ErrorCode, GymError
 from tests.support.tiny_hub import TinyHub
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 from tests.unit.test_client_agent import Recorder, Scene, empty
 
@@ -73,7 +74,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)

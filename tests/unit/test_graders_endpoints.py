@@ -21,6 +21,7 @@ from gym_fed.evaluation.graders.exact import Exact
 from gym_fed.evaluation.graders.judge import Judge
 from gym_fed.evaluation.graders.length import Length
 from gym_fed.evaluation.graders.remote import Remote
+from tests.support.wait import SECONDS
 
 
 class Endpoint:
@@ -217,7 +218,7 @@ def test_a_reward_server_answers_bad_requests_and_failing_graders() -> None:
             raise ZeroDivisionError("by nothing")
 
     def status(length: str, body: bytes) -> tuple[int, bytes]:
-        connection = HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+        connection = HTTPConnection("127.0.0.1", server.server_port, timeout=SECONDS)
         connection.request("POST", "/", body, {"Content-Length": length})
         answer = connection.getresponse()
         return answer.status, answer.read()

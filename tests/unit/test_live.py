@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from gym_fed.console import TextConsole, err, out
 from gym_fed.errors import ErrorCode, GymError
 from tests.support.loopback_hub import LoopbackHub
+from tests.support.wait import SECONDS
 
 NASTY = "ev\x1b[2Jil [/x]"
 
@@ -117,7 +118,7 @@ def test_the_watcher_tells_while_its_block_runs_and_leaves_the_database_alone(fe
     console.file, console._force_terminal, console.width = io.StringIO(), True, 100
     with Watcher(fed, told.append, console):
         enrol(fed, 1, NASTY)
-        end = time.monotonic() + 30
+        end = time.monotonic() + SECONDS
         while not told and time.monotonic() < end:
             time.sleep(0.05)
     assert [event.kind for event in told] == ["joined"]
@@ -141,7 +142,7 @@ def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
     with Watcher(fed, told.append, None):
         with monkeypatch.context() as patch:
             patch.setattr(live, "look", away)
-            end = time.monotonic() + 30
+            end = time.monotonic() + SECONDS
             while len(tries) < 5:
                 assert time.monotonic() < end, "the watcher is gone"
                 time.sleep(0.01)

@@ -25,6 +25,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from tests.support.postgres import PASSWORD, PostgresServer, why_not
+from tests.support.wait import SECONDS
 from tests.support.warm import run
 
 WRITERS, ENTRIES = 4, 25
@@ -264,7 +265,7 @@ def test_the_tests_server_ends_with_a_test_process_that_is_killed() -> None:
     pid, folder = process.stdout.readline().split()
     process.kill()
     process.wait()
-    end = time.monotonic() + 30
+    end = time.monotonic() + SECONDS
     while Path(folder).exists() or Path(f"/proc/{pid}").exists():
         assert time.monotonic() < end, "the server outlives whoever started it"
         time.sleep(0.05)

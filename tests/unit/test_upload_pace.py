@@ -21,7 +21,7 @@ SIZE = 1 << 10
 @pytest.fixture
 def transfers(tmp_path: Path) -> Iterator[Transfers]:
     hub = LoopbackHub(tmp_path / "hub")
-    limits = LimitsConfig(idle_upload_seconds=0.3)
+    limits = LimitsConfig(idle_upload_seconds=1.0)
     made = Transfers(hub.fed.database, hub.fed.store, AdmissionConfig(), limits=limits)
     made.begin("ann", NAME, SIZE)
     yield made
@@ -37,9 +37,9 @@ async def _chunks(count: int, size: int, pause: float) -> AsyncIterator[pb.Uploa
 @pytest.mark.parametrize(
     ("count", "size", "pause", "message"),
     [
-        (50, 1, 0.05, "came slower than"),
-        (60, 0, 0.02, "came slower than"),
-        (2, 10, 2.0, "no byte of the upload"),
+        (100, 1, 0.05, "came slower than"),
+        (200, 0, 0.02, "came slower than"),
+        (2, 10, 4.0, "no byte of the upload"),
     ],
     ids=["a byte at a time", "empty chunks", "silence"],
 )

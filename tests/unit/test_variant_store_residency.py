@@ -14,6 +14,7 @@ from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.store import residency
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.residency import Residency
+from tests.support.wait import SECONDS
 
 
 def row(name: str, size: int = 10, revision: int = 1) -> VariantRecord:
@@ -60,7 +61,7 @@ def use(cache: Residency, *names: str) -> None:
 
 
 def wait_for(what: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + SECONDS
     while not what():
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -105,7 +106,7 @@ def test_a_variant_is_loaded_once_for_all_who_want_it(cache: Residency, loads: L
 
 def test_three_variants_take_turns_in_a_cache_for_two(loads: Loads) -> None:
     cache, done = Residency(loads, 20), set()
-    end = time.monotonic() + 20
+    end = time.monotonic() + SECONDS
     while len(done) < 3:
         assert time.monotonic() < end
         for name in "abc":
