@@ -54,6 +54,8 @@ _OWNED = {
     "model_init": "a variant is of a base",
     "quantization": "a variant is of a base whose weights are whole",
     "rope_scaling": "a variant holds differences of weights, and would lose it",
+    "chat_template": "a variant is served with its base's template",
+    "reasoning": "what measures the variant reads the rows as they are; leave reasoning out of them",
     "mixture_of_depths": "a variant holds differences of weights, and would lose it",
 }
 _ALGORITHMS = {"supervised": ("sft", "pretrain"), "preference": ("dpo", "orpo", "simpo", "tdpo")}

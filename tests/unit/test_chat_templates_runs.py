@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -251,3 +254,24 @@ def test_a_conversation_has_one_first_token() -> None:
     tokenizer = byte_tokenizer(source("llama3"), bos="<|begin_of_text|>")
     ids = encode_one(tokenizer, TWO)["input_ids"]
     assert ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_rows_are_encoded_without_importing_trl() -> None:
+    code = (
+        "import sys; from gym_fed.data import encode_rows; from gym_fed.models import load_tokenizer; "
+        "from gym_fed.data.chat_templates.marks import training_template, trl_templates; "
+        "source = (trl_templates() / 'qwen3.jinja').read_text(); assert training_template(source); "
+        "rows = [{'messages': [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]}]; "
+        "encode_rows(load_tokenizer('gym-nano'), rows, max_length=64); assert 'trl' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("given", [{"chat_template": "chatml"}, {"reasoning": "drop"}])
+def test_a_variant_takes_no_template_of_its_own(tmp_path: Path, given: dict[str, Any]) -> None:
+    from gym_fed.personalization.recipe import training_config
+
+    rows: Any = SimpleNamespace(kind="supervised", train=[TWO])
+    with pytest.raises(GymError, match=next(iter(given))) as caught:
+        training_config("lora", rows, tmp_path, "gym-nano", given, 256)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
