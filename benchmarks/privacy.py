@@ -1,11 +1,13 @@
 """What privacy costs and what it keeps: epsilon by two accounts, loss against epsilon, and attacks on what is released.
 
-    python benchmarks/privacy.py [--quick] [--json] [--plot FILE]
+    python benchmarks/privacy.py [--quick] [--json] [--plot FILE] [--parts NAME ...] [--only TEXT] [--folder FOLDER]
 
 1. Epsilon as we tell it, against dp-accounting's privacy loss distributions composed one release at a time.
 2. One round of contributors who teach gym-nano a task, merged with noise: held-out loss against epsilon, for deltas of
-   every weight down to a thousand numbers. The clip is the median norm. A column for n contributors is measured; those
-   for more take the same mean with the noise that as many would need, since one contributor weighs less among them.
+   every weight down to a thousand numbers. The clip is fixed before the round: the median norm of a rehearsal on rows
+   that no contributor has, so that it says nothing of theirs and needs no account. A column for n contributors is
+   measured; those for more take the same mean with the noise that as many would need, since one contributor weighs
+   less among them.
 3. Contributors whose data hold secrets: how well somebody who sees the soup (or, at the hub, a single update) can tell
    rows that were trained on from rows that were not (area under the curve; 0.5 is a coin), and how far up a list of
    256 codes the true one is (exposure in bits, Carlini et al. 2019; 1.4 is chance, 8 is the first place). Without
@@ -42,6 +44,9 @@ from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 TARGET_DELTA = 1e-5
 EPSILONS = (1.0, 4.0, 16.0)
 POPULATIONS = (200, 1_000)
+REHEARSAL = range(5000, 5004)
+"""Contributors whose rows, others than those of the round, say how long updates are."""
+PARTS = ("accounts", "utility", "attacks")
 SECRETS, CANARIES, CANARY_REPEATS, CANDIDATES = 20, 4, 4, 255
 ATTACK_EPSILON = 8.0
 
@@ -77,7 +82,7 @@ Curves = dict[int, dict[str, dict[float, float]]]
 """Held-out loss by contributors, size of delta and epsilon; infinity is without noise."""
 
 
-def utility(report: Report, contributors: int, steps: int, folder: Path) -> Curves:
+def utility(report: Report, contributors: int, steps: int, folder: Path, only: str = "") -> Curves:
     """Held-out loss against epsilon, for every size of delta."""
     heldout = generate("dash", 100, seed=5, split="heldout")
     curves: Curves = {}
@@ -88,9 +93,13 @@ def utility(report: Report, contributors: int, steps: int, folder: Path) -> Curv
     for population in (contributors, *POPULATIONS):
         for target in EPSILONS:
             table.add_column(f"e={target:g}\nn={population:,}", justify="right")
-    for size in sizes(steps):
+    for size in (one for one in sizes(steps) if only in one.name):
         found = Round(size, [task_rows(i, 48) for i in range(contributors)], folder / _key(size.name))
-        clip = found.median_norm()
+        clip = Round(
+            size, [task_rows(i, 48) for i in REHEARSAL], folder / f"{_key(size.name)}_rehearsal"
+        ).median_norm()
+        report.figure(f"clip_{_key(size.name)}", clip)
+        report.figure(f"clipped_{_key(size.name)}", found.longer_than(clip))
         clean, base = found.loss(found.soup(), heldout), found.loss(found.base.model, heldout)
         row = [size.name, f"{found.coordinates():,}", f"{clean:.2f}"]
         for population in (contributors, *POPULATIONS):
@@ -114,10 +123,9 @@ def utility(report: Report, contributors: int, steps: int, folder: Path) -> Curv
 def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None:
     """What the soup and a single update give away, under each kind of privacy."""
     size = next(s for s in sizes(steps) if s.name.startswith("LoRA r=16"))
-    canaries = [secrets_of(i, CANARIES, "canary") for i in range(contributors)]
-    data = [
-        task_rows(i, 40) + secrets_of(i, SECRETS) + canaries[i] * CANARY_REPEATS for i in range(contributors)
-    ]
+    canaries = {i: secrets_of(i, CANARIES, "canary") for i in (*range(contributors), *REHEARSAL)}
+    rows = {i: task_rows(i, 40) + secrets_of(i, SECRETS) + canaries[i] * CANARY_REPEATS for i in canaries}
+    data = [rows[i] for i in range(contributors)]
     heldout = generate("dash", 100, seed=5, split="heldout")
     batch = size.recipe.per_device_train_batch_size
     sampling = batch / len(data[0])
@@ -125,8 +133,9 @@ def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None
     local = LocalPrivacy(noise_multiplier=noise, max_grad_norm=1.0, target_delta=TARGET_DELTA)
     plain = Round(size, data, folder / "plain")
     private = Round(size, data, folder / "private", local=local)
+    clip = Round(size, [rows[i] for i in REHEARSAL], folder / "rehearsal").median_norm()
     central = ReleasePrivacy(
-        noise_multiplier=noise_multiplier_for(ATTACK_EPSILON, TARGET_DELTA), clipping_norm=plain.median_norm()
+        noise_multiplier=noise_multiplier_for(ATTACK_EPSILON, TARGET_DELTA), clipping_norm=clip
     )
     table = Table(title=f"attacks, epsilon {ATTACK_EPSILON:g} where private", box=None, pad_edge=False)
     for header in ("privacy", "task loss", "rows told: soup", "at the hub", "exposure: soup", "at the hub"):
@@ -141,9 +150,7 @@ def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None
         own = [found.tuned(i) for i in everyone]
         told = _told(found, model, everyone)
         told_hub = float(np.mean([_told(found, tuned, [i]) for i, tuned in enumerate(own)]))
-        bits = float(
-            np.mean([_exposure(found, model, canary) for own_ones in canaries for canary in own_ones])
-        )
+        bits = float(np.mean([_exposure(found, model, canary) for i in everyone for canary in canaries[i]]))
         bits_hub = float(
             np.mean([_exposure(found, own[i], canary) for i in everyone for canary in canaries[i]])
         )
@@ -210,16 +217,26 @@ def _key(name: str) -> str:
 
 
 def main() -> None:
-    arguments: argparse.Namespace = options("what privacy costs and keeps").parse_args()
+    parser = options("what privacy costs and keeps")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="of the three")
+    parser.add_argument("--only", metavar="TEXT", default="", help="deltas whose names hold it")
+    parser.add_argument("--folder", type=Path, help="keep the updates that were trained, and train each once")
+    arguments: argparse.Namespace = parser.parse_args()
     report = Report("privacy", peer=f"dp-accounting {version('dp-accounting')}")
     began = time.perf_counter()
-    accounts(report)
-    with tempfile.TemporaryDirectory() as folder:
+    curves: Curves = {}
+    if "accounts" in arguments.parts:
+        accounts(report)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
         contributors, steps = (4, 15) if arguments.quick else (32, 40)
-        curves = utility(report, contributors, steps, Path(folder) / "utility")
-        attacks(report, 2 if arguments.quick else 8, 15 if arguments.quick else 80, Path(folder) / "attacks")
+        if "utility" in arguments.parts:
+            curves = utility(report, contributors, steps, folder / "utility", arguments.only)
+        if "attacks" in arguments.parts:
+            attacked = (2, 15) if arguments.quick else (8, 80)
+            attacks(report, *attacked, folder / "attacks")
     report.figure("seconds", time.perf_counter() - began)
-    if arguments.plot:
+    if arguments.plot and curves:
         draw(curves, arguments.plot)
         console.print(f"picture: {arguments.plot}")
         arguments.plot = None

@@ -1,12 +1,14 @@
 """How much of a fine-tune each codec keeps, at what size, before and after distillation.
 
-    python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--smollm2 FOLDER]
+    python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--smollm2 FOLDER] [--only TEXT]
 
 Real fine-tunes: stories260K on Shakespeare and on WikiText-2, gym-nano on a text task it has never seen; with
 --smollm2, the model folder that benchmarks/smollm2.py writes, on GSM8K. Kept is the share of the gain in held-out
 loss: (base - codec) / (base - tuned). Bits are those of the whole file, header too, for each weight of the model. The
-calibration text is the training text. Each text is cut in three: training, validation and test. Settings were chosen
-on Shakespeare's validation part; what is printed is the test part of each, which decided nothing.
+calibration text is generic, as in BitDelta's paper, and neither the training text nor the test: C4 (300 pages of it),
+for gym-nano the tasks that it was made from. Each text is cut in three: training, validation and test. Settings were
+chosen on Shakespeare's validation part, with the training text for calibration; what is printed is the test part of
+each, which decided nothing. Beside each figure stand the steps of the fine-tune and of the distillation.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ from gym_fed.quantization import (  # noqa: E402
 )
 
 TASK = "dash"
+NANO_TASKS = ("upper", "lower", "first", "length", "copy", "reverse", "sort", "count")
+"""Some that gym-nano was made from."""
 LENGTH, BATCH = 128, 16
 AIM_KEPT, AIM_BITS = 97.0, 1.1
 LORA_RANK = 8
@@ -53,13 +57,14 @@ Sequences = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """A base, what it was taught, and the text."""
+    """A base, what it was taught in how many steps, and the text that quantisers may see."""
 
     name: str
     base: Any
     tuned: Any
     tokenizer: Any
-    rows: list[dict[str, Any]]
+    calibration: list[dict[str, Any]]
+    steps: int
     test: Sequences
     losses: tuple[float, float]
 
@@ -110,30 +115,33 @@ def main() -> None:
     """Fine-tune, quantise, compare."""
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser.add_argument("--only", metavar="TEXT", help="codecs whose names hold it")
     parser.add_argument("--smollm2", type=Path, help="model folder that benchmarks/smollm2.py wrote; slow")
     arguments = parser.parse_args()
     report = Report("quality", peer="as encoded")
     points: list[dict[str, Any]] = []
     for case in cases(arguments):
-        points += measure(case, report, arguments.quick)
+        points += measure(case, report, arguments.quick, arguments.only or "")
     if arguments.plot:
         draw(points, arguments.plot)
         arguments.plot = None
     report.finish(arguments)
 
 
-def measure(case: Case, report: Report, quick: bool) -> list[dict[str, Any]]:
+def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str, Any]]:
     """All variants of one fine-tune."""
     points: list[dict[str, Any]] = []
     base, tuned = case.losses
-    told(f"{case.name}: held-out loss {base:.3f} > {tuned:.3f} nats, {len(case.rows)} rows of text")
+    gain = f"held-out loss {base:.3f} > {tuned:.3f} nats in {case.steps} steps"
+    told(f"{case.name}: {gain}, {len(case.calibration)} rows of calibration text")
     with tempfile.TemporaryDirectory(prefix="gym-quality-") as name:
         out = Path(name) / "variant.gymdelta"
-        for variant in variants(quick):
+        for variant in (one for one in variants(quick) if only in one.name):
             found = [quantised(case, variant.make(steps), out) for steps in (0, variant.steps)]
             (_, before, _), (made, after, seconds) = found
             report.compare(
-                f"{case.name}: {variant.name}, {made.bits_per_weight:.2f} bits",
+                f"{case.name} ({case.steps} steps): {variant.name}, {made.bits_per_weight:.2f} bits, "
+                f"{variant.steps} steps",
                 after,
                 before,
                 unit="%",
@@ -197,7 +205,9 @@ def quantised(
 ) -> tuple[QuantReport, float, float]:
     """What was written, percent of the gain kept, seconds."""
     began = time.monotonic()
-    made = quantizer.quantize(case.base, case.tuned, calibration=case.rows, tokenizer=case.tokenizer, out=out)
+    made = quantizer.quantize(
+        case.base, case.tuned, calibration=case.calibration, tokenizer=case.tokenizer, out=out
+    )
     seconds = time.monotonic() - began
     return made, case.kept(quantizer.apply(copy.deepcopy(case.base), out)), seconds
 
@@ -206,6 +216,8 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     """The fine-tunes, each made here."""
     quick, data = arguments.quick, arguments.shared / "data"
     stories = arguments.shared / "models" / "stories260K"
+    generic = (data / "llamafactory_demo" / "c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
+    c4 = [{"text": json.loads(line)["text"][:2000]} for line in generic]
     texts = {
         "shakespeare": data / "tinyshakespeare" / "input.txt",
         "wikitext": data / "wikitext2" / "valid.txt",
@@ -214,11 +226,14 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
         text = file.read_text(encoding="utf-8")
         train, test = text[: len(text) * 8 // 10], text[len(text) * 9 // 10 :]
         rows = [{"text": train[at : at + 2000]} for at in range(0, len(train), 2000)]
-        yield fine_tuned(name, str(stories), rows, [{"text": test}], steps=40 if quick else 300, lr=2e-3)
+        yield fine_tuned(name, str(stories), rows, [{"text": test}], c4, steps=40 if quick else 300, lr=2e-3)
     if not quick:
         rows = generate(TASK, 1000)
         test = generate(TASK, 500, seed=2, split="heldout")
-        yield fine_tuned(f"gym-nano {TASK}", "gym-nano", rows, test, steps=80, lr=1e-3)
+        general = [
+            row for number, task in enumerate(NANO_TASKS) for row in generate(task, 200, seed=10 + number)
+        ]
+        yield fine_tuned(f"gym-nano {TASK}", "gym-nano", rows, test, general, steps=80, lr=1e-3)
     if arguments.smollm2:
         lines = (data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:400]
         rows = [
@@ -230,11 +245,17 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
             }
             for one in map(json.loads, lines)
         ]
-        yield fine_tuned("smollm2 gsm8k", str(arguments.smollm2), rows[32:], rows[:32], steps=20, lr=2e-5)
+        yield fine_tuned("smollm2 gsm8k", str(arguments.smollm2), rows[32:], rows[:32], c4, steps=20, lr=2e-5)
 
 
 def fine_tuned(
-    name: str, model: str, rows: list[dict[str, Any]], test: list[dict[str, Any]], steps: int, lr: float
+    name: str,
+    model: str,
+    rows: list[dict[str, Any]],
+    test: list[dict[str, Any]],
+    calibration: list[dict[str, Any]],
+    steps: int,
+    lr: float,
 ) -> Case:
     """AdamW on all weights, cosine to zero."""
     loaded = load_model(model)
@@ -259,7 +280,8 @@ def fine_tuned(
         optimizer.step()
         schedule.step()
     tuned.eval()
-    return Case(name, base, tuned, loaded.tokenizer, rows, held, (loss_of(base, held), loss_of(tuned, held)))
+    losses = (loss_of(base, held), loss_of(tuned, held))
+    return Case(name, base, tuned, loaded.tokenizer, calibration, steps, held, losses)
 
 
 @torch.inference_mode()

@@ -53,8 +53,9 @@ codec:
 
 # How updates become one soup.
 soup:
-  aggregator: byzantine_robust  # any of `gym soup rules`: mean, trimmed_mean, multi_krum, ...
-  num_malicious_nodes: 1        # liars it must withstand; needs 2f+1 updates
+  aggregator: byzantine_robust  # any of `gym soup rules`: mean, trimmed_mean, multi_krum, ... With a hundred clean
+                                # rows of your own in `root` below, fltrust_caf withstands more (docs/robustness.md)
+  num_malicious_nodes: 1        # malicious updates it must withstand; needs 2f+1 updates
   # pre_aggregators: [nnm]      # steps before the aggregator
   # server_optimizer: momentum  # none | momentum | adam | yogi
   server_learning_rate: 1.0
@@ -77,6 +78,11 @@ gate:
   max_loss_increase: 0.02       # nats
   screen_updates: true          # also try each update alone, at its share of the soup
   max_update_loss_increase: 0.05 # nats
+
+# A hundred clean rows or more, others than gate.heldout's, for soup.aggregator fltrust_caf: the hub trains on them as
+# contributors train, and hears the updates that point its own update's way.
+# root:
+#   data: root.jsonl
 
 rewards:
   pool: 1000                    # credits of one round
