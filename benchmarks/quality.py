@@ -1,6 +1,7 @@
 """How much of a fine-tune each codec keeps, at what size, before and after distillation.
 
-    python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--smollm2 FOLDER] [--only TEXT]
+    python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--smollm2 FOLDER] [--case TEXT]
+        [--only TEXT]
 
 Real fine-tunes: stories260K on Shakespeare and on WikiText-2, gym-nano on a text task it has never seen; with
 --smollm2, the model folder that benchmarks/smollm2.py writes, on GSM8K. Kept is the share of the gain in held-out
@@ -115,13 +116,14 @@ def main() -> None:
     """Fine-tune, quantise, compare."""
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
-    parser.add_argument("--only", metavar="TEXT", help="codecs whose names hold it")
+    parser.add_argument("--case", metavar="TEXT", default="", help="fine-tunes whose names hold it")
+    parser.add_argument("--only", metavar="TEXT", default="", help="codecs whose names hold it")
     parser.add_argument("--smollm2", type=Path, help="model folder that benchmarks/smollm2.py wrote; slow")
     arguments = parser.parse_args()
     report = Report("quality", peer="as encoded")
     points: list[dict[str, Any]] = []
     for case in cases(arguments):
-        points += measure(case, report, arguments.quick, arguments.only or "")
+        points += measure(case, report, arguments.quick, arguments.only)
     if arguments.plot:
         draw(points, arguments.plot)
         arguments.plot = None
@@ -222,19 +224,20 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
         "shakespeare": data / "tinyshakespeare" / "input.txt",
         "wikitext": data / "wikitext2" / "valid.txt",
     }
-    for name, file in list(texts.items())[: 1 if quick else None]:
+    asked = [name for name in texts if arguments.case in name][: 1 if quick else None]
+    for name, file in ((one, texts[one]) for one in asked):
         text = file.read_text(encoding="utf-8")
         train, test = text[: len(text) * 8 // 10], text[len(text) * 9 // 10 :]
         rows = [{"text": train[at : at + 2000]} for at in range(0, len(train), 2000)]
         yield fine_tuned(name, str(stories), rows, [{"text": test}], c4, steps=40 if quick else 300, lr=2e-3)
-    if not quick:
+    if not quick and arguments.case in f"gym-nano {TASK}":
         rows = generate(TASK, 1000)
         test = generate(TASK, 500, seed=2, split="heldout")
         general = [
             row for number, task in enumerate(NANO_TASKS) for row in generate(task, 200, seed=10 + number)
         ]
         yield fine_tuned(f"gym-nano {TASK}", "gym-nano", rows, test, general, steps=80, lr=1e-3)
-    if arguments.smollm2:
+    if arguments.smollm2 and arguments.case in "smollm2 gsm8k":
         lines = (data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:400]
         rows = [
             {
