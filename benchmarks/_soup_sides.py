@@ -1,10 +1,12 @@
 """One side of ``soup.py`` in a process of its own: every rule on the same updates, with its time and its memory.
 
-    python benchmarks/_soup_sides.py SIDE N D [BYZFL]
+    python benchmarks/_soup_sides.py SIDE N D ANSWERS RULES [BYZFL]
 
-SIDE is ``ours``, ``flower``, ``byzfl``, ``packed`` or ``files``. The last line of the output is JSON: rule to
-``[seconds, MB]``, where MB is by how much resident memory rose at its highest above what it was before (the updates are
-there before). Every rule first runs on a hundredth of the coordinates, and counts at the fastest of three runs.
+SIDE is ``ours``, ``flower-ten``, ``flower-one`` (arrays of an update), ``byzfl-torch``, ``byzfl-numpy``,
+``byzfl-columns`` (numpy, contiguous by coordinate), ``packed`` or ``files``; RULES are names with commas, or ``all``.
+Every rule first runs on a hundredth of the coordinates, and what it gives is kept in the folder ANSWERS (``-``: is
+not). The last line of the output is JSON: rule to ``[seconds, MB]`` of one run, where MB is by how much resident memory
+rose at its highest above what it was before (the updates are there before).
 """
 
 from __future__ import annotations
@@ -40,30 +42,46 @@ from gym_fed.soup.stacks import stacks_of
 from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, mixed
 
 PARTS, COLS = 10, 1000  # tensors of a model, and their columns
-RUNS = 3
 Case = tuple[str, Callable[[], object]]
 
 
 def main() -> None:
-    """Measure one side."""
-    side, n, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    if side == "byzfl":
-        sys.path[:0] = [sys.argv[4]]
-    cases: Callable[[int, int], Iterator[Case]] = {
-        "ours": our_cases,
-        "flower": flower_cases,
-        "byzfl": byzfl_cases,
-        "packed": packed_cases,
-        "files": file_cases,
-    }[side]
-    for _, run in cases(n, max(PARTS * COLS, d // 100)):
-        run()
+    """Measure one side once; the small run before each is its warm-up, and its answer is kept."""
+    side, n, d, answers, rules = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+    if side.startswith("byzfl"):
+        sys.path[:0] = [sys.argv[6]]
+    wanted = None if rules == "all" else set(rules.split(","))
+    for name, run in cases_of(side, n, max(PARTS * COLS, d // 100)):
+        if wanted is None or name in wanted:
+            answer = run()
+            if answers != "-":
+                np.save(Path(answers) / f"{side} {name}.npy", flat(answer))
     found = {}
-    for name, run in cases(n, d):
-        # Flower's strategies may take the arrays out of the replies they are given, so they run once
-        runs = [measured(run) for _ in range(1 if side == "flower" else RUNS)]
-        found[name] = min(seconds for seconds, _ in runs), max(memory for _, memory in runs)
+    for name, run in cases_of(side, n, d):
+        if wanted is None or name in wanted:
+            found[name] = measured(run)
     print(json.dumps(found))
+
+
+def cases_of(side: str, n: int, d: int) -> Iterator[Case]:
+    """What a side can do; a peer's forms are sides of their own."""
+    peer, _, form = side.partition("-")
+    if peer == "flower":
+        return flower_cases(n, d, 1 if form == "one" else PARTS)
+    if peer == "byzfl":
+        return byzfl_cases(n, d, form)
+    return {"ours": our_cases, "packed": packed_cases, "files": file_cases}[peer](n, d)
+
+
+def flat(answer: Any) -> np.ndarray[Any, Any]:
+    """An aggregate as one vector; empty where it is written to a file."""
+    if isinstance(answer, Tensor):
+        answer = answer.numpy()
+    if isinstance(answer, np.ndarray):
+        return answer.reshape(-1)
+    if isinstance(answer, list):  # Flower's, numbered by their names
+        return np.concatenate([part.numpy().reshape(-1) for part in answer])
+    return np.zeros(0)
 
 
 def measured(run: Callable[[], object]) -> tuple[float, float]:
@@ -163,8 +181,8 @@ def _combined(block: Tensor, plan: Mixture, pipeline: Pipeline) -> Tensor:
     return pipeline.aggregator.combine(mixed(block, plan.matrix), plan.weights)
 
 
-def flower_cases(n: int, d: int) -> Iterator[Case]:
-    """Flower's strategies on replies of ten arrays; some take the arrays out of the replies, so each gets new ones."""
+def flower_cases(n: int, d: int, parts: int) -> Iterator[Case]:
+    """Flower's strategies on replies of some arrays; some take the arrays out of the replies, so each gets new ones."""
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp import strategy
     from flwr.supercore.task_identity import TaskIdentity
@@ -177,7 +195,7 @@ def flower_cases(n: int, d: int) -> Iterator[Case]:
     def replies() -> list[Any]:
         made = []
         for node, update in enumerate(updates, start=1):
-            arrays = {f"layer{i}": Array(part) for i, part in enumerate(update.reshape(PARTS, -1))}
+            arrays = {f"layer{i}": Array(part) for i, part in enumerate(update.reshape(parts, -1))}
             content = RecordDict(
                 {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1, "loss": 1.0})}
             )
@@ -198,15 +216,20 @@ def flower_cases(n: int, d: int) -> Iterator[Case]:
     for rule, build in strategies.items():
         messages = replies()
 
-        def run(build: Callable[[], Any] = build, messages: list[Any] = messages) -> None:
-            if build().aggregate_train(1, messages)[0] is None:
+        def run(build: Callable[[], Any] = build, messages: list[Any] = messages) -> list[Any]:
+            arrays = build().aggregate_train(1, messages)[0]
+            if arrays is None:
                 raise RuntimeError("Flower aggregated nothing")
+            return list(arrays.values())
 
         yield rule, run
 
 
-def byzfl_cases(n: int, d: int) -> Iterator[Case]:
-    """ByzFL's rules on a matrix. Its own package file imports CUDA code, so it is stepped around."""
+def byzfl_cases(n: int, d: int, form: str) -> Iterator[Case]:
+    """ByzFL's rules on a matrix of torch, or of numpy by updates or by coordinates.
+
+    Its own package file imports CUDA code, so it is stepped around.
+    """
     import importlib
     import types
 
@@ -215,7 +238,9 @@ def byzfl_cases(n: int, d: int) -> Iterator[Case]:
     sys.modules["byzfl"] = package
     rules = importlib.import_module("byzfl.aggregators.aggregators")
     before = importlib.import_module("byzfl.aggregators.preaggregators")
-    updates = updates_of(n, d)
+    updates: Any = updates_of(n, d)
+    if form != "torch":
+        updates = np.asfortranarray(updates.numpy()) if form == "columns" else updates.numpy()
     f = malicious("krum", n)
     yield "mean", lambda: rules.Average()(updates)
     yield "median", lambda: rules.Median()(updates)

@@ -1,42 +1,54 @@
 """Merging a round: our rules beside Flower's strategies and ByzFL's rules on the same updates, in seconds and memory.
 
-    python benchmarks/soup.py [--byzfl WHEEL_OR_FOLDER] [--threads N] [--quick] [--json] [--plot FILE]
+    python benchmarks/soup.py [--byzfl WHEEL_OR_FOLDER] [--threads N] [--runs N] [--quick] [--json] [--plot FILE]
 
-Updates of 10 and 32 contributors with 5 million float32 each (ten tensors), a fifth of them held to be liars. Ours are
-kernels and plans of the package as a merge uses them, on float32 in memory; Flower's are ``aggregate_train`` on replies
-in memory; ByzFL's are called on the matrix. ``packed`` merges opened ``.gymdelta`` files of sign bits into tensors in
-memory, ``files`` writes the soup too, encoded and synchronised to disk; no peer has either. Every side runs in
-processes of its own, in turns, and its fastest run counts; memory is what the process grew by at its highest, inputs
-not counted. ByzFL's NNM is left out where it would take more than half of the memory that is free (17 GB for 32
-contributors).
+Updates of 10 and 32 contributors with 5 million float32 each, a fifth of them held to be malicious. Ours are kernels
+and plans of the package as a merge uses them, on float32 in memory; Flower's are ``aggregate_train`` on replies in
+memory, of ten arrays or of one; ByzFL's are called on a matrix of torch, of numpy, and of numpy that is contiguous by
+coordinate. Each rule of a peer counts in its fastest form: all forms run at a tenth of the size first, and those within
+half as slow again as the fastest run in full. ``packed`` merges opened ``.gymdelta`` files of sign bits into tensors in
+memory, ``files`` writes the soup too, encoded and synchronised to disk; no peer has either.
+
+Every side runs in processes of its own, as many for a peer as for us, in turns whose order is reversed each time. The
+table has the median of the runs, and the least and the most below it; memory is the most that the process grew by,
+inputs not counted. All sides must give the same answer, to a millionth of its largest value, or the script fails.
+ByzFL's NNM is left out where it would take more than half of the memory that is free (17 GB for 32 contributors).
 
 ByzFL is no dependency, since its package pulls CUDA: fetch it by ``pip download byzfl==0.0.11 --no-deps`` and name the
-wheel, or a folder it is unpacked in; without it those columns are absent. The same rule is not always the same
-computation: ByzFL's Krum sums n - f - 1 neighbours, ours, Flower's and the paper's n - f - 2; Flower's Bulyan chooses
-by one round of Multi-Krum, ours by Krum anew each time, as its paper does.
+wheel, or a folder it is unpacked in; without it those columns are absent. Of two of its rules the answer may differ:
+its Krum and Multi-Krum sum n - f - 1 neighbours, ours, Flower's and the paper's n - f - 2.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 from _report import Report, options
 from gym_quant import kernels
 
 SIZE, QUICK_SIZE = 5_000_000, 500_000
 MANY, QUICK_MANY = 1000, 100
-TURNS = 2
+RUNS = 3
+FORMS = {"flower": ("flower-ten", "flower-one"), "byzfl": ("byzfl-torch", "byzfl-numpy", "byzfl-columns")}
+CLOSE = 1.5
+"""Forms that are at most so much slower than the fastest at a tenth of the size are measured in full."""
+SAME = 1e-6
+ANOTHER = {("byzfl", "krum"), ("byzfl", "multi_krum")}
 DEFAULT, CLASSIC = "byzantine_robust", "norm_cap+nnm+trimmed_mean"
 PACKED_SECONDS, PACKED_MB = 0.050, 64.0
 TIMES_FASTER = 3.0
 FLAT_MB = 16.0
-Figures = dict[str, tuple[float, float]]
+Runs = dict[str, list[tuple[float, float]]]
+"""Seconds and megabytes of every run, by rule."""
 
 
 def main() -> None:
@@ -46,102 +58,174 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads of every side; all cores by default"
     )
+    parser.add_argument("--runs", type=int, metavar="N", help=f"runs of every side; {RUNS}, with --quick 1")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         byzfl = unpacked(arguments.byzfl, Path(name)) if arguments.byzfl else None
-        peer = "Flower 1.41, ByzFL 0.0.11" if byzfl else "Flower 1.41"
         if byzfl is None:
             print("no --byzfl: compared with Flower alone", file=sys.stderr)
         print(f"kernels: {kernels.describe()}", file=sys.stderr)
-        report = Report("soup", peer=f"faster of {peer}" if byzfl else peer)
-        measure(report, arguments.quick, arguments.threads, byzfl)
+        report = Report("soup", peer="faster of Flower 1.41, ByzFL 0.0.11" if byzfl else "Flower 1.41")
+        bench = Bench(Path(name) / "answers", arguments.threads, byzfl)
+        measure(report, bench, arguments.quick, arguments.runs or (1 if arguments.quick else RUNS))
     report.finish(arguments)
 
 
-def measure(report: Report, quick: bool, threads: int | None, byzfl: Path | None) -> None:
+class Bench:
+    """Starts sides in processes of their own."""
+
+    def __init__(self, answers: Path, threads: int | None, byzfl: Path | None) -> None:
+        self.answers, self.byzfl = answers, byzfl
+        self._environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+        answers.mkdir()
+
+    def run(
+        self, side: str, n: int, size: int, rules: set[str] | None = None
+    ) -> dict[str, tuple[float, float]]:
+        """Seconds and megabytes of one run of each rule.
+
+        Raises:
+            RuntimeError: When the side fails, with the end of what it said.
+        """
+        command = [sys.executable, str(Path(__file__).with_name("_soup_sides.py")), side, str(n), str(size)]
+        command += [str(self.answers), "all" if rules is None else ",".join(sorted(rules))]
+        command += [str(self.byzfl)] if self.byzfl else []
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{side} with {n} contributors failed:\n{done.stderr[-2000:]}")
+        print(f"{side}, {n} x {size:,}: done", file=sys.stderr, flush=True)
+        return {rule: (s, mb) for rule, (s, mb) in json.loads(done.stdout.splitlines()[-1]).items()}
+
+    def require_same(self) -> None:
+        """Hold the peers' answers against ours.
+
+        Raises:
+            RuntimeError: Naming rule and side of an answer that differs.
+        """
+        compared = 0
+        for file in sorted(self.answers.glob("*.npy")):
+            side, rule = file.stem.split(" ", 1)
+            if side == "ours" or (side.partition("-")[0], rule) in ANOTHER:
+                continue
+            ours, theirs = np.load(self.answers / f"ours {rule}.npy"), np.load(file)
+            far = float(np.abs(ours - theirs).max() / np.abs(ours).max())
+            if not far <= SAME:
+                raise RuntimeError(f"{side}: {rule} differs from ours by {far:.2g} of its largest value")
+            compared += 1
+        if not compared:
+            raise RuntimeError("no answer of a peer was compared with ours")
+        for file in self.answers.glob("*.npy"):
+            file.unlink()
+
+
+def measure(report: Report, bench: Bench, quick: bool, runs: int) -> None:
     """All rows, figures and aims."""
     size, many = (QUICK_SIZE, QUICK_MANY) if quick else (SIZE, MANY)
-    turns = 1 if quick else TURNS
-    sides = ["ours", "flower", *(["byzfl"] if byzfl else [])]
-    grown: dict[int, Figures] = {}
+    grown: dict[int, Runs] = {}
     for n in (10,) if quick else (10, 32):
-        found = in_turns(sides, n, size, turns, threads, byzfl)
+        found = in_turns(bench, n, size, runs)
+        bench.require_same()
         grown[n] = found["ours"]
         compare(report, n, size, found)
-    packed: dict[int, Figures] = {}
+    packed: dict[int, Runs] = {}
     for n in (32, many):
         for kind in ("packed", "files"):
-            figures = side(kind, n, size, threads, None)
-            packed.setdefault(n, figures)
-            for rule, (seconds, memory) in figures.items():
-                report.compare(f"{kind}, {n} x {size:,}: {told(rule)}", seconds, unit="s")
-                report.compare(f"{kind}, {n} x {size:,}: {told(rule)}, memory", memory, unit="MB")
+            own: Runs = defaultdict(list)
+            for _ in range(runs):
+                for rule, found_one in bench.run(kind, n, size).items():
+                    own[rule].append(found_one)
+            packed.setdefault(n, own)
+            for rule, measured in own.items():
+                where = f"{kind}, {n} x {size:,}: {told(rule)}"
+                report.compare(where, seconds(measured), unit="s")
+                spread(report, where, measured)
+                report.compare(f"{where}, memory", memory(measured), unit="MB")
     if quick:
         return
     for rule in (DEFAULT, CLASSIC):
-        seconds, memory = packed[32][rule]
         name = f"packed {told(rule)} of 32 x {size:,}"
-        report.aim(f"{name}: seconds", figure=seconds, aim=PACKED_SECONDS, better="lower")
-        report.aim(f"{name}: MB", figure=memory, aim=PACKED_MB, better="lower")
+        report.aim(f"{name}: seconds", figure=seconds(packed[32][rule]), aim=PACKED_SECONDS, better="lower")
+        report.aim(f"{name}: MB", figure=memory(packed[32][rule]), aim=PACKED_MB, better="lower")
     for rule in grown[10]:
-        growth = grown[32][rule][1] - grown[10][rule][1]
+        growth = memory(grown[32][rule]) - memory(grown[10][rule])
         report.aim(f"{told(rule)}: MB more for 32 than for 10", figure=growth, aim=FLAT_MB, better="lower")
-    growth = packed[many][DEFAULT][1] - packed[32][DEFAULT][1]
+    growth = memory(packed[many][DEFAULT]) - memory(packed[32][DEFAULT])
     name = f"packed {told(DEFAULT)}: MB more for {many:,} than for 32"
     report.aim(name, figure=growth, aim=PACKED_MB, better="lower")
 
 
-def compare(report: Report, n: int, size: int, found: dict[str, Figures]) -> None:
-    """Rows of n contributors: seconds and memory beside the better peer's, and each peer's own as figures."""
-    for rule, (seconds, memory) in found["ours"].items():
-        peers = {name: figures[rule] for name, figures in found.items() if name != "ours" and rule in figures}
-        fastest = min((s for s, _ in peers.values()), default=None)
-        smallest = min((m for _, m in peers.values() if m > 0), default=None)
+def compare(report: Report, n: int, size: int, found: dict[str, Runs]) -> None:
+    """Rows of n contributors: seconds and memory beside the better peer's, spreads, and each form's own as figures."""
+    for rule, ours in found["ours"].items():
+        peers = {name: runs[rule] for name, runs in found.items() if name != "ours" and rule in runs}
+        fastest = min(peers, key=lambda name: seconds(peers[name]), default=None)
+        smallest = min((memory(runs) for runs in peers.values() if memory(runs) > 0), default=None)
         where = f"{n} x {size:,}: {told(rule)}"
-        report.compare(where, seconds, fastest, unit="s")
-        report.compare(f"{where}, memory", memory, smallest, unit="MB")
-        for name, (peer_seconds, peer_memory) in peers.items():
-            key = f"{n}_{rule}_{name}".replace("+", "_")
-            report.figure(f"{key}_s", peer_seconds)
-            report.figure(f"{key}_mb", peer_memory)
-        if fastest is not None:
-            report.aim(f"{where}: times faster", figure=fastest / seconds, aim=TIMES_FASTER, better="higher")
+        theirs = seconds(peers[fastest]) if fastest else None
+        report.compare(where, seconds(ours), theirs, unit="s")
+        spread(report, where, ours, fastest, peers[fastest] if fastest else None)
+        report.compare(f"{where}, memory", memory(ours), smallest, unit="MB")
+        for name, runs in peers.items():
+            key = f"{n}_{rule}_{name}".replace("+", "_").replace("-", "_")
+            report.figure(f"{key}_s", seconds(runs))
+            report.figure(f"{key}_mb", memory(runs))
+        if theirs is not None:
+            report.aim(
+                f"{where}: times faster", figure=theirs / seconds(ours), aim=TIMES_FASTER, better="higher"
+            )
 
 
-def in_turns(
-    sides: list[str], n: int, size: int, turns: int, threads: int | None, byzfl: Path | None
-) -> dict[str, Figures]:
-    """The best of every side, turn by turn so that a slow moment meets all alike."""
-    best: dict[str, Figures] = {name: {} for name in sides}
-    for _ in range(turns):
-        for name in sides:
-            for rule, (seconds, memory) in side(name, n, size, threads, byzfl).items():
-                seen = best[name].get(rule, (seconds, memory))
-                best[name][rule] = (min(seconds, seen[0]), max(memory, seen[1]))
-    return best
+def spread(
+    report: Report,
+    where: str,
+    ours: list[tuple[float, float]],
+    peer: str | None = None,
+    theirs: list[tuple[float, float]] | None = None,
+) -> None:
+    """The least and the most of the runs."""
+    for word, pick in (("least", min), ("most", max)):
+        their = pick(s for s, _ in theirs) if theirs else None
+        label = f"{where}, {word} of {len(ours)}" + (f" (peer: {peer})" if peer else "")
+        report.compare(label, pick(s for s, _ in ours), their, unit="s")
 
 
-def side(name: str, n: int, size: int, threads: int | None, byzfl: Path | None) -> Figures:
-    """One side in a process of its own.
+def seconds(runs: list[tuple[float, float]]) -> float:
+    """The median of the runs."""
+    return statistics.median(s for s, _ in runs)
 
-    Raises:
-        RuntimeError: When it fails, with the end of what it said.
-    """
-    command = [sys.executable, str(Path(__file__).with_name("_soup_sides.py")), name, str(n), str(size)]
-    environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
-    done = subprocess.run(
-        [*command, *([str(byzfl)] if byzfl else [])],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{name} with {n} contributors failed:\n{done.stderr[-2000:]}")
-    return {
-        rule: (seconds, memory)
-        for rule, (seconds, memory) in json.loads(done.stdout.splitlines()[-1]).items()
-    }
+
+def memory(runs: list[tuple[float, float]]) -> float:
+    """The most of the runs."""
+    return max(mb for _, mb in runs)
+
+
+def in_turns(bench: Bench, n: int, size: int, runs: int) -> dict[str, Runs]:
+    """All runs of every side, in turns, so that a slow moment meets all alike."""
+    chosen: dict[str, set[str] | None] = {"ours": None, **close_forms(bench, n, size)}
+    found: dict[str, Runs] = {side: defaultdict(list) for side in chosen}
+    for turn in range(runs):
+        for side in list(chosen) if turn % 2 == 0 else reversed(list(chosen)):
+            for rule, one in bench.run(side, n, size, chosen[side]).items():
+                found[side][rule].append(one)
+    return found
+
+
+def close_forms(bench: Bench, n: int, size: int) -> dict[str, set[str]]:
+    """By form of a peer, the rules in which it may be the peer's fastest."""
+    chosen: dict[str, set[str]] = {}
+    for peer, forms in FORMS.items():
+        if peer == "byzfl" and bench.byzfl is None:
+            continue
+        times = {form: {rule: s for rule, (s, _) in bench.run(form, n, size // 10).items()} for form in forms}
+        for form in forms:
+            rules = {
+                rule
+                for rule, time in times[form].items()
+                if time <= CLOSE * min(other[rule] for other in times.values() if rule in other)
+            }
+            if rules:
+                chosen[form] = rules
+    return chosen
 
 
 def unpacked(byzfl: Path, folder: Path) -> Path:

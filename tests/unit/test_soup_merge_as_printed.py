@@ -95,7 +95,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = get_peft_model(load_model("gym-nano").model, options)
     adapted.peft_config["default"].base_model_name_or_path = "gym-nano"
-    adapted.save_pretrained(folder / "run")
+    adapted.save_pretrained(str(folder / "run"))
     return folder
 
 
