@@ -38,6 +38,13 @@ class Side:
     schedule: Schedule
     codecs: tuple[CodecPolicy, ...] | None
     soup: SoupRecipe
+    max_steps: int | None = None
+    """Of a contributor in a round, where they are not the recipe's."""
+
+    def recipe(self, recipe: TrainingRecipe) -> TrainingRecipe:
+        """The recipe of this side's rounds."""
+        steps = recipe.max_steps if self.max_steps is None else self.max_steps
+        return recipe.model_copy(update={"max_steps": steps})
 
     def key(self) -> dict[str, Any]:
         """What names a cell of this side."""
@@ -49,6 +56,7 @@ class Side:
         }
 
     def run(self, group: Contributors, recipe: TrainingRecipe, exact: bool = False) -> Course:
+        recipe = self.recipe(recipe)
         if self.codecs is None:
             return rounds_in_fp32(group, recipe, self.schedule, exact)
         return rounds_by_codec(group, recipe, self.schedule, self.codecs, self.soup, exact)
@@ -70,7 +78,7 @@ class Cells:
 
     def course(self, speakers: SpeakerSet, seed: int, side: Side) -> Course:
         """A run, from the file or made now and added to it."""
-        recipe = self.recipe.model_copy(update={"seed": seed})
+        recipe = side.recipe(self.recipe.model_copy(update={"seed": seed}))
         key = {"set": speakers.name, "recipe": recipe.model_dump(mode="json"), **side.key()}
         text = json.dumps(key, sort_keys=True)
         if text not in self._found:

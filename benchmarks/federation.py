@@ -110,6 +110,7 @@ def candidates() -> dict[str, Side]:
     )
     return {
         **{f"FedAvg, decay {decay:g}": fedavg(decay) for decay in (1.0, 0.8)},
+        "FedAvg, decay 0.8, 40 steps a round": Side(Schedule(4, 0.8), None, SOUP, max_steps=40),
         "one bit, decay 0.8": one_bit(0.8),
         "one bit, decay 0.8, scales x 1.33": one_bit(0.8, scale_gain=1.33),
         "one bit, decay 0.8, scales x 1.5": one_bit(0.8, scale_gain=1.5),
