@@ -26,7 +26,9 @@ from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, write_atomically
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""Also counts the rules of encoding: rows that were kept under others are not read again."""
+
 _SHARD_ROWS = 4096
 
 

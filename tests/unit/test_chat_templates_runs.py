@@ -275,3 +275,16 @@ def test_a_variant_takes_no_template_of_its_own(tmp_path: Path, given: dict[str,
     with pytest.raises(GymError, match=next(iter(given))) as caught:
         training_config("lora", rows, tmp_path, "gym-nano", given, 256)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_a_row_that_the_template_refuses_is_named_before_joining() -> None:
+    from gym_client.data import Data
+    from gym_client.offer import learned as learned_of
+    from gym_fed.config.task import TrainingRecipe
+
+    rows: list[dict[str, Any]] = [TWO, PlacedDict.of(TWO, "rows.jsonl:2")]
+    forgetful = byte_tokenizer(FORGETFUL, "</a>")
+    with pytest.raises(GymError, match=r"row 1: .* rewrites earlier turns"):
+        learned_of(Data(rows, "rows", "digest"), TrainingRecipe(), forgetful)
+    qwen3 = byte_tokenizer(source("qwen3"))
+    assert learned_of(Data(rows, "rows", "digest"), TrainingRecipe(max_length=400), qwen3).learned == 2
