@@ -280,6 +280,7 @@ def test_a_variant_takes_no_template_of_its_own(tmp_path: Path, given: dict[str,
 def test_a_row_that_the_template_refuses_is_named_before_joining() -> None:
     from gym_client.data import Data
     from gym_client.offer import learned as learned_of
+
     from gym_fed.config.task import TrainingRecipe
 
     rows: list[dict[str, Any]] = [TWO, PlacedDict.of(TWO, "rows.jsonl:2")]
