@@ -87,10 +87,12 @@ def check_inputs(config: TrainingConfig) -> None:
     from gym_fed.data.sources import source_rows
     from gym_fed.evaluation.graders import build_graders
     from gym_fed.training.template_check import check_template
+    from gym_fed.training.vision import check_vision_keys
 
     if config.model is None and config.model_init is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
     resolve(str(config.model) if config.model_init is None else config.model_init.tokenizer)
+    check_vision_keys(config)
     if not config.data:
         raise GymError(
             ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"

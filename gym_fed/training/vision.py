@@ -78,14 +78,33 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     return model.eval(), processor
 
 
+def check_vision_keys(config: TrainingConfig) -> None:
+    """The same before the model is loaded, by its files.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
+    """
+    reads = config.algorithm == "sft" and config.model is not None and is_vision_model(config.model)
+    _require_image_model(config, reads_images=reads)
+
+
 def require_image_model(config: TrainingConfig, tokenizer: Any) -> None:
     """Refuse sizes of images where none are read.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
+    _require_image_model(config, reads_images=is_processor(tokenizer))
+
+
+def _require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
+    """Refuse sizes of images where none are read.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
     for key in ("image_max_pixels", "image_min_pixels"):
-        if getattr(config, key) is not None and not is_processor(tokenizer):
+        if getattr(config, key) is not None and not reads_images:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{key}: is given, but {config.algorithm} reads text alone here",

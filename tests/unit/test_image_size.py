@@ -13,6 +13,7 @@ from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training import Trainer
+from gym_fed.training.checks import check_inputs
 from gym_fed.training.image_size import ImageLimits
 from gym_fed.training.vision import encode_image_rows
 from gym_fed.training.vision_trainer import ImageBatches
@@ -102,6 +103,12 @@ def test_a_model_of_text_alone_has_no_images_to_size(tmp_path: Path) -> None:
         )
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert not (tmp_path / "run").exists()
+    sized = TrainingConfig(
+        model="gym-nano", data=[{"tasks": ["double"], "num_examples": 4}], image_max_pixels=9
+    )
+    with pytest.raises(GymError, match="image_max_pixels: is given"):
+        check_inputs(sized)
+    check_inputs(sized.model_copy(update={"image_max_pixels": None}))
 
 
 def test_llamafactorys_files_have_its_defaults_for_models_that_read_images(tmp_path: Path) -> None:
