@@ -166,11 +166,11 @@ def test_a_llamafactory_file_is_written_in_our_words(tmp_path: Path) -> None:
     told = json.loads(gym("import", file, "-o", tmp_path / "b.yaml", "--json").stdout)
     assert "# plot_loss: gym runs plot draws it" in told["notes"]
     assert "note:" in gym("validate", file, "--schema-only").stderr
-    file.write_text(yaml.safe_dump({**COMMON, "mask_history": True}))
-    with pytest.raises(GymError, match="mask_history"):
+    file.write_text(yaml.safe_dump({**COMMON, "use_dft_loss": True}))
+    with pytest.raises(GymError, match="use_dft_loss"):
         gym("import", file)
-    assert "# mask_history:" in gym("import", file, "--allow-untranslated").stdout
-    with pytest.raises(GymError, match="mask_history"):
+    assert "# use_dft_loss:" in gym("import", file, "--allow-untranslated").stdout
+    with pytest.raises(GymError, match="use_dft_loss"):
         gym("validate", file)
 
 
