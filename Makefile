@@ -55,8 +55,9 @@ lint: $(STAMP) ## Style, types and the import contract.
 	$(BIN)/ruff format --check .
 	$(MAKE) --no-print-directory types imports
 
-types: $(STAMP) ## mypy, strict, over the four packages.
+types: $(STAMP) ## mypy, strict, over the four packages, the benchmarks and the demo.
 	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
+	$(BIN)/mypy benchmarks demo
 
 imports: $(STAMP) ## The import contract of pyproject.toml.
 	$(BIN)/lint-imports
