@@ -136,7 +136,8 @@ def caf_shares(
     if squared_norm is None:
         squared_norm = float(np.sort(products.diagonal())[(count - 1) // 2])
     limit, floor = max_stretch * squared_norm, float(counts.sum()) * (1 - 2 * malicious / count)
-    best, smallest = counts / counts.sum(), math.inf
+    best: np.ndarray = counts / counts.sum()
+    smallest = math.inf
     while True:
         shares: np.ndarray = counts / counts.sum()
         along = products @ shares

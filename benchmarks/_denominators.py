@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from _report import Report
 from scipy.stats import spearmanr
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 

@@ -74,7 +74,7 @@ class Digits:
         self.network = self.set.network
         drawn = [_draw(self.set, seed, contributors, liars, split, held_out) for seed in seeds]
         self.images, self.labels, self.test_images, self.test_labels = (
-            torch.stack([one[part] for one in drawn]) for part in range(4)
+            torch.stack(part) for part in zip(*(one[:4] for one in drawn), strict=True)
         )
         """``[S, images, inputs]`` float32 and ``[S, images]`` int64, training and held-out part."""
         self.holdings = [one[4] for one in drawn]

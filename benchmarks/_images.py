@@ -14,7 +14,7 @@ from importlib.resources import files
 
 import numpy as np
 from _perceptron import Perceptron
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 
 
 @dataclass(frozen=True)
