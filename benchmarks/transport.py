@@ -1,72 +1,119 @@
 """Moves megabytes between one contributor and the server, ours against a stock Flower deployment.
 
-    python benchmarks/transport.py [--quick] [--json] [--plot FILE]
+    python benchmarks/transport.py [--direction up|down] [--quick] [--json] [--plot FILE]
 
 Both run as real processes on loopback with TLS, move the same random bytes, and are timed alike: inside the ServerApp,
-around ``send_and_receive``, until the reply is there and the bytes are on the hub's disk (ours) or in the ServerApp's
-memory (Flower's). Flower's rounds hold its polling and the start of a ClientApp's process, about 6 s whatever the
-size; ours hold the agent's. So each is also compared less its own smallest transfer. Peak memory is per process.
+from the message until the reply is there and the bytes are on the hub's disk (ours) or in the ServerApp's memory
+(Flower's). A round has a fixed part, whatever the size: Flower's SuperNode asks for work every three seconds and starts
+a process for the ClientApp; ours keeps a stream open. So the marginal cost is told first: the slope of seconds over
+size, a straight line through all runs of all sizes, with the least and the most of the single runs' slopes; then what
+the line starts from, and then whole rounds. The two sides take turns, with as many runs each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+import sys
+from collections.abc import Callable, Sequence
 
 from _flower_peer import measure_flower
 from _gym_hub import measure_gym
 from _processes import Measurement
 from _report import Report, options
 
-SIZES_MB = (1, 100, 500)
-QUICK_SIZES_MB = (20,)
+SIZES_MB = (1, 200, 500)
+QUICK_SIZES_MB = (1, 20)
+RUNS = 3
 FLAT_MB = 64
+
+Measure = Callable[[str, int], Measurement]
+Runs = list[dict[int, Measurement]]
+"""A run is one measurement of every size."""
 
 
 def main() -> None:
     """Measure every size in both directions, side by side."""
     parser = options(__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="MB", help="megabytes to move")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="MB", help="megabytes to move, at least two")
+    parser.add_argument("--runs", type=int, help=f"measurements of every size ({RUNS})")
+    parser.add_argument("--direction", choices=("up", "down"), help="one of the two")
     arguments = parser.parse_args()
-    sizes = arguments.sizes or (QUICK_SIZES_MB if arguments.quick else SIZES_MB)
+    sizes = tuple(sorted(arguments.sizes or (QUICK_SIZES_MB if arguments.quick else SIZES_MB)))
+    if len(set(sizes)) < 2:
+        parser.error("--sizes: a slope needs two sizes")
     report = Report("transport", peer="Flower 1.41")
-    for direction in ("up", "down"):
-        ours = measure_all(measure_gym, direction, sizes)
-        theirs = measure_all(measure_flower, direction, sizes)
+    for direction in (arguments.direction,) if arguments.direction else ("up", "down"):
+        runs = arguments.runs or (1 if arguments.quick else RUNS)
+        ours, theirs = in_turns((measure_gym, measure_flower), direction, sizes, runs)
         compare(report, direction, ours, theirs)
     report.finish(arguments)
 
 
-def measure_all(
-    measure: Callable[[str, int], Measurement], direction: str, sizes: tuple[int, ...]
-) -> dict[int, Measurement]:
-    """One measurement a size, each in processes of its own."""
-    return {megabytes: measure(direction, megabytes) for megabytes in sizes}
+def in_turns(sides: Sequence[Measure], direction: str, sizes: Sequence[int], runs: int) -> tuple[Runs, ...]:
+    """Every size ``runs`` times by every side, each in processes of its own, the sides in turns."""
+    found: tuple[Runs, ...] = tuple([{} for _ in range(runs)] for _ in sides)
+    for run in range(runs):
+        for megabytes in sizes:
+            for measure, of_side in zip(sides, found, strict=True):
+                made = of_side[run][megabytes] = measure(direction, megabytes)
+                print(f"{made.system}, {megabytes} MB {direction}: {made.seconds:.2f} s", file=sys.stderr)
+    return found
 
 
-def compare(
-    report: Report, direction: str, ours: dict[int, Measurement], theirs: dict[int, Measurement]
-) -> None:
-    """Rows of seconds, of seconds less the smallest transfer's, and of peak memory; and the aims."""
-    least, most = min(ours), max(ours)
-    for size in ours:
-        report.compare(f"{size} MB {direction}", ours[size].seconds, theirs[size].seconds, unit="s")
-    for size in ours:
-        if size > least:
-            net = [side[size].seconds - side[least].seconds for side in (ours, theirs)]
-            report.compare(f"{size} MB {direction}, less {least} MB", *net, unit="s")
-    for size in ours:
-        peaks = [max(side[size].peak_rss_mb.values()) for side in (ours, theirs)]
+def line(runs: Runs) -> tuple[float, float]:
+    """Seconds for 100 MB and seconds for none, of the straight line through all measurements (least squares)."""
+    sizes = [size for run in runs for size in run]
+    seconds = [run[size].seconds for run in runs for size in run]
+    fitted = statistics.linear_regression(sizes, seconds)
+    return 100 * fitted.slope, fitted.intercept
+
+
+def slopes(runs: Runs) -> list[float]:
+    """Seconds for 100 MB more, of every run alone: between its smallest and its largest size."""
+    found = []
+    for run in runs:
+        least, most = min(run), max(run)
+        found.append(100 * (run[most].seconds - run[least].seconds) / (most - least))
+    return found
+
+
+def compare(report: Report, direction: str, ours: Runs, theirs: Runs) -> None:
+    """Rows of the marginal cost, the fixed part, whole rounds and peak memory; and the aims."""
+    (slope, fixed), (their_slope, their_fixed) = line(ours), line(theirs)
+    report.compare(f"100 MB more {direction}", slope, their_slope, unit="s")
+    for name, pick in (("least", min), ("most", max)):
+        report.compare(
+            f"100 MB more {direction}, {name} of a run", pick(slopes(ours)), pick(slopes(theirs)), unit="s"
+        )
+    report.compare(f"a round of 0 MB {direction}", fixed, their_fixed, unit="s")
+    sizes = sorted(ours[0])
+    for size in sizes:
+        seconds, their_seconds = ([run[size].seconds for run in runs] for runs in (ours, theirs))
+        medians = statistics.median(seconds), statistics.median(their_seconds)
+        report.compare(f"{size} MB {direction}, median round", *medians, unit="s")
+        report.compare(f"{size} MB {direction}, least round", min(seconds), min(their_seconds), unit="s")
+        report.compare(f"{size} MB {direction}, most round", max(seconds), max(their_seconds), unit="s")
+    for size in sizes:
+        peaks = [max(max(run[size].peak_rss_mb.values()) for run in runs) for runs in (ours, theirs)]
         report.compare(f"{size} MB {direction}, peak memory", *peaks, unit="MB")
-        for side in (ours, theirs):
-            for role, peak in side[size].peak_rss_mb.items():
+        for runs in (ours, theirs):
+            for role in runs[0][size].peak_rss_mb:
+                peak = max(run[size].peak_rss_mb[role] for run in runs)
                 report.figure(f"peak_mb_{direction}_{size}_{role.lower()}", peak)
-    share_at = 100 if 100 in ours else most
-    share = ours[share_at].seconds / theirs[share_at].seconds
-    report.aim(f"{share_at} MB {direction}: share of Flower's time", figure=share, aim=0.5, better="lower")
-    if most > least:
-        growth = ours[most].peak_rss_mb["hub"] - ours[least].peak_rss_mb["hub"]
-        name = f"the hub's memory from {least} to {most} MB {direction} (MB more)"
-        report.aim(name, figure=growth, aim=FLAT_MB, better="lower")
+    report.aim(
+        f"100 MB more {direction}: share of Flower's time",
+        figure=slope / their_slope,
+        aim=1.0,
+        better="lower",
+    )
+    growth = peak_of_hub(ours, sizes[-1]) - peak_of_hub(ours, sizes[0])
+    name = f"the hub's memory from {sizes[0]} to {sizes[-1]} MB {direction} (MB more)"
+    report.aim(name, figure=growth, aim=FLAT_MB, better="lower")
+
+
+def peak_of_hub(runs: Runs, size: int) -> float:
+    """Median of its peaks, in megabytes."""
+    return statistics.median(run[size].peak_rss_mb["hub"] for run in runs)
 
 
 if __name__ == "__main__":

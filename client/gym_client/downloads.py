@@ -7,11 +7,11 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from gym_client.transport import HubClient, transfer_seconds
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.hashed_file import HashedFile
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -80,21 +80,19 @@ def download(
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
     tell = progress or (lambda done, total: None)
-    with part.open("ab") as file:
-        done = file.tell()
+    with part.open("a+b") as file, HashedFile(file) as written:
+        done = part.stat().st_size
         while done < size_bytes:
             if should_stop():
                 raise GymError(ErrorCode.INTERRUPTED, f"the download stopped at byte {done} of {size_bytes}")
             before = done
-            done = _receive(client, file, sha256, done, size_bytes, part, tell, should_stop, count)
+            done = _receive(client, written, sha256, done, size_bytes, part, tell, should_stop, count)
             if done == before:
                 raise GymError(
                     ErrorCode.UNAVAILABLE,
                     f"{client.address} sent nothing of object {sha256} after byte {done}",
                 )
-        file.flush()
-        os.fsync(file.fileno())
-    found = file_sha256(part)
+        found = written.finish()
     if found != sha256:
         part.unlink()
         raise GymError(
@@ -116,7 +114,7 @@ def file_sha256(path: Path) -> str:
 
 def _receive(
     client: HubClient,
-    file: BinaryIO,
+    written: HashedFile,
     sha256: str,
     done: int,
     size: int,
@@ -132,17 +130,17 @@ def _receive(
             for index, chunk in enumerate(call):
                 if index == 0 and chunk.size_bytes != size:
                     raise _too_large(client, part, f"{chunk.size_bytes} bytes instead of {size}", sha256)
-                if done + len(chunk.data) > size:
+                data = chunk.data  # a copy is made each time it is asked for
+                if done + len(data) > size:
                     raise _too_large(client, part, f"more than {size} bytes", sha256)
-                file.write(chunk.data)
-                done += len(chunk.data)
-                count(len(chunk.data))
+                written.write(data)
+                done += len(data)
+                count(len(data))
                 tell(done, size)
                 if should_stop():
                     break
     finally:
         call.cancel()
-        file.flush()
     return done
 
 

@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -18,7 +17,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.text import plain, whole_number
-from gym_fed.wire.limits import CHUNK_BYTES, KEEPALIVE_SECONDS
+from gym_fed.wire.limits import KEEPALIVE_SECONDS
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
@@ -35,7 +34,7 @@ from gym_server.rewards.standing import rewards_of
 from gym_server.store.tables import accounts, credits, messages, nodes, updates
 from gym_server.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.threads import heavily
-from gym_server.transfers import Transfers
+from gym_server.transfers import Transfers, read_ahead
 from gym_server.variant_calls import VariantCalls
 
 
@@ -136,10 +135,8 @@ class Hub(EntranceCalls, LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
         if request.offset > size:
             raise GymError(ErrorCode.USAGE, f"offset {request.offset} is beyond the object's {size} bytes")
         yield pb.DownloadChunk(size_bytes=size)
-        offset = request.offset
-        while data := await heavily(_read_at, path, offset):  # a reader that is slow holds no file
+        async for data in read_ahead(path, request.offset):
             yield pb.DownloadChunk(data=data)
-            offset += len(data)
 
     # ---- replies ----
 
@@ -318,9 +315,3 @@ def _verdict(row: Any, earned: dict[int, int]) -> dict[str, Any]:
         "bytes": row.delta_bytes,
         "credit": earned.get(row.server_round, 0) if row.verdict == "merged" else 0,
     }
-
-
-def _read_at(path: Path, offset: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(offset)
-        return file.read(CHUNK_BYTES)

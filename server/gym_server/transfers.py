@@ -1,6 +1,7 @@
 """Uploads and downloads: declared first, resumed by offset, acknowledged when on disk.
 
-Memory holds one chunk a stream. A part never grows beyond what was declared, and a declaration never beyond the caps.
+Memory holds a chunk of every upload and two of every download. A part never grows beyond what was declared, and a
+declaration never beyond the caps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sqlalchemy import Connection, func, select
 from gym_fed.config.server import AdmissionConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_fed.wire.limits import CHUNK_BYTES
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.grants import may_read
@@ -271,6 +273,28 @@ class Transfers:
         tx.execute(
             uploads.delete().where((uploads.c.contributor == contributor) & (uploads.c.sha256 == oldest))
         )
+
+
+async def read_ahead(path: Path, offset: int) -> AsyncIterator[bytes]:
+    """A file in chunks from ``offset`` on, the next one read while one is sent; a reader that is slow holds no file."""
+    following = _reading(path, offset)
+    try:
+        while data := await following:
+            offset += len(data)
+            following = _reading(path, offset)
+            yield data
+    finally:
+        following.cancel()
+
+
+def _reading(path: Path, offset: int) -> asyncio.Future[bytes]:
+    return asyncio.ensure_future(heavily(_read_at, path, offset))
+
+
+def _read_at(path: Path, offset: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(CHUNK_BYTES)
 
 
 def _sync(file: BinaryIO) -> None:

@@ -150,6 +150,20 @@ def test_bytes_with_another_hash_are_dropped(hub: TinyHub, client: HubClient, ca
     assert list(cache.folder.iterdir()) == []
 
 
+def test_what_a_broken_download_left_is_hashed_too(
+    hub: TinyHub, client: HubClient, cache: ObjectCache
+) -> None:
+    data = secrets.token_bytes(5000)
+    name = stored(hub, data)
+    part = cache.folder / f"{name}.part"
+    part.write_bytes(data[:1999] + b"?")
+    assert code_of(download, client, cache, name, 5000) is ErrorCode.HASH_MISMATCH
+    assert hub.download_offsets == [2000]
+    assert list(cache.folder.iterdir()) == []
+    part.write_bytes(data[:2000])
+    assert download(client, cache, name, 5000).read_bytes() == data
+
+
 def test_not_a_byte_more_than_announced_is_taken(hub: TinyHub, client: HubClient, cache: ObjectCache) -> None:
     name = stored(hub, b"a" * 5000)
     hub.serve = lambda data: data + b"b" * 10_000_000

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, make_folder
+from gym_fed.hashed_file import BLOCK_BYTES, HashedFile
 from gym_server.store.remote import RemoteObjects
 
 _READ_BYTES = 1 << 20
@@ -126,18 +126,7 @@ class ObjectStore:
                 f"the uploaded bytes hash to {found}, not to {sha256}",
                 "upload it again",
             )
-        size = part.stat().st_size
-        if self.has(sha256):
-            part.unlink()
-            return size
-        target = self._path(sha256)
-        if self._remote is None:
-            make_folder(Path(target).parent)
-            os.replace(part, target)
-            fsync_folder(Path(target).parent)
-        else:
-            self._remote.put(part, target, sha256)
-        return size
+        return self._place(part, sha256)
 
     def put_bytes(self, data: bytes) -> str:
         """Store small bytes; returns their sha256."""
@@ -156,21 +145,35 @@ class ObjectStore:
 
     def put_file(self, path: Path) -> str:
         """Store a copy of a local file; returns its sha256."""
-        sha256 = file_sha256(path)
-        if not self.has(sha256):
-            part = self._own_part(sha256)
-            try:
-                shutil.copyfile(path, part)
-                with open(part, "rb+") as file:
-                    os.fsync(file.fileno())
-                self.adopt(part, sha256)
-            finally:
-                part.unlink(missing_ok=True)
+        part = self._own_part("copy")
+        try:
+            with open(path, "rb") as source, open(part, "xb+") as target, HashedFile(target) as copy:
+                while block := source.read(BLOCK_BYTES):
+                    copy.write(block)
+                sha256 = copy.finish()
+            self._place(part, sha256)
+        finally:
+            part.unlink(missing_ok=True)
         return sha256
 
-    def _own_part(self, sha256: str) -> Path:
+    def _place(self, part: Path, sha256: str) -> int:
+        """Move a file whose bytes have this sha256 into the store; returns its size in bytes."""
+        size = part.stat().st_size
+        if self.has(sha256):
+            part.unlink()
+            return size
+        target = self._path(sha256)
+        if self._remote is None:
+            make_folder(Path(target).parent)
+            os.replace(part, target)
+            fsync_folder(Path(target).parent)
+        else:
+            self._remote.put(part, target, sha256)
+        return size
+
+    def _own_part(self, what: str) -> Path:
         """Where the hub writes an object of its own: two threads may put the same at once."""
-        return self.part_path(f"hub-{secrets.token_hex(8)}", sha256)
+        return self.part_path(f"hub-{secrets.token_hex(8)}", what)
 
     def _modified(self, path: str, details: dict[str, Any]) -> float:
         """When a file was written, by what fsspec's implementations call it; now where none says so."""

@@ -1,0 +1,100 @@
+"""Bytes on their way into a file: hashed once, written and brought to the disk by a thread, while the next ones come.
+
+    with HashedFile(file) as written:
+        for block in blocks:
+            written.write(block)
+        sha256 = written.finish()   # every byte is on the disk now
+
+Memory holds a few blocks. ``hashlib`` and the system calls release the interpreter's lock, so all of it runs beside
+whatever brings the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+from types import TracebackType
+from typing import BinaryIO
+
+BLOCK_BYTES = 1 << 20
+"""What files are read by."""
+_BLOCKS_WAITING = 8
+_SYNC_BYTES = 16 << 20
+"""Brought to the disk at once, so that little is left to wait for at the end."""
+
+
+class HashedFile:
+    """Appends to a file that is open for reading and writing; what it has already is hashed first.
+
+    Args:
+        file: At its end or not: what is there counts, and further bytes follow it.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._blocks: queue.Queue[bytes | None] = queue.Queue(_BLOCKS_WAITING)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="hashed-file", daemon=True)
+        self._thread.start()
+
+    def write(self, block: bytes) -> None:
+        """Hand over the next bytes; waits while a few blocks are still to be written.
+
+        Raises:
+            OSError: Of an earlier block that could not be written.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._blocks.put(block)
+
+    def finish(self) -> str:
+        """Wait until all of it is on the disk; lower-case hex sha256 of the whole file.
+
+        Raises:
+            OSError: When that failed.
+        """
+        self.close()
+        if self._failure is not None:
+            raise self._failure
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Write what was handed over, and end the thread. May be called again."""
+        if self._thread.is_alive():
+            self._blocks.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        unsynced = 0
+        block: bytes | None = b""
+        try:
+            self._file.seek(0)
+            while there := self._file.read(BLOCK_BYTES):
+                self._digest.update(there)
+            while (block := self._blocks.get()) is not None:
+                self._digest.update(block)
+                self._file.write(block)
+                unsynced += len(block)
+                if unsynced >= _SYNC_BYTES:
+                    self._sync()
+                    unsynced = 0
+            self._sync()
+        except BaseException as error:  # noqa: BLE001 (the caller's thread raises it)
+            self._failure = error
+            while block is not None:  # whoever hands over more is not to wait for ever
+                block = self._blocks.get()
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
