@@ -284,11 +284,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     counts = counts_of(encoded, len(rows))
     counts.unread = dict(unread_keys(data.rows))
     if not counts.learned:  # with privacy no row is left out
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"none of the {counts.rows} rows has anything to learn within max_length={recipe.max_length} tokens",
-            "give shorter rows, or rows with an answer to learn",
-        )
+        raise counts.nothing_learned(recipe.max_length)
     return counts
 
 

@@ -70,6 +70,7 @@ def inspect(
         view = _of_file(source, model, format.value, columns, max_length, limit)
 
     from gym_fed.data.preview import Statistics
+    from gym_fed.data.row_counts import RowCounts
     from gym_fed.models import quiet_loading
 
     statistics = Statistics()
@@ -92,6 +93,9 @@ def inspect(
         for sequence in sequences:
             _print(place, sequence, view.tokenizer)
     _print_figures(figures, view.model, view.max_length)
+    if statistics.prompts == statistics.rows:
+        out.print("all rows are prompts, for training by rewards; sft needs completions, too", markup=False)
+        counts = RowCounts(unread=counts.unread)
     _print_counts(counts, view.max_length)
 
 
@@ -243,7 +247,8 @@ def _print_counts(counts: RowCounts, max_length: int | None) -> None:
     """What would be learned, what stands in the file unread, and a warning where much is lost."""
     from gym_fed.data.rows import unread_in_words
 
-    out.print(counts.describe(max_length), markup=False)
+    if counts.rows:
+        out.print(counts.describe(max_length), markup=False)
     if (unread := unread_in_words(counts.unread)) is not None:
         out.print(unread, markup=False)
     if (problem := counts.warning(max_length)) is not None:

@@ -61,11 +61,7 @@ def encode_rows(
         return EncodedRows([_cut(row, max_length, counts) for row in encoded], counts)
     kept = EncodedRows(_teaching(encoded, max_length, packing, counts), counts)
     if not kept:
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"none of the {len(rows)} rows has anything to learn within max_length={max_length} tokens",
-            "raise max_length, or shorten the prompts",
-        )
+        raise counts.nothing_learned(max_length)
     return kept
 
 
@@ -235,7 +231,8 @@ def require_chat_template(tokenizer: Any) -> str:
         raise GymError(
             ErrorCode.DATA_INVALID,
             "the rows are conversations, but the model's tokenizer has no chat template",
-            "use rows with text, or a chat model such as gym-nano",
+            "set chat_template in a training config (a file, Jinja, or a name such as chatml), use rows with text, "
+            "or a chat model such as gym-nano",
         )
     return str(tokenizer.chat_template)
 

@@ -58,6 +58,9 @@ class Statistics:
     tokens_seen: int = 0
     sequences_cut: int = 0
     nothing_to_learn: int = 0
+    prompts: int = 0
+    """Rows that a model is to answer; nothing of them is learned as it stands."""
+
     counts: RowCounts = field(default_factory=RowCounts)
     """Of rows, as ``encode_rows`` counts them; a pair counts as one."""
 
@@ -78,7 +81,8 @@ class Statistics:
 
     def _count(self, sequences: list[Sequence]) -> None:
         if any(sequence.name == "prompt" for sequence in sequences):
-            self.counts += RowCounts.whole(1)  # it is answered, not learned
+            self.prompts += 1
+            self.counts += RowCounts.whole(1)
             return
         learned = lost = 0
         for sequence in sequences:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gym_fed.errors import ErrorCode, GymError
+
 IGNORED = -100
 """The label of a token that teaches nothing, as in transformers."""
 
@@ -117,6 +119,23 @@ class RowCounts:
                 f"{self.tokens_cut} of {labelled} labelled tokens stand behind max_length {max_length}"
             )
         return f"{' and '.join(problems)}; {self._remedy(max_length)}" if problems else None
+
+    def nothing_learned(self, max_length: int | None) -> GymError:
+        """The refusal (``DATA_INVALID``) of rows of which none is learned: why that is, and the remedy."""
+        max_length = self.max_length or max_length
+        problem = f"none of the {self.rows} rows has anything to learn"
+        if not self.tokens_cut:
+            return GymError(
+                ErrorCode.DATA_INVALID,
+                f"{problem}: their answers are empty, or marked as not learned",
+                "leave an assistant's turn without weight: 0 and train: false",
+            )
+        longer = f"{problem} within max_length={max_length} tokens"
+        return GymError(
+            ErrorCode.DATA_INVALID,
+            longer,
+            f"raise max_length, or shorten the prompts; {self._remedy(max_length)}",
+        )
 
     def _remedy(self, max_length: int | None) -> str:
         enough = self.length_of_most()

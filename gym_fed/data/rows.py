@@ -32,9 +32,9 @@ Row = dict[str, Any]
 RowKind = Literal["supervised", "preference", "unpaired", "prompt", "any"]
 _KEYS = {"preference": ("prompt", "chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
 _REMEDY = {
-    "supervised": "give conversations (messages) or text",
+    "supervised": "give conversations (messages), text, or prompt and completion",
     "preference": "give prompt, chosen and rejected",
-    "unpaired": "give prompt, completion and label, or preference pairs",
+    "unpaired": "give prompt, completion and label (true or false, 1 or 0), or preference pairs",
     "prompt": "give a prompt, or conversations that end with the assistant",
 }
 

@@ -120,7 +120,13 @@ def _written(row: Row, format: str) -> Row:
         return row
     if format in ("alpaca", "sharegpt", "messages"):
         if "messages" not in row:
-            raise BadRow(f"is no conversation, as {format} needs", "choose text or completion")
+            remedy = "choose text"
+            if "completion" in row:
+                remedy = (
+                    "choose completion; a question and its answer are a conversation when they are read as "
+                    "--columns instruction=QUESTION,output=ANSWER"
+                )
+            raise BadRow(f"is no conversation, as {format} needs", remedy)
         write = {"alpaca": _alpaca, "sharegpt": _sharegpt, "messages": _openai}[format]
         return {**write(row["messages"]), **rest}
     if format == "completion" and "messages" in row:

@@ -208,6 +208,23 @@ def test_there_are_twenty_names_and_others_are_refused_with_the_list() -> None:
         use_chat_template(bare(), "qwen33")
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "qwen3, " in caught.value.hint
+    assert "(nearest: qwen3)" in caught.value.message
+
+
+def test_a_file_that_is_no_template_is_refused_by_its_name_and_line(tmp_path: Any) -> None:
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
+    with pytest.raises(GymError, match=r"the file .*broken\.jinja does not write .*, line 2 of the template"):
+        use_chat_template(bare(), str(broken))
+    with pytest.raises(GymError, match="is a folder") as caught:
+        use_chat_template(bare(), str(tmp_path))
+    assert "chat_template.jinja" in caught.value.hint
+
+
+def test_rows_that_need_a_template_name_the_key_that_gives_one() -> None:
+    with pytest.raises(GymError, match="no chat template") as caught:
+        encode_one(bare(), row("Be brief."))
+    assert "chat_template" in caught.value.hint
 
 
 def test_a_name_of_llamafactory_becomes_ours_and_an_unknown_one_needs_a_template_of_the_tokenizer(

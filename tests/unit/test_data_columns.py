@@ -85,3 +85,27 @@ def test_a_contributors_columns_are_read_and_remembered_with_their_file(asked: P
     _remember(home, _remembered(home, first)[0], first, Address.parse("127.0.0.1:1"))
     assert _remembered(home, JoinOptions())[0].columns == WORDS
     assert _remembered(home, JoinOptions(data=asked))[0].columns is None  # of another file, perhaps
+
+
+def test_a_file_with_other_names_is_refused_with_the_option_that_reads_them(asked: Path) -> None:
+    with pytest.raises(GymError, match="cannot tell the format") as caught:
+        load_rows(asked)
+    assert "--columns prompt=question,completion=answer" in caught.value.hint
+
+
+def test_a_question_and_its_answer_become_a_conversation_by_the_columns_that_the_refusal_names(
+    asked: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    refused = gym("data", "convert", asked, out, "--to", "messages", "--columns", WORDS)
+    assert isinstance(refused.exception, GymError)
+    assert "--columns instruction=QUESTION,output=ANSWER" in refused.exception.hint
+    columns = "instruction=question,output=answer"
+    assert gym("data", "convert", asked, out, "--to", "messages", "--columns", columns).exit_code == 0
+    assert [m["content"] for m in load_rows(out)[0]["messages"]] == ["0?", "0!"]
+
+
+def test_inspect_says_of_prompts_alone_that_nothing_of_them_is_learned(asked: Path) -> None:
+    done = gym("data", "inspect", asked, "--columns", "prompt=question", "-n", 0)
+    assert "all rows are prompts" in done.output
+    assert "rows are learned" not in done.output

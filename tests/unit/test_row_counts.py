@@ -246,3 +246,23 @@ def test_images_with_a_turn_that_is_not_to_be_learned_are_refused(tmp_path: Path
         encode_image_rows(
             config(tmp_path), load_tokenizer("gym-nano"), rows, assistant_only=False, packing=False
         )
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward_model"])
+def test_rows_of_which_none_fits_are_refused_with_the_length_that_would_do(
+    tmp_path: Path, algorithm: str
+) -> None:
+    row = {"messages": turns(LONG, "no")} if algorithm == "sft" else pair(LONG, "yes", "no")
+    with pytest.raises(GymError, match="within max_length=64 tokens") as caught:
+        get_algorithm(algorithm).encode(
+            config(tmp_path, algorithm=algorithm), load_tokenizer("gym-nano"), [row] * 3
+        )
+    assert "would keep 95% of the rows whole" in caught.value.hint
+
+
+def test_rows_whose_answers_are_all_not_learned_are_refused_by_that_and_not_by_their_length() -> None:
+    rows = [{"messages": [*turns("hi", "no")[:1], {"role": "assistant", "content": "no", "weight": 0}]}]
+    with pytest.raises(GymError, match="marked as not learned") as caught:
+        encode_rows(load_tokenizer("gym-nano"), rows, max_length=64)
+    assert "max_length" not in caught.value.message + caught.value.hint
+    assert "train: false" in caught.value.hint

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from gym_fed.data.chat_templates.marks import has_marks, training_template
 from gym_fed.data.chat_templates.named import NAMED, named_template
@@ -39,7 +40,9 @@ def read_chat_template(value: str) -> str:
     try:
         text = Template(source, tokens).text(_TURNS)
     except (TemplateError, TypeError) as error:
-        raise _bad(f"does not write a conversation: {error}", "correct the template") from error
+        where = "" if source == value or value in NAMED else f"the file {value} "
+        line = f", line {error.lineno} of the template" if isinstance(error, TemplateSyntaxError) else ""
+        raise _bad(f"{where}does not write a conversation: {error}{line}", "correct the template") from error
     lacking = [turn["content"] for turn in _TURNS if turn["content"] not in text]
     if lacking:
         raise _bad(
@@ -87,10 +90,13 @@ def _source(value: str) -> str:
             if file.stat().st_size > 4 * _MOST_CHARACTERS:
                 raise _bad(f"the file {value} is no chat template: it is too large", "give a Jinja file")
             return file.read_text(encoding="utf-8")
+        if file.is_dir():
+            raise _bad(f"{value} is a folder", "give the file in it, such as chat_template.jinja")
     except (OSError, UnicodeDecodeError) as error:
         raise _bad(f"the file {value} cannot be read: {error}", "give a Jinja file in UTF-8") from error
+    near = get_close_matches(value[:200], NAMED, n=1)
     raise _bad(
-        f"{value[:200]!r} is no file, no Jinja, and no known name",
+        f"{value[:200]!r} is no file, no Jinja, and no known name{f' (nearest: {near[0]})' if near else ''}",
         f"give a path, a template, or one of: {', '.join(NAMED)}",
     )
 

@@ -60,5 +60,6 @@ def detect(raw: Any) -> str:
         return "text"
     raise BadRow(
         f"cannot tell the format from the keys {sorted(map(str, keys))}" if keys else "not a JSON object",
-        "rows need messages, conversations (ShareGPT), instruction and output (Alpaca), prompt, or text",
+        "rows need messages, conversations (ShareGPT), instruction and output (Alpaca), prompt, or text; "
+        "columns names them otherwise, such as --columns prompt=question,completion=answer",
     )

@@ -123,22 +123,18 @@ def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
         if room and any(answers):
             cut = {key: value[:room] if key in _answer_keys(row) else value for key, value in row.items()}
             kept.append({**cut, "length": prompt + max(map(len, _answers(cut)))})
-    require_some(kept, counts.rows, max_length)
+    require_some(kept, counts, max_length)
     return EncodedRows(kept, counts)
 
 
-def require_some(kept: Sequence[Any], count: int, max_length: int) -> None:
+def require_some(kept: Sequence[Any], counts: RowCounts, max_length: int) -> None:
     """Refuse to learn from nothing.
 
     Raises:
-        GymError: ``DATA_INVALID`` when none of ``count`` rows is left.
+        GymError: ``DATA_INVALID`` when none of the rows in ``counts`` is left.
     """
     if not kept:
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"none of the {count} rows has anything to learn within max_length={max_length} tokens",
-            "raise max_length, or shorten the prompts",
-        )
+        raise counts.nothing_learned(max_length)
 
 
 def _answer_keys(row: dict[str, Any]) -> list[str]:

@@ -43,7 +43,7 @@ class RewardModel(Algorithm):
             counts.count(length, cut=not fits, tokens=answers * fits, tokens_cut=answers * (not fits))
             if fits:
                 encoded.append({**whole, "length": length})
-        require_some(encoded, len(rows), config.max_length)
+        require_some(encoded, counts, config.max_length)
         return EncodedRows(encoded, counts)
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
