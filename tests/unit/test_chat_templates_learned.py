@@ -255,6 +255,16 @@ def test_what_is_learned_of_twelve_conversations_is_what_the_assistant_wrote(nam
             assert learned(tokenizer, row) == wanted, conversation
 
 
+@pytest.mark.parametrize(
+    "name", ["deepseek_r1_distill", "deepseekv3", "glm4moe", "gptoss", "qwen2_5", "qwen3"]
+)
+def test_of_an_answer_that_nobody_asked_for_the_header_is_not_learned(name: str) -> None:
+    said = [("assistant", "Ask me."), ("user", "Why?"), ("assistant", "Because.")]
+    row = {"messages": [{"role": role, "content": content} for role, content in said]}
+    wanted = FORMATS[name]("Ask me.", None, [], False) + FORMATS[name]("Because.", None, [], True)
+    assert learned(byte_tokenizer(source(name)), row) == wanted
+
+
 HIDES_HISTORY = ("qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6")
 """Their own templates leave the thoughts, empty ones too, out of earlier turns."""
 

@@ -175,6 +175,16 @@ def test_a_root_that_nobody_agrees_with_is_refused(name: str, root: torch.Tensor
     assert caught.value.code is ErrorCode.UPDATE_REFUSED
 
 
+@pytest.mark.filterwarnings("error")
+def test_updates_that_are_all_stretched_alike_stay_where_the_filter_would_leave_nobody() -> None:
+    """Of three, two point the root's way, as far from their mean as each other: both projections are the largest."""
+    updates = torch.tensor([[0.0, -5.0], [4.0, 0.5], [-4.0, 0.5]])
+    rule = build_aggregator(SoupRecipe(aggregator="fltrust_caf", num_malicious_nodes=1))
+    found = rule.aggregate(updates, torch.ones(3), torch.tensor([0.0, 1.0]))
+    scaled = updates[1:] / updates[1:].norm(dim=1, keepdim=True)
+    torch.testing.assert_close(found, scaled.mean(dim=0))
+
+
 @pytest.mark.parametrize("name", ["minimum_diameter", "bulyan", "caf", "geometric_median"])
 def test_liars_at_1e30_and_a_hundred_contributors_leave_the_honest_their_digits(name: str) -> None:
     """Where liars count for nothing, their size shows in no bit but those of rounding."""

@@ -44,7 +44,7 @@ def trimmed_marks(
             prompt = template.text(messages[:turn], tools, prompt=True)
             start = min(max(start, _shared(text, prompt)), end)
         else:
-            start = min(start + _overlap(_opening(template), text[start:end]), end)
+            start = min(start + _opened(text[start:end], _opening(template)), end)
         found[turn] = [(start, end), *spans[1:]]
     return text, found
 
@@ -126,9 +126,11 @@ def _opening(template: Template) -> str:
     return asked[_common(asked, plain) :]
 
 
-def _overlap(opening: str, words: str) -> int:
-    """How many characters of ``words`` are the end of the generation prompt."""
-    return next((n for n in range(len(opening), 0, -1) if words.startswith(opening[-n:])), 0)
+def _opened(words: str, opening: str) -> int:
+    """How many characters of ``words`` are the generation prompt's: its end, or where it goes on otherwise (a thought
+    that the words leave out), the header that it begins with."""
+    ending = next((n for n in range(len(opening), 0, -1) if words.startswith(opening[-n:])), 0)
+    return ending or _shared(words, opening)
 
 
 def _trimmed(text: str, span: Span, ends: tuple[str, ...]) -> Span:

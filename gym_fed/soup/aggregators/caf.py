@@ -81,6 +81,8 @@ def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array
         if not projections.max() > 0.0:  # too small for float64 to tell apart
             return best
         counts = counts * (1.0 - projections / projections.max())
+        if not counts.any():  # all that still counted were stretched alike
+            return best
 
 
 def _stretch(products: Array, shares: Array) -> tuple[float, Array]:
