@@ -89,9 +89,12 @@ def _teaching(
 ) -> Iterator[Encoded]:
     """The rows that teach something within ``max_length``; what happens to each is counted."""
     if packing:
+        before, learned = counts.tokens, 0
         for row in _packed(counts.given(encoded), max_length):
+            learned += sum(label != IGNORED for label in row["labels"][1:])  # of a packed row, not of each in it
             if _teaches(row["labels"]):
                 yield row
+        counts.tokens = before + learned
         return
     for row in encoded:
         cut = _cut(row, max_length, counts)

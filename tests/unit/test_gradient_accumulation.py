@@ -179,6 +179,60 @@ def test_kto_in_batches_of_one_row_estimates_the_kl_of_the_step(precompute: bool
     assert far(weights(whole), weights(single)) < 10 * TOLERANCE
 
 
+ALIKE = [
+    {
+        "messages": prompt(0) + answer(4, "bcdefghijk"[i]),
+        "prompt": prompt(0),
+        "completion": answer(4, "bcdefghijk"[i]),
+        "chosen": answer(4, "bcdefghijk"[i]),
+        "rejected": answer(4, "lmnopqrstu"[i]),
+        "label": i % 2 == 0,
+    }
+    for i in range(10)
+]
+"""Rows of one length, of which every mean of batches is the mean."""
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["dpo", "kto", "orpo", "simpo", "reward_model", "gradient_difference", "npo", "distillation"],
+)
+def test_an_evaluation_is_no_part_of_a_step_and_its_loss_is_whole(
+    algorithm: str, teacher: Path, tmp_path: Path
+) -> None:
+    """Nothing is learned at this rate, so that the step and the evaluation after it have one loss."""
+    keys = {
+        **dict.fromkeys(("dpo", "orpo", "simpo", "reward_model"), ("prompt", "chosen", "rejected")),
+        "kto": ("prompt", "completion", "label"),
+    }.get(algorithm, ("messages",))
+    rows = [{key: row[key] for key in keys} for row in ALIKE]
+    if algorithm in ("gradient_difference", "npo"):
+        rows = [{**row, "forget": True} for row in rows] + [
+            {"messages": prompt(0) + answer(4, letter)} for letter in "lmnopqrstu"
+        ]
+    config = TrainingConfig(
+        algorithm=algorithm,
+        output_dir=tmp_path / "run",
+        max_steps=1,
+        per_device_train_batch_size=5,
+        gradient_accumulation_steps=2,
+        eval_steps=1,
+        optimizer="sgd",
+        learning_rate=1e-12,
+        max_length=64,
+        device="cpu",
+        num_threads=1,
+        save_final=False,
+        **({"distillation": {"teacher": str(teacher)}} if algorithm == "distillation" else {}),
+    )
+    nano = load_model("gym-nano")
+    history = Trainer(config, model=nano.model, tokenizer=nano.tokenizer).train(rows, rows).history
+    learned = next(entry["loss"] for entry in history if "loss" in entry)
+    held_out = next(entry["eval_loss"] for entry in history if "eval_loss" in entry)
+    assert abs(learned) > 1e-3
+    assert held_out == pytest.approx(learned, rel=1e-3)
+
+
 def _answer_in_a_fixed_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The student's own answers follow from the prompts alone: draws would differ with the batches."""
     from trl.experimental.gkd import GKDTrainer

@@ -73,6 +73,16 @@ def test_every_row_is_learned_or_dropped_and_every_label_learned_or_cut() -> Non
     assert list(found.lengths) == [len(row["input_ids"]) for row in whole]
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_first_token_of_a_row_as_it_is_trained_is_no_learned_one(packing: bool) -> None:
+    """It is labelled where texts are learned whole, and nothing stands before it to predict it from."""
+    tokenizer = load_tokenizer("gym-nano")
+    rows = [{"text": "abcd"}, {"text": "efghijklmnop"}, {"text": "q" * 30}]
+    found = encode_rows(tokenizer, rows, max_length=16, packing=packing)
+    assert found.counts.tokens == sum(len(row["labels"]) - 1 for row in found)
+    assert found.counts.learned == 3
+
+
 def test_sums_of_counts_count_both() -> None:
     one, other = RowCounts.whole(3), RowCounts(rows=2, learned=1, cut=1, dropped=1, tokens=4, tokens_cut=5)
     assert (one + other).as_dict() == {
