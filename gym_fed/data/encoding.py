@@ -91,7 +91,7 @@ def _teaching(
     if packing:
         before, learned = counts.tokens, 0
         for row in _packed(counts.given(encoded), max_length):
-            learned += sum(label != IGNORED for label in row["labels"][1:])  # of a packed row, not of each in it
+            learned += sum(label != IGNORED for label in row["labels"][1:])  # the packed row's first is lost
             if _teaches(row["labels"]):
                 yield row
         counts.tokens = before + learned

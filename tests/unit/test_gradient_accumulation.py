@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,35 @@ def test_kto_in_batches_of_one_row_estimates_the_kl_of_the_step(precompute: bool
     assert max(kls) > 0.01, "a KL of 0 would be the same whatever it is estimated on"
     assert [entry["kl"] for entry in single.history if "kl" in entry] == pytest.approx(kls, abs=1e-4)
     assert far(weights(whole), weights(single)) < 10 * TOLERANCE
+
+
+def test_the_kl_of_a_step_of_kto_is_the_mean_over_its_rows(tmp_path: Path) -> None:
+    """Of the answers of neighbours, under the weights after the first step, less the model's at the start."""
+
+    def log_prob(model: Any, row: dict[str, Any], completion: dict[str, Any]) -> torch.Tensor:
+        tokenizer = load_model("gym-nano").tokenizer
+        asked = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+        said = tokenizer.apply_chat_template(row["prompt"] + completion["completion"], tokenize=False)
+        start, ids = len(tokenizer(asked)["input_ids"]), torch.tensor([tokenizer(said)["input_ids"]])
+        with torch.no_grad():
+            logits = model.eval().double()(input_ids=ids, use_cache=False).logits[0, :-1]
+        return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[start - 1 :].sum()
+
+    changes = {"learning_rate": 0.5}
+    first = trained(tmp_path / "first", "kto", {**changes, "max_steps": 1}, 3, 2).model
+    found = [
+        entry["kl"] for entry in trained(tmp_path / "run", "kto", changes, 3, 2).history if "kl" in entry
+    ]
+    order = list(LIKED)
+    random.Random(TrainingConfig.model_fields["seed"].default).shuffle(order)
+    step = order[6:]
+    start = load_model("gym-nano").model
+    ratios = [
+        log_prob(first, row, step[at - 1]) - log_prob(start, row, step[at - 1]) for at, row in enumerate(step)
+    ]
+    expected = float(sum(ratios)) / len(step)
+    assert expected > 0.01
+    assert found[1] == pytest.approx(expected, rel=1e-3)
 
 
 ALIKE = [
