@@ -41,17 +41,41 @@ class Inputs:
 
     def _difference(self, name: str) -> Path:
         from gym_fed.config.delta import CodecPolicy
-        from gym_fed.delta import encode_delta
+        from gym_fed.delta import encode_delta, lora_delta
         from gym_fed.models import load_model
 
         tuned: Any = load_model(name).model
-        if hasattr(tuned, "peft_config"):
-            tuned = tuned.merge_and_unload()
         self._made += 1
         path = self._folder / f"{self._made}.gymdelta"
+        if hasattr(tuned, "peft_config"):
+            if (factors := _factors_alone(tuned, self.base.model)) is not None:
+                policy = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
+                lora_delta(factors, path, self._spec, policy=policy)
+                return path
+            tuned = tuned.merge_and_unload()
         exact = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
         encode_delta(tuned, self.base.model, exact, path, self._spec)
         return path
+
+
+def _factors_alone(tuned: Any, base: Any) -> dict[str, tuple[Tensor, Tensor, float]] | None:
+    """The LoRA factors of a run that differs from ``base`` by them and by nothing else; None for any other."""
+    import torch
+
+    from gym_fed.delta import lora_factors
+
+    try:
+        factors = lora_factors(tuned)
+    except GymError:
+        return None
+    given = base.state_dict()
+    frozen = {
+        name.replace(".base_layer.", "."): value
+        for name, value in tuned.get_base_model().state_dict().items()
+        if ".lora_" not in name
+    }
+    same = frozen.keys() == given.keys() and factors.keys() <= given.keys()
+    return factors if same and all(torch.equal(frozen[name], given[name]) for name in given) else None
 
 
 class Judge:

@@ -207,6 +207,15 @@ def _place(loc: KeyPath, values: Any) -> KeyPath:
     return place
 
 
+_ELSEWHERE = {
+    "model_name_or_path": "model", "dataset_name": "data", "chat_template_path": "chat_template",
+    "base_model": "model", "datasets": "data", "sequence_len": "max_length", "sample_packing": "packing",
+    "micro_batch_size": "per_device_train_batch_size", "num_epochs": "num_train_epochs", "lr_scheduler":
+    "lr_scheduler_type", "adapter": "finetuning", "lora_r": "lora", "lora_alpha": "lora", "use_peft": "finetuning",
+    "val_set_size": "eval_split", "load_in_4bit": "quantization",
+}  # fmt: skip
+"""Ours by the names that TRL's and Axolotl's files have, where spelling does not show it."""
+
 _MOST_NAMES = 30  # more of them help nobody
 
 
@@ -216,7 +225,8 @@ def _suggest(path: KeyPath, schema: type[BaseModel]) -> str:
     for key in path[:-1]:
         level = [inner for annotation in level for inner in _below(annotation, key)]
     names = list(dict.fromkeys(name for model in _models_in(level) for name in model.model_fields))
-    close = difflib.get_close_matches(str(path[-1]), names, n=1)
+    elsewhere = _ELSEWHERE.get(str(path[-1]))
+    close = [elsewhere] if elsewhere in names else difflib.get_close_matches(str(path[-1]), names, n=1)
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (known: {', '.join(names)})" if 0 < len(names) <= _MOST_NAMES else ""

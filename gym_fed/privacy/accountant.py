@@ -48,13 +48,22 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
         target_delta: In (0, 1).
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a delta out of range; ``MISSING_DEPENDENCY`` without dp-accounting.
+        GymError: ``CONFIG_INVALID`` for a delta out of range, or noise too small to compute with;
+            ``MISSING_DEPENDENCY`` without dp-accounting.
     """
     if not 0 < target_delta < 1:
         raise GymError(ErrorCode.CONFIG_INVALID, f"target_delta is {target_delta}, not between 0 and 1")
     if not events:
         return 0.0
-    return _epsilon(_collected(events), target_delta)
+    try:
+        return _epsilon(_collected(events), target_delta)
+    except (OverflowError, ZeroDivisionError) as error:
+        least = min(event.noise_multiplier for event in events)
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"noise_multiplier is {least:g}: so little noise hides nothing, and no epsilon can be computed",
+            "raise noise_multiplier; 1 is usual",
+        ) from error
 
 
 def accountant_name(events: Sequence[NoiseEvent]) -> str:

@@ -57,6 +57,12 @@ def test_labels_that_are_all_alike_are_said(
     labels: list[Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoded(labels)
-    assert f"kto: the label of all 2 rows is {said}" in " ".join(capsys.readouterr().err.split())
+    assert f"warning: kto: the label of all 2 rows is {said}" in " ".join(capsys.readouterr().err.split())
     encoded([True, False])
     assert "kto:" not in capsys.readouterr().err
+
+
+def test_a_key_that_pairs_do_not_read_is_refused_by_the_name_that_was_given() -> None:
+    config = TrainingConfig(algorithm="dpo", train_on_prompt=True)
+    with pytest.raises(GymError, match=r"^train_on_prompt: dpo learns from answers"):
+        get_algorithm("dpo").check(config)

@@ -76,3 +76,12 @@ def test_a_delta_that_is_no_probability_is_refused() -> None:
         epsilon([NoiseEvent(noise_multiplier=1.0)], 0.0)
     with pytest.raises(GymError, match="target_epsilon"):
         noise_multiplier_for(0.0, DELTA)
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-12, 1e-200])
+@pytest.mark.parametrize("sampling", [0.1, 1.0])
+def test_noise_too_small_to_account_for_is_refused(noise_multiplier: float, sampling: float) -> None:
+    event = NoiseEvent(noise_multiplier=noise_multiplier, sampling_probability=sampling)
+    with pytest.raises(GymError, match="so little noise hides nothing") as caught:
+        epsilon([event], DELTA)
+    assert "raise noise_multiplier" in caught.value.hint

@@ -387,3 +387,10 @@ def test_noise_above_the_signal_of_one_run_is_said_and_below_it_is_not(
     make_plan(config(tmp_path, tiny_base, privacy={"noise_multiplier": 50.0}), len(ROWS))
     said = " ".join(capsys.readouterr().err.split())
     assert "the noise is 1.2 times what the examples can say at most; hardly anything will be learned" in said
+
+
+def test_noise_that_cannot_be_accounted_for_is_refused_before_the_first_step(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(GymError, match="so little noise hides nothing"):
+        make_plan(config(tmp_path, tiny_base, privacy={"noise_multiplier": 1e-12}), len(ROWS))

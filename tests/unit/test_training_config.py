@@ -43,6 +43,8 @@ def test_a_recipe_loads_names_a_registered_algorithm_and_survives_a_round_trip(
         ({"data": [{"tasks": ["copy"]}]}, "tasks need num_examples"),
         ({"data": [{}]}, "either path or tasks"),
         ({"lr": 1.0}, "did you mean|known"),
+        ({"model_name_or_path": "m", "dataset_name": "d"}, "did you mean 'model'"),
+        ({"sequence_len": 512}, "did you mean 'max_length'"),
         ({"learning_rate": 0}, "greater than 0"),
         ({"device": "tpu"}, "'auto', 'cpu', 'cuda' or 'mps'"),
     ],

@@ -192,7 +192,7 @@ def _refused(place: str, error: Exception) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
         f"{place}: the model's chat template refuses it: {error}",
-        "change or drop the row, or use a model whose template takes it",
+        "change or drop the row, or set chat_template to one that takes it (a model's own may know tools)",
     )
 
 

@@ -43,7 +43,7 @@ def check_preference(config: TrainingConfig) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    for key in ("packing", "assistant_only_loss", "mask_history"):
+    for key in ("packing", "train_on_prompt", "assistant_only_loss", "mask_history"):
         if getattr(config, key) not in (None, type(config).model_fields[key].default):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

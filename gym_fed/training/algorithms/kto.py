@@ -93,8 +93,8 @@ def _labels(rows: list[Row]) -> list[bool]:
         labels.append(liked)
     if len(set(labels)) == 1:
         console.err.print(
-            f"kto: the label of all {len(labels)} rows is {str(labels[0]).lower()}: nothing shows what answers of the "
-            "other kind are like",
+            f"warning: kto: the label of all {len(labels)} rows is {str(labels[0]).lower()}: nothing shows what "
+            "answers of the other kind are like",
             markup=False,
         )
     return labels

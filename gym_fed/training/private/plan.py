@@ -96,6 +96,7 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
         target_delta=privacy.target_delta,
     )
     _require_a_signal(plan)
+    plan.epsilon()  # what cannot be accounted for is refused before the first step
     return plan
 
 
