@@ -11,7 +11,7 @@ import torch
 from gym_fed.config import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import GymError
-from gym_fed.models import load_model
+from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training import Trainer
 from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.packing import pack_best_fit
@@ -104,3 +104,24 @@ def test_rows_are_held_out_by_number_or_share_and_by_the_seed() -> None:
 def test_what_cannot_be_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         TrainingConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, True),
+        ({"train_on_prompt": True}, False),
+        ({"packing": "bfd"}, False),
+        ({"packing": False}, False),
+    ],
+)
+def test_packing_that_learns_prompts_which_nobody_asked_for_is_said(
+    changes: dict[str, Any], said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    settings = TrainingConfig(**{"packing": True, **changes})
+    get_algorithm("sft").encode(
+        settings, load_tokenizer("gym-nano"), [{"messages": turns}, {"text": "a b c"}]
+    )
+    found = "packing: true learns the prompts of 1 of 2 rows" in " ".join(capsys.readouterr().err.split())
+    assert found is said

@@ -46,6 +46,8 @@ class Sft(Algorithm):
             )
         require_no_images(rows)
         _report_dropped_reasoning(config, rows)
+        if self.assistant_only_default and not assistant_only and config.assistant_only_loss is None:
+            _warn_of_learned_prompts(rows)
         encoded = encode_rows(
             tokenizer,
             rows,
@@ -104,6 +106,17 @@ def _report_dropped_reasoning(config: TrainingConfig, rows: list[Row]) -> None:
     if count:
         console.err.print(
             f"reasoning: drop: {count} of {len(rows)} rows are learned without it", markup=False
+        )
+
+
+def _warn_of_learned_prompts(rows: list[Row]) -> None:
+    """``packing: true`` alone turns the default round: nobody asked for prompts to be learned."""
+    count = sum("text" not in row for row in rows)
+    if count:
+        console.err.print(
+            f"warning: packing: true learns the prompts of {count} of {len(rows)} rows, too; packing: bfd learns the "
+            "answers alone, and train_on_prompt: true says that prompts are meant",
+            markup=False,
         )
 
 
