@@ -265,6 +265,19 @@ def test_of_an_answer_that_nobody_asked_for_the_header_is_not_learned(name: str)
     assert learned(byte_tokenizer(source(name)), row) == wanted
 
 
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+@pytest.mark.parametrize(
+    ("weights", "wanted"), [((1, 1), "Six."), ((0, 1), "Six."), ((1, 0), ""), ((0, 0), "")]
+)
+def test_a_last_answer_of_weight_0_is_not_learned_under_mask_history(
+    name: str, weights: tuple[int, int], wanted: str
+) -> None:
+    messages = [dict(message) for message in CONVERSATIONS["two turns"]["messages"]]
+    messages[1]["weight"], messages[3]["weight"], messages[3]["content"] = *weights, "Six."
+    whole = FORMATS[name](wanted, None, [], True) if wanted else ""
+    assert learned(byte_tokenizer(source(name)), {"messages": messages}, mask_history=True) == whole
+
+
 HIDES_HISTORY = ("qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6")
 """Their own templates leave the thoughts, empty ones too, out of earlier turns."""
 
