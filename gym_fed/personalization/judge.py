@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
 
 from gym_fed.data.rows import Row, as_kind
+from gym_fed.errors import GymError
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.personalization.rows import PersonalKind
 from gym_fed.training.algorithms._preference import cut_answers, encode_answers
 
 BETA = 0.1
 """Of the preference loss that is reported; DPO's own default."""
+
+
+@contextmanager
+def _of_judged_rows() -> Iterator[None]:
+    """A refusal counts the rows held out for judging, which are not all that were given."""
+    try:
+        yield
+    except GymError as error:
+        raise GymError(
+            error.code, f"rows that the variant is judged by: {error.message}", error.hint
+        ) from error
 
 
 class Judge:
@@ -41,14 +54,16 @@ class Judge:
         self._max_length = max_length
         self._pairs: list[dict[str, Any]] = []
         if kind == "preference":
-            encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"))
-            self._pairs = cut_answers(encoded, max_length)
+            with _of_judged_rows():
+                encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"))
+                self._pairs = cut_answers(encoded, max_length)
             self._reference = self._margins(reference)
 
     def loss(self, model: Any) -> float:
         """Of one model; may be inf or NaN for a broken one."""
         if self._kind == "supervised":
-            return heldout_loss(model, self._tokenizer, self._rows, max_length=self._max_length)
+            with _of_judged_rows():
+                return heldout_loss(model, self._tokenizer, self._rows, max_length=self._max_length)
         gained = self._margins(model) - self._reference
         return float(-logsigmoid(BETA * gained).mean())
 

@@ -356,3 +356,12 @@ def test_variants_of_one_trainer_answer_from_one_base(
     assert maker._shared._open is None, "the last one closes the base"
     with pytest.raises(GymError, match="'nobody' has no variant"):
         maker.serve_variant("nobody")
+
+
+@pytest.mark.parametrize("kind", ["supervised", "preference"])
+def test_rows_to_judge_by_that_do_not_fit_are_refused_as_those(tiny_base: Path, kind: Any) -> None:
+    base = load_model(str(tiny_base))
+    row = {"prompt": "x" * 40, "completion": "y", "chosen": "y", "rejected": "z"}
+    keys = ("prompt", "completion") if kind == "supervised" else ("prompt", "chosen", "rejected")
+    with pytest.raises(GymError, match=r"judged by: none of the 2 rows .* max_length=16"):
+        Judge(kind, [{key: row[key] for key in keys}] * 2, base.tokenizer, base.model, 16).loss(base.model)
