@@ -45,7 +45,7 @@ def refusal(tmp_path: Path, row: Any, format: str = "auto") -> GymError:
 
 def test_the_formats_of_the_config_are_those_with_a_file() -> None:
     folder = Path(__file__).resolve().parents[2] / "gym_fed/data/formats"
-    helpers = {"__init__", "base", "turns", "answers"}
+    helpers = {"__init__", "base", "turns", "answers", "labels"}
     assert set(get_args(DataFormat)) - {"auto"} == set(FORMATS)
     assert {file.stem for file in folder.glob("*.py")} - helpers == set(FORMATS)
 
