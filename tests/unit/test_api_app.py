@@ -306,4 +306,6 @@ def test_every_figure_of_engine_and_store_that_is_exported_exists() -> None:
         StoreStats: {*metrics._STORE_COUNTS, *metrics._STORE_STATES},
     }
     for stats, exported in names.items():
-        assert exported | {"healthy", "finished", "sign_products"} >= set(stats.__dataclass_fields__) >= exported
+        assert (
+            exported | {"healthy", "finished", "sign_products"} >= set(stats.__dataclass_fields__) >= exported
+        )
