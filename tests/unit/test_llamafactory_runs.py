@@ -158,4 +158,6 @@ def test_the_demonstration_data_of_llamafactory_itself(folder: Path, shared_fold
     data = shared_folder / "data/llamafactory_demo"
     train(folder, dataset="identity", dataset_dir=str(data), cutoff_len=96)
     again = {"stage": "dpo", "dataset": "dpo_en_demo", "cutoff_len": 96, "output_dir": "dpo"}
-    assert train(folder, dataset_dir=str(data), **again)["num_examples"] == 12
+    done = train(folder, dataset_dir=str(data), **again)
+    assert (done["rows"]["rows"], done["rows"]["dropped"]) == (12, 10)  # prompts of more than 96 tokens
+    assert done["num_examples"] == done["rows"]["learned"] == 2
