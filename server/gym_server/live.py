@@ -220,10 +220,12 @@ class Watcher(AbstractContextManager["Watcher"]):
         self._console = console
         self._is_blind = False
         """Whether the database is away, which the log says once."""
+        self._before = Snapshot()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def __enter__(self) -> Watcher:
+        self._before = self._look() or Snapshot()  # what changes before the thread runs is reported, too
         self._thread.start()
         return self
 
@@ -234,7 +236,7 @@ class Watcher(AbstractContextManager["Watcher"]):
         self._thread.join(timeout=5)
 
     def _watch(self) -> None:
-        before = self._look() or Snapshot()
+        before = self._before
         if self._console is None:
             while not self._ended.wait(_POLL_SECONDS):
                 before = self._step(before)

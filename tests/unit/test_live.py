@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,24 @@ def test_the_watcher_tells_while_its_block_runs_and_leaves_the_database_alone(fe
     assert [event.kind for event in told] == ["joined"]
     assert json.dumps(told[0].fields)
     assert "\x1b[2J" not in console.file.getvalue()
+
+
+def test_what_changes_before_the_watchers_thread_runs_is_told(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[HubEvent] = []
+    watch = Watcher._watch
+    late = threading.Event()
+
+    def later(watcher: Watcher) -> None:
+        late.wait(SECONDS)
+        watch(watcher)
+
+    monkeypatch.setattr(Watcher, "_watch", later)
+    with Watcher(fed, told.append, None):
+        enrol(fed, 1, "ann")
+        late.set()
+    assert [event.kind for event in told] == ["joined"]
 
 
 def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
