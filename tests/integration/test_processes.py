@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from gym_fed.models import load_model
+from tests.support.quick import quick
 
 CONFIG = """
 model: gym-nano
@@ -71,7 +72,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel", "zero2", "zero3"])
+@pytest.mark.parametrize("name", quick(["tensor_parallel", "zero2", "zero3"], "tensor_parallel", "zero3"))
 def test_two_processes_give_the_weights_of_one(name: str, alone: Path, tmp_path: Path) -> None:
     figures = run(tmp_path / "run", 2, STRATEGIES[name])
     assert figures["num_processes"] == 2
@@ -80,7 +81,7 @@ def test_two_processes_give_the_weights_of_one(name: str, alone: Path, tmp_path:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", quick(["ddp", "fsdp2"], "ddp"))
 def test_ctrl_c_reaches_every_process_once_and_the_run_goes_on(
     name: str, alone: Path, tmp_path: Path
 ) -> None:
