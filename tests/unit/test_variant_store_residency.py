@@ -135,9 +135,9 @@ def test_prefetch_fills_free_room_and_takes_none_from_another_prefetch(
 
 
 def test_what_is_prefetched_gives_way_to_what_a_request_waits_for(cache: Residency) -> None:
-    for name in "abc":
+    for name in "abc":  # one after another: two threads load, and what came first goes first
         cache.prefetch(row(name))
-    wait_for(lambda: not cache.stats().loading)
+        wait_for(lambda: not cache.stats().loading)
     use(cache, "d")
     assert sorted(cache._current) == ["b", "c", "d"]
 
