@@ -1,43 +1,233 @@
-"""The codec registry: every module of ``gym_quant/codecs`` that holds a ``Codec`` class is a member."""
+"""The one registry: members of a kind are classes, one a file of a folder of ours, or entry points of other packages.
+
+    CODECS = Registry("codec", "gym_quant.codecs", "gym_quant.codec:Codec", "gym_fed.codecs")
+    CODECS.names()          # ('binary', 'bitdelta', ...): nothing is imported
+    CODECS.type_of("int4")  # the class
+
+A package of another author becomes a member by an entry point, and no file here changes::
+
+    [project.entry-points."gym_fed.codecs"]
+    nf4 = "my_package.nf4:Nf4"
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
-import inspect
 import pkgutil
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-import gym_quant.codecs
-from gym_quant.codec import Codec, CodecError
+if TYPE_CHECKING:
+    from gym_quant.codec import Codec
+
+T = TypeVar("T")
+
+GROUPS = "gym_fed."
+"""What the names of all entry point groups begin with."""
+
+_NEVER = ("base", "registry")
+
+
+class MemberError(ValueError):
+    """A member that is unknown, installed twice, or cannot be imported; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose code a member is, where it is not ours.
+
+    Attributes:
+        distribution: The installed package, by the name it has in an index.
+        version: Of the distribution.
+        digest: Lower-case hex sha256 over the files of the module's top-level package (``digest_of``).
+    """
+
+    distribution: str
+    version: str
+    digest: str
+
+
+class Registry(Generic[T]):
+    """The members of one kind.
+
+    Args:
+        kind: The word for one member, as messages say it: ``codec``.
+        package: The folder of ours, as a dotted name. Each file that is not called ``base`` or ``registry`` and does
+            not begin with ``_`` holds one public subclass of ``base`` and has its name.
+        base: ``module:Class``, imported when a member is.
+        group: The group of entry points; it begins with ``gym_fed.``.
+    """
+
+    def __init__(self, kind: str, package: str, base: str, group: str) -> None:
+        if not group.startswith(GROUPS):
+            raise ValueError(f"group {group!r} does not begin with {GROUPS!r}")
+        self.kind, self.package, self.base, self.group = kind, package, base, group
+        self._types: dict[str, type[T]] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Every member, sorted: ours and those of installed packages. Imports none of them."""
+        return tuple(sorted({*self.own(), *self._plugins()}))
+
+    def own(self) -> tuple[str, ...]:
+        """Those of ours, sorted."""
+        return _files(self.package)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def type_of(self, name: str) -> type[T]:
+        """The class called ``name``.
+
+        Raises:
+            MemberError: When there is none; for one of another package that two packages have, that is no subclass of
+                the kind's base, or whose import fails.
+        """
+        if name not in self._types:
+            self._types[name] = self._own(name) if name in self.own() else self._foreign(name)
+        return self._types[name]
+
+    def origin(self, name: str) -> Origin | None:
+        """Whose code a member is; None for ours.
+
+        Raises:
+            MemberError: When there is no such member, or when two packages have it.
+        """
+        if name in self.own():
+            return None
+        point = self._point(name)
+        assert point.dist is not None
+        return Origin(point.dist.name, point.dist.version, digest_of(point.module))
+
+    def shadowed(self) -> tuple[EntryPoint, ...]:
+        """Entry points that never count, because a member of ours has their name. `gym doctor` names them."""
+        own = self.own()
+        return tuple(point for point in _installed(self.group) if point.name in own)
+
+    def unknown(self, name: str) -> Exception:
+        """What is raised for a name that no member has."""
+        return MemberError(f"unknown {self.kind} {name!r} (known: {', '.join(self.names())})")
+
+    def broken(self, message: str, hint: str) -> Exception:
+        """What is raised for a member of another package that cannot be used."""
+        return MemberError(f"{message}; {hint}")
+
+    def _own(self, name: str) -> type[T]:
+        module = importlib.import_module(f"{self.package}.{name}")
+        base = self._base()
+        found = [
+            value
+            for key, value in vars(module).items()
+            if isinstance(value, type)
+            and issubclass(value, base)
+            and value.__module__ == module.__name__
+            and not key.startswith("_")
+        ]
+        if len(found) != 1 or getattr(found[0], "name", name) != name:
+            raise TypeError(
+                f"{module.__file__} must hold one {base.__name__}, called {name!r}, not {[c.__name__ for c in found]}"
+            )
+        return cast("type[T]", found[0])
+
+    def _foreign(self, name: str) -> type[T]:
+        point, base = self._point(name), self._base()
+        assert point.dist is not None
+        whose = f"{self.kind} {name!r} of {point.dist.name} {point.dist.version}"
+        try:
+            found = point.load()
+        except Exception as error:  # a stranger's module may raise anything
+            raise self.broken(
+                f"{whose} cannot be imported: {error!r}", f"repair or remove {point.dist.name}"
+            ) from error
+        if not (isinstance(found, type) and issubclass(found, base)) or getattr(found, "name", name) != name:
+            raise self.broken(
+                f"{whose}: {point.value} is no {base.__name__} called {name!r}",
+                f"repair or remove {point.dist.name}",
+            )
+        return cast("type[T]", found)
+
+    def _point(self, name: str) -> EntryPoint:
+        found = self._plugins().get(name, ())
+        if not found:
+            raise self.unknown(name)
+        if len(found) > 1:
+            owners = " and ".join(sorted(p.dist.name for p in found if p.dist is not None))
+            raise self.broken(f"{self.kind} {name!r} is in {owners}", "remove one of them")
+        return found[0]
+
+    def _plugins(self) -> dict[str, list[EntryPoint]]:
+        own = self.own()
+        found: dict[str, list[EntryPoint]] = {}
+        for point in _installed(self.group):
+            if point.name not in own:
+                found.setdefault(point.name, []).append(point)
+        return found
+
+    def _base(self) -> type:
+        module, _, name = self.base.partition(":")
+        return cast("type", getattr(importlib.import_module(module), name))
+
+
+def digest_of(module: str) -> str:
+    """Sha256 over the files of a module's top-level package: their paths and contents, sorted, bytecode left out."""
+    spec = find_spec(module.partition(".")[0])
+    digest = hashlib.sha256()
+    for path, file in sorted(_sources(spec)) if spec is not None else ():
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(f"{path}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources(spec: ModuleSpec) -> list[tuple[str, Path]]:
+    if spec.submodule_search_locations is None:
+        return [] if spec.origin is None else [(Path(spec.origin).name, Path(spec.origin))]
+    return [
+        (file.relative_to(root).as_posix(), file)
+        for root in map(Path, spec.submodule_search_locations)
+        for file in root.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    ]
+
+
+@functools.cache
+def _files(package: str) -> tuple[str, ...]:
+    spec = find_spec(package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    names = (info.name for info in pkgutil.iter_modules(folders))
+    return tuple(sorted(name for name in names if name not in _NEVER and not name.startswith("_")))
+
+
+@functools.cache
+def _installed(group: str) -> tuple[EntryPoint, ...]:
+    """Entry points of all packages; read once a process."""
+    return tuple(entry_points(group=group))
+
+
+CODECS: Registry[Codec] = Registry("codec", "gym_quant.codecs", "gym_quant.codec:Codec", "gym_fed.codecs")
 
 
 def codec_names() -> tuple[str, ...]:
     """Names of all codecs, sorted."""
-    return tuple(sorted(_codecs()))
+    return CODECS.names()
 
 
+@functools.cache
 def get_codec(name: str) -> Codec:
     """The codec called ``name``.
 
     Raises:
         CodecError: When there is none.
     """
+    from gym_quant.codec import CodecError
+
     try:
-        return _codecs()[name]
-    except KeyError:
-        raise CodecError(f"unknown codec {name!r} (known: {', '.join(codec_names())})") from None
-
-
-@functools.cache
-def _codecs() -> dict[str, Codec]:
-    found: dict[str, Codec] = {}
-    for info in pkgutil.iter_modules(gym_quant.codecs.__path__):
-        module = importlib.import_module(f"gym_quant.codecs.{info.name}")
-        for _, member in inspect.getmembers(module, inspect.isclass):
-            if issubclass(member, Codec) and member.__module__ == module.__name__:
-                if member.name in found:
-                    raise TypeError(
-                        f"two codecs are called {member.name!r}: {member} and {found[member.name]}"
-                    )
-                found[member.name] = member()
-    return found
+        return CODECS.type_of(name)()
+    except MemberError as error:
+        raise CodecError(str(error)) from error
