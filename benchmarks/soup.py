@@ -80,15 +80,15 @@ class Bench:
         answers.mkdir()
 
     def run(
-        self, side: str, n: int, size: int, rules: set[str] | None = None
+        self, side: str, n: int, size: int, rules: set[str] | None = None, keep: bool = True
     ) -> dict[str, tuple[float, float]]:
-        """Seconds and megabytes of one run of each rule.
+        """Seconds and megabytes of one run of each rule; its answers are kept to be compared, unless told otherwise.
 
         Raises:
             RuntimeError: When the side fails, with the end of what it said.
         """
         command = [sys.executable, str(Path(__file__).with_name("_soup_sides.py")), side, str(n), str(size)]
-        command += [str(self.answers), "all" if rules is None else ",".join(sorted(rules))]
+        command += [str(self.answers) if keep else "-", "all" if rules is None else ",".join(sorted(rules))]
         command += [str(self.byzfl)] if self.byzfl else []
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -216,7 +216,8 @@ def close_forms(bench: Bench, n: int, size: int) -> dict[str, set[str]]:
     for peer, forms in FORMS.items():
         if peer == "byzfl" and bench.byzfl is None:
             continue
-        times = {form: {rule: s for rule, (s, _) in bench.run(form, n, size // 10).items()} for form in forms}
+        tried = {form: bench.run(form, n, size // 10, keep=False) for form in forms}
+        times = {form: {rule: s for rule, (s, _) in found.items()} for form, found in tried.items()}
         for form in forms:
             rules = {
                 rule
