@@ -6,21 +6,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from gym_quant.errors import CodecError as CodecError
+
+if TYPE_CHECKING:
+    from gym_quant.kernels.matmul import SignMatrix
 
 Payload = dict[str, Tensor]
 Params = dict[str, int | float | str]
 Shape = tuple[int, ...]
 
 _CHUNK = 1 << 16
-
-
-class CodecError(ValueError):
-    """Values, parameters or payload that a codec refuses; the message says which and why."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,14 @@ class Codec(ABC):
         """The whole delta, ``shape`` float32 on the CPU."""
         rows, _ = as_matrix(shape)
         return self.decode_rows(payload, shape, params, 0, rows).reshape(shape)
+
+    def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix | None:
+        """The delta as sign bits and their scales, where it is exactly that; None where it is not.
+
+        Its tensors may be the payload's own.
+        """
+        del payload, shape, params
+        return None
 
     def payload_bytes(self, shape: Shape, params: Params) -> int:
         """Size of the payload in bytes."""

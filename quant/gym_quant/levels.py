@@ -116,10 +116,10 @@ class LevelCodec(Codec):
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         rows, cols = as_matrix(shape)
         dtype = SCALE_DTYPES[str(params.get("scale_dtype", "float32"))]
-        group = _group_size(params)
+        group = group_size(params)
         shared = (1,) if group is None else (rows, -(-cols // group))
         spec: dict[str, tuple[torch.dtype, Shape]] = {
-            field: (dtype, shared) for field in self.fields(_is_symmetric(params))
+            field: (dtype, shared) for field in self.fields(is_symmetric(params))
         }
         return {**spec, "codes": (torch.uint8, (rows, self.packed_width(cols)))}
 
@@ -139,10 +139,10 @@ class LevelCodec(Codec):
         """
         matrix, shape = to_matrix(tensor), tuple(tensor.shape)
         kept = self.normalise(params, shape)
-        symmetric, spec = _is_symmetric(kept), self.payload_spec(shape, kept)
+        symmetric, spec = is_symmetric(kept), self.payload_spec(shape, kept)
         values = matrix.numpy()
         weights = None if importance is None else column_weights(importance, values.shape[1])
-        found = self._solve_all(values, weights, _group_size(kept), symmetric)
+        found = self._solve_all(values, weights, group_size(kept), symmetric)
         payload: Payload = {}
         for field, numbers in zip(self.fields(symmetric), found, strict=True):
             with np.errstate(over="ignore"):
@@ -163,10 +163,10 @@ class LevelCodec(Codec):
         _, cols = as_matrix(shape)
         codes = self.unpack(payload["codes"][start:stop].numpy(), cols)
         shared = self._shared(payload, params, cols, start, stop)
-        return torch.from_numpy(self.dequantise(codes, shared, _is_symmetric(params)))
+        return torch.from_numpy(self.dequantise(codes, shared, is_symmetric(params)))
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
-        self._check_shared(payload, _is_symmetric(params))
+        self._check_shared(payload, is_symmetric(params))
         self.check_codes(payload["codes"].numpy())
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
@@ -198,7 +198,7 @@ class LevelCodec(Codec):
 
     def _compensated(self, values: Floats, importance: Tensor, payload: Payload, params: Params) -> Bytes:
         rows, cols = values.shape
-        symmetric, shared = _is_symmetric(params), self._shared(payload, params, cols, 0, rows)
+        symmetric, shared = is_symmetric(params), self._shared(payload, params, cols, 0, rows)
 
         def rounded(column: Floats, at: int) -> tuple[Bytes, Floats]:
             numbers = tuple(n[:, at : at + 1] if n.shape[-1] == cols > 1 else n for n in shared)
@@ -209,9 +209,9 @@ class LevelCodec(Codec):
         return self.pack(compensated_codes(values, ((moments + moments.T) / 2).numpy(), rounded))
 
     def _shared(self, payload: Payload, params: Params, cols: int, start: int, stop: int) -> Shared:
-        group = _group_size(params)
+        group = group_size(params)
         found: list[Floats] = []
-        for field in self.fields(_is_symmetric(params)):
+        for field in self.fields(is_symmetric(params)):
             numbers = payload[field].to(torch.float32).numpy()
             if group is not None:
                 numbers = numbers[start:stop]
@@ -276,10 +276,12 @@ def _tiled(weights: Floats, rows: int, width: int) -> Floats:
     return np.tile(weights.reshape(-1, width), (rows, 1))
 
 
-def _group_size(params: Params) -> int | None:
+def group_size(params: Params) -> int | None:
+    """Columns that share their numbers; None: the whole tensor does."""
     value = params.get("group_size")
     return None if value is None else int(value)
 
 
-def _is_symmetric(params: Params) -> bool:
+def is_symmetric(params: Params) -> bool:
+    """As its parameters say."""
     return bool(params.get("symmetric", 1))

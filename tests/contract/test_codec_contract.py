@@ -8,6 +8,7 @@ import pytest
 import torch
 from gym_quant import CodecError, codec_names, get_codec
 from gym_quant.codec import as_matrix
+from gym_quant.kernels import decode_signs
 
 LEVELS: list[dict[str, Any]] = [
     {},
@@ -149,3 +150,15 @@ def test_the_check_passes_what_was_encoded_and_finds_what_is_not_finite(
 def test_an_unknown_codec_is_refused_with_the_known_ones() -> None:
     with pytest.raises(CodecError, match=r"unknown codec 'zip'.*bitdelta.*dense.*lora"):
         get_codec("zip")
+
+
+def test_signs_where_a_codec_has_them_are_exactly_the_decoded_delta(case: tuple[str, dict[str, Any]]) -> None:
+    codec, shape = get_codec(case[0]), (64, 172)
+    encoded = codec.encode(delta_of(shape), **case[1])
+    signs = codec.signs(encoded.payload, shape, encoded.params)
+    if signs is None:
+        decoded = codec.decode(encoded.payload, shape, encoded.params)
+        assert len({float(v) for v in decoded[0].abs()}) > 1  # one scale with signs would have one magnitude
+        return
+    decoded = decode_signs(signs.bits, signs.scales, 172, signs.group_size)
+    assert torch.equal(decoded, codec.decode(encoded.payload, shape, encoded.params))

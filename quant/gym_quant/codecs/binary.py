@@ -9,9 +9,12 @@ all splits of the sorted values (exact 2-means in one dimension); the bit is 1 w
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from gym_quant.bitstream import Bytes, Floats
-from gym_quant.levels import LevelCodec, Shared
+from gym_quant.codec import Params, Payload, Shape, as_matrix
+from gym_quant.kernels import SignMatrix
+from gym_quant.levels import LevelCodec, Shared, group_size, is_symmetric
 from gym_quant.splits import best_split, float64_sums
 
 
@@ -35,6 +38,13 @@ class Binary(LevelCodec):
         if not symmetric:
             grid += shared[1]
         return grid
+
+    def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix | None:
+        """Symmetric: the bits of ``bitdelta``, laid out alike."""
+        if not is_symmetric(params):
+            return None
+        scales = payload["scales"].to(torch.float32)
+        return SignMatrix(payload["codes"], scales, as_matrix(shape)[1], group_size(params))
 
     def solve(self, values: Floats, weights: Floats | None, symmetric: bool) -> Shared:
         if symmetric:

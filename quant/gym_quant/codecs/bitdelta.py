@@ -28,7 +28,7 @@ from gym_quant.codec import (
     only_known,
     whole_number,
 )
-from gym_quant.kernels import decode_signs, encode_signs
+from gym_quant.kernels import SignMatrix, decode_signs, encode_signs
 from gym_quant.packing import packed_width
 
 _SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -78,6 +78,10 @@ class BitDelta(Codec):
         group, scales = _group_size(params), payload["scales"]
         part = scales if group is None else scales[start:stop]
         return decode_signs(payload["bits"][start:stop], part, as_matrix(shape)[1], group)
+
+    def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix:
+        scales = payload["scales"].to(torch.float32)
+        return SignMatrix(payload["bits"], scales, as_matrix(shape)[1], _group_size(params))
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
         scales = payload["scales"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from gym_quant.codec import CodecError
+from gym_quant.errors import CodecError
 from gym_quant.kernels import native
 
 VARIABLE = "GYM_KERNELS"

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gym_quant.codec import CodecError
+from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, native, reference
 
 MODES = ("exact", "lookup")

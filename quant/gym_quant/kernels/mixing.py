@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gym_quant.codec import CodecError
+from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, mixing_reference, native
 
 _INT32 = (1 << 31) - 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gym_quant.codec import CodecError
+from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, native
 from gym_quant.kernels import order_reference as reference
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_quant.codec import CodecError
+from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, native, reference
 from gym_quant.kernels.matmul import MODES, SignMatrix
 from gym_quant.kernels.signs import decode_signs

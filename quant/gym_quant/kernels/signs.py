@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_quant.codec import CodecError
+from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, native, reference
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gym_quant.codec import CodecError
+from gym_quant.errors import CodecError
 
 if TYPE_CHECKING:
     from gym_quant.kernels.matmul import SignMatrix

@@ -1,0 +1,7 @@
+"""What this package raises."""
+
+from __future__ import annotations
+
+
+class CodecError(ValueError):
+    """Values, parameters or payload that a codec refuses; the message says which and why."""
