@@ -15,8 +15,8 @@ from typing import Any
 
 from _report import Report, options
 from gym_server.ledger import Ledger
-from gym_server.ledger.chain import entries_from, entry_of
 from gym_server.ledger.columns import record_of, round_of
+from gym_server.ledger.rows import entries_from, entry_of
 from gym_server.store.database import Database
 from gym_server.store.tables import account_keys, accounts, credits, rounds, updates, versions
 from sqlalchemy import Connection, insert

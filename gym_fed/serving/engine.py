@@ -19,6 +19,7 @@ import logging
 import math
 import threading
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,7 @@ class Engine:
         guide = None if params.json_schema is None else self._guide_factory().guide(params.json_schema)
         self._prefetch(request.variant)
         own_ends = frozenset(params.stop_token_ids)
-        generation = Generation(request, self._cancel)
+        generation = Generation(request)
         sequence = Sequence(
             generation,
             self._decoder,
@@ -116,7 +117,7 @@ class Engine:
             end_ids=own_ends if params.ignore_eos else own_ends | self.end_ids,
             guide=guide,
         )
-        generation._sequence = sequence
+        generation._call_off = partial(self._call_off, sequence)
         self._enqueue(sequence)
         return generation
 
@@ -240,10 +241,6 @@ class Engine:
             self._check_room(work.user)
             self._arrived.append(work)
             self._changed.notify_all()
-
-    def _cancel(self, generation: Generation) -> None:
-        if generation._sequence is not None:
-            self._call_off(generation._sequence)
 
     def _call_off(self, work: Work) -> None:
         with self._changed:

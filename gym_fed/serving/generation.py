@@ -6,13 +6,9 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.request import Completion, Event, GenerationRequest
-
-if TYPE_CHECKING:
-    from gym_fed.serving.sequence import Sequence
 
 _Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
@@ -27,9 +23,9 @@ class Generation:
         request: What was asked.
     """
 
-    def __init__(self, request: GenerationRequest, cancel: Callable[[Generation], None]) -> None:
+    def __init__(self, request: GenerationRequest) -> None:
         self.request = request
-        self._cancel = cancel
+        self._call_off: Callable[[], None] | None = None  # the engine's end
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # for the reader of events
         self._ended = threading.Condition(lock)  # for those who wait for the whole: not woken by every token
@@ -37,7 +33,6 @@ class Generation:
         self._completion: Completion | None = None
         self._error: GymError | None = None
         self._told = False  # the reader has had the error
-        self._sequence: Sequence | None = None  # the engine's end
         self._wakers: list[_Waker] = []
 
     @property
@@ -46,8 +41,8 @@ class Generation:
 
     def cancel(self) -> None:
         """Call it off: within one step its place is free, and it ends with ``cancelled``. Safe to call at any time."""
-        if not self.done:
-            self._cancel(self)
+        if self._call_off is not None and not self.done:
+            self._call_off()
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the whole answer; whether events were read makes no difference.

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gym_fed.serving.operands import Operand
+    from torch import Tensor
+
+
+class Operand(ABC):
+    """One parameter's delta in memory."""
+
+    @property
+    @abstractmethod
+    def resident_bytes(self) -> int:
+        """Bytes of memory that it takes."""
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Rows of a matrix's delta (``[n] int64``) as ``[n, cols]``: what an embedding adds."""
+        raise NotImplementedError(type(self).__name__)
 
 
 @dataclass(frozen=True, eq=False)

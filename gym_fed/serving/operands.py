@@ -6,7 +6,6 @@ dtype.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,12 @@ import torch
 from gym_quant import CodecError, get_codec
 from gym_quant.codec import as_matrix
 from gym_quant.codecs.lora import Lora
-from gym_quant.kernels.matmul import SignMatrix
 from gym_quant.kernels.resident import ResidentSigns
+from gym_quant.kernels.sign_matrix import SignMatrix
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.loaded import LoadedVariant, Operand
 from gym_fed.serving.model_layout import ModelLayout, Slot
 
 if TYPE_CHECKING:
@@ -30,25 +29,11 @@ __all__ = [
     "DenseOperand",
     "LoraOperand",
     "ModelLayout",
-    "Operand",
     "SignOperand",
     "VectorOperand",
     "load_operands",
     "loaded_variant",
 ]
-
-
-class Operand(ABC):
-    """One parameter's delta in memory."""
-
-    @property
-    @abstractmethod
-    def resident_bytes(self) -> int:
-        """Bytes of memory that it takes."""
-
-    def rows(self, rows: Tensor) -> Tensor:
-        """Rows of a matrix's delta (``[n] int64``) as ``[n, cols]``: what an embedding adds."""
-        raise NotImplementedError(type(self).__name__)
 
 
 @dataclass(frozen=True, eq=False)

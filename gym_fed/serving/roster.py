@@ -13,9 +13,9 @@ from gym_quant.kernels.resident import IndexArray, SignBatch
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.loaded import LoadedVariant, Operand
 from gym_fed.serving.model_layout import ModelLayout, Site
-from gym_fed.serving.operands import DenseOperand, LoraOperand, Operand, SignOperand, VectorOperand
+from gym_fed.serving.operands import DenseOperand, LoraOperand, SignOperand, VectorOperand
 
 
 @dataclass(frozen=True, eq=False)

@@ -345,7 +345,7 @@ def test_a_variant_that_takes_long_to_load_is_passed_all_the_while(
 
 
 def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture
+    tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stuck(ToySource):
         def release(self, variant: Any) -> None:
@@ -357,9 +357,11 @@ def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
         assert engine.embed([1, 2], "alice").result(20).shape == (24,)
         assert "lets nothing go" in caplog.text
 
-        broken = engine.submit(ask(tokens=200))
-        assert broken._sequence is not None
-        broken._sequence._text.push = lambda _token: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+        stream = engine._decoder.stream([1])
+        monkeypatch.setattr(stream, "push", lambda _token: 1 / 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._decoder, "stream", lambda _ids: stream)
+            broken = engine.submit(ask(tokens=200))
         assert refused(lambda: broken.result(20)).code is ErrorCode.INTERNAL
         assert engine.submit(ask()).result(20).finish_reason == "length"
         ends = engine._loop._end

@@ -9,7 +9,7 @@ themselves, while its exact torch reference adds in another order (see there).
 
 from gym_quant.kernels.counting import hamming, majority, votes
 from gym_quant.kernels.dispatch import available, describe, path, using
-from gym_quant.kernels.matmul import SignMatrix, signed_matmul
+from gym_quant.kernels.matmul import signed_matmul
 from gym_quant.kernels.mixing import sign_products, signed_combination, signed_trimmed, signed_votes
 from gym_quant.kernels.order import (
     linear_combination,
@@ -21,6 +21,7 @@ from gym_quant.kernels.order import (
     weighted_trimmed_mean,
 )
 from gym_quant.kernels.resident import ResidentSigns, SignBatch
+from gym_quant.kernels.sign_matrix import SignMatrix
 from gym_quant.kernels.signs import decode_signs, encode_signs, pack_signs, unpack_signs
 
 __all__ = [

@@ -3,82 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, native, reference
+from gym_quant.kernels.sign_matrix import SignMatrix
 
 MODES = ("exact", "lookup")
-
-
-@dataclass(frozen=True, eq=False)
-class SignMatrix:
-    """One layer of one variant: signs and scales of a delta ``[out, in]``.
-
-    Native code reads the bits in tiles of 64 outputs, laid out when first used and kept: as many bytes again.
-
-    Args:
-        bits: ``[out, ceil(in / 8)]`` uint8, as ``encode_signs`` gives them.
-        scales: ``[1]``, ``[out, 1]`` or ``[out, ceil(in / group_size)]`` float32.
-        cols: ``in``.
-        group_size: Inputs that share a scale; ``None`` for one scale a tensor or a row.
-
-    Raises:
-        CodecError: For shapes and dtypes that do not fit each other.
-    """
-
-    bits: Tensor
-    scales: Tensor
-    cols: int
-    group_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if (
-            self.bits.ndim != 2
-            or self.bits.dtype != torch.uint8
-            or self.bits.shape[1] != (self.cols + 7) // 8
-        ):
-            raise CodecError(
-                f"bits are {list(self.bits.shape)} {self.bits.dtype}, not for {self.cols} columns"
-            )
-        rows = self.bits.shape[0]
-        if self.group_size is not None and self.group_size < 1:
-            raise CodecError(f"group_size is {self.group_size}, not a whole number from 1")
-        groups = 1 if self.group_size is None else -(-self.cols // self.group_size)
-        fitting = [[rows, groups]] if self.group_size is not None else [[1], [rows, 1]]
-        if list(self.scales.shape) not in fitting or self.scales.dtype != torch.float32:
-            told = " or ".join(map(str, fitting))
-            raise CodecError(f"scales are {list(self.scales.shape)} {self.scales.dtype}, not {told} float32")
-
-    @property
-    def rows(self) -> int:
-        """``out``."""
-        return self.bits.shape[0]
-
-    @property
-    def whole_bytes(self) -> bool:
-        """Whether every group begins at a whole byte, which native code and look-up need."""
-        return self.group_size is None or self.group_size % 8 == 0 or self.group_size >= self.cols
-
-    @cached_property
-    def tiled(self) -> tuple[Tensor, Tensor, int]:
-        """``tiles``, kept with the matrix."""
-        return self.tiles()
-
-    def tiles(self) -> tuple[Tensor, Tensor, int]:
-        """Bits ``[tiles, bytes, 64]``, scales ``[tiles, groups, 64]``, and the bytes of a row in a group: a copy."""
-        width = self.bits.shape[1]
-        tiles = -(-self.rows // 64)
-        wide = self.scales.expand(self.rows, 1) if self.scales.ndim < 2 else self.scales
-        padded = torch.zeros(tiles * 64, wide.shape[1])
-        padded[: self.rows] = wide
-        scales = padded.reshape(tiles, 64, -1).transpose(1, 2).contiguous()
-        group = width if self.group_size is None else max(1, min(width, -(-self.group_size // 8)))
-        return native.tile(self.bits.contiguous()), scales, group
 
 
 def signed_matmul(

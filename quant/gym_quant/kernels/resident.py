@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gym_quant.errors import CodecError
 from gym_quant.kernels import dispatch, native, reference
-from gym_quant.kernels.matmul import MODES, SignMatrix
+from gym_quant.kernels.matmul import MODES
+from gym_quant.kernels.sign_matrix import SignMatrix
 from gym_quant.kernels.signs import decode_signs
 
 TILE = 64

@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError
-
-if TYPE_CHECKING:
-    from gym_quant.kernels.matmul import SignMatrix
+from gym_quant.kernels.sign_matrix import SignMatrix
 
 triton: Any = None
 tl: Any = None

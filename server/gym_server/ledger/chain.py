@@ -26,6 +26,8 @@ from gym_fed.ledger.restored import MAX_REASON, Restored, SignedRestored
 from gym_fed.ledger.subjects import subjects
 from gym_server.ledger.anchor import Anchor, restored_entries
 from gym_server.ledger.coarse import stamp
+from gym_server.ledger.rows import entries_from, entry_of, heads_from
+from gym_server.ledger.verify import verify_database
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger, ledger_heads, ledger_signatures, ledger_subjects, rounds
 
@@ -364,21 +366,4 @@ class Ledger:
 
     def verify(self) -> dict[str, int]:
         """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.verify``."""
-        from gym_server.ledger.verify import verify_database
-
         return verify_database(self._database, self.public_key, self._anchor)
-
-
-def entries_from(sequence: int) -> Any:
-    """Rows of entries from a sequence number on."""
-    return select(ledger).where(ledger.c.sequence >= sequence).order_by(ledger.c.sequence)
-
-
-def heads_from(size: int) -> Any:
-    """Rows of heads from a size on."""
-    return select(ledger_heads).where(ledger_heads.c.size >= size).order_by(ledger_heads.c.size)
-
-
-def entry_of(row: Any) -> Entry:
-    """A row as an entry."""
-    return Entry(row.sequence, row.kind, row.body, row.previous_hash, row.hash)

@@ -11,9 +11,9 @@ from gym_fed.ledger.export import LedgerCheck
 from gym_fed.ledger.heads import SignedHead
 from gym_fed.ledger.subjects import subjects
 from gym_server.ledger.anchor import Anchor
-from gym_server.ledger.chain import entries_from, entry_of, heads_from
 from gym_server.ledger.checks import CHECKS, TableCheck
 from gym_server.ledger.columns import ColumnChecks
+from gym_server.ledger.rows import entries_from, entry_of, heads_from
 from gym_server.ledger.times import Times
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger_subjects

@@ -1,0 +1,25 @@
+"""The ledger's tables, read: entries and heads in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select
+
+from gym_fed.ledger.entries import Entry
+from gym_server.store.tables import ledger, ledger_heads
+
+
+def entries_from(sequence: int) -> Any:
+    """Rows of entries from a sequence number on."""
+    return select(ledger).where(ledger.c.sequence >= sequence).order_by(ledger.c.sequence)
+
+
+def heads_from(size: int) -> Any:
+    """Rows of heads from a size on."""
+    return select(ledger_heads).where(ledger_heads.c.size >= size).order_by(ledger_heads.c.size)
+
+
+def entry_of(row: Any) -> Entry:
+    """A row as an entry."""
+    return Entry(row.sequence, row.kind, row.body, row.previous_hash, row.hash)
