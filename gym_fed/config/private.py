@@ -6,15 +6,12 @@ Each is refused where the config is read, with the reason and with what to write
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from gym_fed.config.problems import Problem, Problems
-
-if TYPE_CHECKING:
-    from gym_fed.config.server import ServerConfig
+from gym_fed.config.sections import ServerSections
 
 
-def check_private(config: ServerConfig) -> None:
+def check_private(config: ServerSections) -> None:
     """Raises ``Problems`` with every key that does not go with ``privacy``."""
     if config.privacy is None:
         return
@@ -23,7 +20,7 @@ def check_private(config: ServerConfig) -> None:
         raise Problems("privacy", problems)
 
 
-def _problems(config: ServerConfig) -> Iterator[Problem]:
+def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.admission.norm_ratio is not None:
         yield Problem(
             "admission.norm_ratio",

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from gym_fed.config.problems import Problem, Problems
-
-if TYPE_CHECKING:
-    from gym_fed.config.server import ServerConfig
+from gym_fed.config.sections import ServerSections
 
 AGGREGATORS = ("mean", "majority_vote")
 
 
-def beginners(config: ServerConfig) -> int:
+def beginners(config: ServerSections) -> int:
     """Contributors that a secure round waits for before keys are shared."""
     secure = config.secure_aggregation
     assert secure is not None
     return secure.begin_with or stayers(config)
 
 
-def stayers(config: ServerConfig) -> int:
+def stayers(config: ServerSections) -> int:
     """Contributors that must stay to the end."""
     secure = config.secure_aggregation
     assert secure is not None
     return max(secure.threshold, config.rounds.min_contributors)
 
 
-def check_secure(config: ServerConfig) -> None:
+def check_secure(config: ServerSections) -> None:
     """Raises ``Problems`` with every key that does not go with ``secure_aggregation``."""
     if config.secure_aggregation is None:
         return
@@ -36,7 +33,7 @@ def check_secure(config: ServerConfig) -> None:
         raise Problems("secure_aggregation", problems)
 
 
-def _about_rounds(config: ServerConfig) -> Iterator[Problem]:
+def _about_rounds(config: ServerSections) -> Iterator[Problem]:
     secure = config.secure_aggregation
     assert secure is not None
     begin, stay = beginners(config), stayers(config)
@@ -64,7 +61,7 @@ def _about_rounds(config: ServerConfig) -> Iterator[Problem]:
         )
 
 
-def _about_updates(config: ServerConfig) -> Iterator[Problem]:
+def _about_updates(config: ServerSections) -> Iterator[Problem]:
     if config.recipe.finetuning == "lora":
         yield Problem(
             "recipe.finetuning",
@@ -83,7 +80,7 @@ def _about_updates(config: ServerConfig) -> Iterator[Problem]:
     yield from config.rewards.looks_into_updates("secure_aggregation")
 
 
-def _about_soup(config: ServerConfig) -> Iterator[Problem]:
+def _about_soup(config: ServerSections) -> Iterator[Problem]:
     soup = config.soup
     if soup.aggregator not in AGGREGATORS:
         yield Problem(

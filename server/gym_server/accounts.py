@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
-from gym_fed.config.server import EnrolmentConfig, LimitsConfig
+from gym_fed.config.sections import EnrolmentConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.invite import new_token, token_hash

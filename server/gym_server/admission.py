@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.config.server import AdmissionConfig
+from gym_fed.config.sections import AdmissionConfig
 from gym_fed.delta import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from gym_fed.config.server import GateConfig
+from gym_fed.config.sections import GateConfig
 from gym_fed.config.task import SoupReference
 from gym_fed.data import load_rows
 from gym_fed.data.rows import as_kind

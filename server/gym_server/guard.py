@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from gym_fed.config.server import LimitsConfig
+from gym_fed.config.sections import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.system_errors import system_error
 from gym_fed.wire.errors import to_status

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from gym_fed.config.server import LimitsConfig
+from gym_fed.config.sections import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import PUBLIC_KEY_BYTES, verify_signature
 from gym_fed.identity.manifest import UpdateManifest

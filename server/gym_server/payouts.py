@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, select, update
 
-from gym_fed.config.server import LimitsConfig
+from gym_fed.config.sections import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.statements import TransferOrder
 from gym_server.ledger import Ledger

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.config.server import AdmissionConfig, LimitsConfig
+from gym_fed.config.sections import AdmissionConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.wire.limits import CHUNK_BYTES

@@ -15,7 +15,7 @@ from gym_server.store.database import Database
 from gym_server.store.tables import credits, rounds
 from sqlalchemy import func, select
 
-from gym_fed.config.server import EnrolmentConfig
+from gym_fed.config.sections import EnrolmentConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.login import PLAIN_TEXT, enrolment_claim, login_claim

@@ -6,7 +6,7 @@ import pytest
 from gym_server.strategy.pace import FIRST_SHARE, grace_ends
 from pydantic import ValidationError
 
-from gym_fed.config.server import RoundsConfig
+from gym_fed.config.sections import RoundsConfig
 
 CONFIG = RoundsConfig(deadline_seconds=1000, grace_factor=1.5, grace_min_seconds=10, grace_max_seconds=300)
 

@@ -13,7 +13,7 @@ from gym_server.setup import init_hub
 from gym_server.store.tables import key_refusals
 from sqlalchemy import select
 
-from gym_fed.config.server import LimitsConfig
+from gym_fed.config.sections import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity import encryption
 from gym_fed.identity.history import History, key_at

@@ -9,7 +9,7 @@ import yaml
 from gym_server.limits import Slots, TokenBuckets, address_of
 from gym_server.setup import TEMPLATE
 
-from gym_fed.config.server import LimitsConfig, RoundsConfig, StorageConfig
+from gym_fed.config.sections import LimitsConfig, RoundsConfig, StorageConfig
 
 
 class Clock:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gym_server.transfers import Transfers
 
-from gym_fed.config.server import AdmissionConfig, LimitsConfig
+from gym_fed.config.sections import AdmissionConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import func, select
 
-from gym_fed.config.server import RoundsConfig
+from gym_fed.config.sections import RoundsConfig
 from gym_server.federation import Federation
 from gym_server.rounds import COMMITTED, Round
 from gym_server.store.tables import messages, rounds, secure_messages, secure_stages, updates
