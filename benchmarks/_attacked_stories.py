@@ -24,9 +24,12 @@ from torch import Tensor
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.data import encode_rows
-from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback, encode_source, model_tensors
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_source
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
-from gym_fed.soup import merge
+from gym_fed.soup.merging import merge
 
 CONTRIBUTORS, LIARS, HELDOUT = 10, 2, 8
 LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7

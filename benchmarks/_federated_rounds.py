@@ -22,19 +22,24 @@ from torch import Tensor
 from torch.utils.data import BatchSampler
 from trl.trainer.utils import add_fused_lm_head
 
-from gym_fed.config import TrainingConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.round_training import round_training
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import TrainingRecipe
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import load_rows
-from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback, apply_delta, encode_delta, model_tensors
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation import heldout_loss
 from gym_fed.models import load_model, model_name
-from gym_fed.soup import OptimizerState, merge
+from gym_fed.soup.merging import merge
+from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.registry import build_optimizer
-from gym_fed.training import Trainer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
+from gym_fed.training.trainer import Trainer
 from gym_fed.training.trl_glue import unpatched_afterwards
 
 STACKED_APART = 1e-3

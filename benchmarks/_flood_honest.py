@@ -20,7 +20,8 @@ from gym_client.transport import HubClient
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TaskSpec
-from gym_fed.delta import BaseSpec, encode_delta, model_tensors
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta
 from gym_fed.errors import GymError
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.wire.limits import DELTA_STYPE

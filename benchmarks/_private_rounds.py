@@ -28,12 +28,15 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import LoraRecipe, TrainingRecipe
 from gym_fed.data import encode_rows, generate
 from gym_fed.data.encoding import IGNORED
-from gym_fed.delta import BaseSpec, DeltaFile, apply_delta, encode_delta, lora_delta, model_tensors
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta, lora_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
-from gym_fed.soup import merge
+from gym_fed.soup.merging import merge
 from gym_fed.soup.private import NoisedFactors, PrivateRound
-from gym_fed.training import Trainer, lora_factors
-from gym_fed.training.tuning.lora import frozen_factor
+from gym_fed.training.trainer import Trainer
+from gym_fed.training.tuning.lora import frozen_factor, lora_factors
 
 TASK = "dash"
 LENGTH = 48

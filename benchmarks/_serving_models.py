@@ -13,7 +13,10 @@ import torch
 from gym_quant.packing import packed_width
 from torch import Tensor
 
-from gym_fed.delta import BaseSpec, DeltaEntry, lora_delta, lora_factors, model_tensors, write_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.factors import lora_factors
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.models import load_model
 
 RANK = 16

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gym_fed.delta import apply_delta, model_tensors
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import model_tensors
 from gym_fed.serving.engine import Engine
 from gym_fed.serving.mixed import MixedModel, Piece
 from gym_fed.serving.request import GenerationRequest, SamplingParams
-from gym_fed.serving.store import VariantStore
+from gym_fed.serving.store.store import VariantStore
 
 PROBE = list(range(10, 18))
 """A prompt by which sides show that they differ."""

@@ -33,7 +33,8 @@ from torch import Tensor
 import gym_fed.flower_env  # noqa: F401  (sets Flower's environment before its first import)
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.merging import inner_products, merge

@@ -23,7 +23,9 @@ from gym_server.rewards.split import split
 
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaFile, encode_source
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_source
+from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.soup.contribution import CountedGame
 from gym_fed.soup.contribution_registry import build_contribution_method

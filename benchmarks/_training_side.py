@@ -79,7 +79,7 @@ def letters(text: str) -> float:
 def ours(work: dict[str, Any], clock: Clock) -> None:
     """By ``gym_fed.Trainer``."""
     from gym_fed import Trainer, TrainingConfig
-    from gym_fed.evaluation.graders import Grader, Sample
+    from gym_fed.evaluation.graders.base import Grader, Sample
 
     class Letters(Grader):
         name = "letters"

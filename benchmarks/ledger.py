@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from _report import Report, options
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import record_of, round_of
 from gym_server.ledger.rows import entries_from, entry_of
 from gym_server.store.database import Database
@@ -25,8 +25,8 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import SigningKey, verify_signature
 from gym_fed.identity.manifest import UpdateManifest, new_nonce
-from gym_fed.ledger import Chain, verify_file
-from gym_fed.ledger.export import first_line, lines
+from gym_fed.ledger.entries import Chain
+from gym_fed.ledger.export import first_line, lines, verify_file
 
 KEYS = [SigningKey.generate() for _ in range(10)]
 CONTRIBUTORS = [key.contributor for key in KEYS]

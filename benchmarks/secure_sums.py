@@ -23,7 +23,9 @@ from _report import Report, options
 
 import gym_fed.flower_env  # noqa: F401  (sets Flower's environment before its first import)
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.privacy.secure_aggregation.masks import Mask
 from gym_fed.privacy.secure_aggregation.votes import bits_for, signs, sum_masked, write_masked
 

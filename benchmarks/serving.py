@@ -55,10 +55,10 @@ from _serving_run import (
 from _serving_sides import EngineSide, PeftSide, Side, SwapSide, require_variants
 
 from gym_fed.config.serving import EngineConfig
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.serving.engine import Engine
 from gym_fed.serving.mixed import MixedModel
-from gym_fed.serving.store import VariantStore
+from gym_fed.serving.store.store import VariantStore
 
 SWITCHES = 200
 SWAPPED_USERS = 8

@@ -29,8 +29,10 @@ from quality import Sequences, summed_loss
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.data import encode_rows
-from gym_fed.data.tasks import generate
-from gym_fed.delta import BaseSpec, DeltaFile, encode_source, model_tensors
+from gym_fed.data.tasks.registry import generate
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_source
+from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
 from gym_fed.soup.similarity import Comparison, compare
 from gym_fed.soup.together import beyond

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.processes import BIN, REPOSITORY, Joiner, join_command
-from gym_fed.data.tasks import all_tasks, generate, generate_mix
+from gym_fed.data.tasks.registry import all_tasks, generate, generate_mix
 
 CONTRIBUTORS = {"ada": "shout", "ben": "size", "cleo": "initial"}
 """Who joins, and the one task that each knows and the base does not."""

@@ -22,7 +22,9 @@ from gym_client.transport import HubClient
 from gym_client.trust import establish
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaFile, encode_source
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_source
+from gym_fed.delta.file import DeltaFile
 from gym_fed.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.wire.records import reference
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 
-def lazy(package: str, **sources: str) -> Callable[[str], Any]:
-    """A module-level ``__getattr__`` (PEP 562): each keyword is a name, its value the submodule that has it.
+def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
+    """``__all__`` and ``__getattr__`` (PEP 562) of a package: the names that it imports for type checkers.
 
-    A submodule of the same name as what it holds would hide it once it is imported; so that is refused.
+    So each name stands once, under ``if TYPE_CHECKING:``, as ``from module import name as name``.
     """
-    hidden = [name for name, source in sources.items() if source.rpartition(".")[2] == name]
-    if hidden:
-        raise ImportError(f"{package}: {hidden[0]!r} is also the name of a submodule; rename one")
+    spec = importlib.util.find_spec(package)
+    source = spec.loader.get_source(package)  # type: ignore[union-attr]
+    checked = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    sources = {
+        alias.name: statement.module
+        for statement in checked.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
 
     def __getattr__(name: str) -> Any:
         if name in sources:
-            return getattr(importlib.import_module(sources[name]), name)
+            return getattr(importlib.import_module(str(sources[name])), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return __getattr__
+    return sorted(sources), __getattr__

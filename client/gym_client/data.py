@@ -45,8 +45,8 @@ def load_data(path: str | None, format: str = "auto", columns: str | None = None
     key = (str(file), format, columns or "", stamp.st_mtime_ns if stamp else 0, stamp.st_size if stamp else 0)
     if key not in _cache:
         from gym_client.downloads import file_sha256
-        from gym_fed.data import load_rows
         from gym_fed.data.columns import parse_columns
+        from gym_fed.data.reading import load_rows
 
         rows = load_rows(file, format, columns=parse_columns(columns))
         _cache.clear()
@@ -55,7 +55,7 @@ def load_data(path: str | None, format: str = "auto", columns: str | None = None
 
 
 def _example() -> Data:
-    from gym_fed.data import generate_mix
+    from gym_fed.data.tasks.registry import generate_mix
 
     rows = generate_mix(_EXAMPLE_TASKS, _EXAMPLE_ROWS)
     what = f"built-in example ({', '.join(_EXAMPLE_TASKS)}); give your own with --data FILE"

@@ -12,7 +12,7 @@ from gym_fed.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gym_fed.delta import BaseSpec
+    from gym_fed.delta.base import BaseSpec
 
 _REMEDY = "give the folder of the federation's base with --model PATH"
 
@@ -29,7 +29,7 @@ class GlobalModel:
         Raises:
             GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
         """
-        from gym_fed.delta import BaseSpec
+        from gym_fed.delta.base import BaseSpec
         from gym_fed.models import load_model
 
         try:
@@ -58,7 +58,7 @@ class GlobalModel:
 
     def version_spec(self, spec: TaskSpec) -> BaseSpec:
         """What a delta against the task's global version is made for."""
-        from gym_fed.delta import BaseSpec
+        from gym_fed.delta.base import BaseSpec
 
         return BaseSpec(spec.base_model, spec.version_digest, self.base.shapes)
 
@@ -72,7 +72,9 @@ class GlobalModel:
         Raises:
             GymError: ``BASE_MISMATCH`` when the base or a soup does not belong, ``DELTA_INVALID``.
         """
-        from gym_fed.delta import BaseSpec, DeltaFile, apply_delta
+        from gym_fed.delta.apply import apply_delta
+        from gym_fed.delta.base import BaseSpec
+        from gym_fed.delta.file import DeltaFile
 
         self.require_base(spec.base_digest, spec.base_model)
         wanted = [soup.sha256 for soup in spec.soups]
@@ -97,7 +99,7 @@ class GlobalModel:
 
     def reload(self) -> None:
         """Start from the base again, from disk."""
-        from gym_fed.delta import tensors_digest
+        from gym_fed.delta.base import tensors_digest
         from gym_fed.models import load_model
 
         self.model = load_model(self.source, dtype="float32", device="cpu").model
@@ -112,7 +114,7 @@ class GlobalModel:
         self._take_tensors()
 
     def _take_tensors(self) -> None:
-        from gym_fed.delta import model_tensors
+        from gym_fed.delta.base import model_tensors
 
         self.tensors = {name: tensor.clone() for name, tensor in model_tensors(self.model).items()}
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger import EntryProof, SignedHead, SignedRestored
 from gym_fed.ledger.entries import Entry, parsed
+from gym_fed.ledger.heads import EntryProof, SignedHead
+from gym_fed.ledger.restored import SignedRestored
 
 
 def is_statement(line: str) -> bool:

@@ -22,16 +22,9 @@ from gym_client.home import Home
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import drop_torn_line, fsync_folder, make_folder, write_atomically
 from gym_fed.identity.keys import server_id
-from gym_fed.ledger import (
-    EntryProof,
-    HubRestored,
-    SignedHead,
-    SignedRestored,
-    check_fork,
-    contradiction,
-    fork_document,
-)
+from gym_fed.ledger.heads import EntryProof, SignedHead, check_fork, contradiction, fork_document
 from gym_fed.ledger.restored import KIND as RESTORED
+from gym_fed.ledger.restored import HubRestored, SignedRestored
 
 log = logging.getLogger("gym_client")
 

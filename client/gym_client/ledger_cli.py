@@ -146,7 +146,7 @@ def compare(
     from gym_client.heads import Heads
     from gym_client.known import enrolled_client
     from gym_client.receipts import ask_proof, ask_statements
-    from gym_fed.ledger import EntryProof, SignedHead
+    from gym_fed.ledger.heads import EntryProof, SignedHead
 
     folder = open_home(home, passphrase_file)
     pin = _pin(folder, server)
@@ -197,7 +197,7 @@ def restored(
     """Whether the hub says that it was restored from a backup, and what that takes from you."""
     from gym_client.known import enrolled_client
     from gym_client.restored import accept_restore, loss_of
-    from gym_fed.ledger import HubRestored
+    from gym_fed.ledger.restored import HubRestored
 
     folder = open_home(home, passphrase_file)
     accepted = []

@@ -13,9 +13,9 @@ from gym_client.receipts import ask_proof, ask_statements
 from gym_client.transport import HubClient, transfer_seconds
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, make_folder
-from gym_fed.ledger import Entry, SignedHead
-from gym_fed.ledger.entries import corrupt
+from gym_fed.ledger.entries import Entry, corrupt
 from gym_fed.ledger.export import first_line, lines
+from gym_fed.ledger.heads import SignedHead
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 Progress = Callable[[int, int], None]

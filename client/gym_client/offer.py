@@ -255,7 +255,7 @@ def require_rows(data: Data, recipe: TrainingRecipe) -> None:
         GymError: ``DATA_INVALID`` naming the row and the kind that is needed.
     """
     from gym_fed.data.rows import as_kind
-    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.algorithms.registry import get_algorithm
 
     try:
         as_kind(data.rows, get_algorithm(recipe.algorithm).row_kind)
@@ -274,7 +274,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import as_kind, unread_keys
     from gym_fed.models import quiet_loading
-    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.algorithms.registry import get_algorithm
 
     require_rows(data, recipe)
     algorithm = get_algorithm(recipe.algorithm)

@@ -15,7 +15,7 @@ from gym_fed.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from gym_client.policy import Policy
     from gym_fed.config.privacy import SecureTask
-    from gym_fed.training.private import Plan
+    from gym_fed.training.private.plan import Plan
 
 
 _CHANGED = "the hub changed its terms after you joined; look at them again with gym-client join"
@@ -140,7 +140,7 @@ def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
     from pathlib import Path
 
     from gym_fed.config.round_training import round_training
-    from gym_fed.training.private import make_plan
+    from gym_fed.training.private.plan import make_plan
 
     return make_plan(round_training(recipe, 1, Path("unused")), num_rows)
 

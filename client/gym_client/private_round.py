@@ -21,7 +21,7 @@ from gym_fed.failpoints import failpoint
 from gym_fed.files import write_atomically
 
 if TYPE_CHECKING:
-    from gym_fed.training import TrainResult
+    from gym_fed.training.result import TrainResult
 
 _METRICS = ("update_norm", "num_steps")
 """Post-processing of the private weights, and what the hub asked for itself."""

@@ -15,7 +15,7 @@ from gym_client.home import Home
 from gym_fed.files import fsync_folder
 
 if TYPE_CHECKING:
-    from gym_fed.delta import ErrorFeedback
+    from gym_fed.delta.feedback import ErrorFeedback
 
 _SUFFIX = ".staged"
 _ACCEPTED = "merged"
@@ -30,7 +30,7 @@ class Residuals:
 
     def load(self, lineage: str) -> ErrorFeedback:
         """The committed residual, zero at first; see ``ErrorFeedback.load``."""
-        from gym_fed.delta import ErrorFeedback
+        from gym_fed.delta.feedback import ErrorFeedback
 
         return ErrorFeedback.load(self._committed, lineage)
 

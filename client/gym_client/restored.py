@@ -12,7 +12,7 @@ from gym_client.heads import Heads
 from gym_client.home import Home
 from gym_client.receipts import sequence_of, standing_receipts
 from gym_fed.errors import GymError
-from gym_fed.ledger import HubRestored, SignedRestored
+from gym_fed.ledger.restored import HubRestored, SignedRestored
 
 T = TypeVar("T")
 MAX_RESTORES = 100

@@ -15,8 +15,10 @@ from gym_client.tally import Tally
 from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import server_id
-from gym_fed.ledger import Entry, EntryProof, Frontier, SignedHead, Tree, verify_file
-from gym_fed.ledger.entries import canonical_text
+from gym_fed.ledger.entries import Entry, canonical_text
+from gym_fed.ledger.export import verify_file
+from gym_fed.ledger.heads import EntryProof, SignedHead
+from gym_fed.ledger.merkle import Frontier, Tree
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.tables import TextTable
 from gym_fed.wire.v1 import hub_pb2 as pb

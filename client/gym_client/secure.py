@@ -62,7 +62,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
 )
 
 if TYPE_CHECKING:
-    from gym_fed.delta import BaseSpec
+    from gym_fed.delta.base import BaseSpec
     from gym_fed.wire.v1 import hub_pb2 as pb
 
 _OPEN = ("", "admitted")
@@ -225,7 +225,7 @@ class SecureRound:
             GymError: ``UPDATE_REFUSED`` when other votes were masked in this round before: their difference to these
                 would be in the clear.
         """
-        from gym_fed.delta import DeltaFile
+        from gym_fed.delta.file import DeltaFile
         from gym_fed.privacy.secure_aggregation.votes import bits_for, signs, write_masked
 
         state = self._load()

@@ -10,7 +10,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.messages import MAX_CONTRIBUTORS
 
 if TYPE_CHECKING:
-    from gym_fed.delta import BaseSpec
+    from gym_fed.delta.base import BaseSpec
 
 _PER_CONTRIBUTOR_BYTES = 1000
 """Sealed shares, what is promised of them, and shares that are revealed, for one other contributor; rounded up."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.ledger import SEALED, Entry, seal
+from gym_fed.ledger.entries import Entry
+from gym_fed.ledger.seals import SEALED, seal
 
 
 class Tally:

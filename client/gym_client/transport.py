@@ -243,7 +243,7 @@ class HubClient:
     def _see(self, reply: pb.StatusReply) -> None:
         from gym_client.head_file import read_proof
         from gym_client.heads import Heads
-        from gym_fed.ledger import EntryProof, SignedHead
+        from gym_fed.ledger.heads import EntryProof, SignedHead
 
         def prove(sequence: int, size: int) -> EntryProof:
             return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))

@@ -10,7 +10,8 @@ from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.history import REVOKED, History
 from gym_fed.identity.variant import SignedVariant
-from gym_fed.ledger import Entry, verify_file
+from gym_fed.ledger.entries import Entry
+from gym_fed.ledger.export import verify_file
 
 _HINT = "do not use it; ask its owner, and the hub's coordinator"
 

@@ -289,7 +289,7 @@ def _same(one: VariantManifest, other: VariantManifest) -> bool:
 
 
 def _check_file(path: Path, manifest: VariantManifest) -> None:
-    from gym_fed.delta import DeltaFile
+    from gym_fed.delta.file import DeltaFile
 
     with DeltaFile.open(path) as delta:
         base = delta.manifest.base_digest

@@ -28,8 +28,8 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from gym_fed.delta import Refine
-    from gym_fed.training import TrainResult
+    from gym_fed.delta.encode import Refine
+    from gym_fed.training.result import TrainResult
 
 _LOGGED_STEPS = 10
 
@@ -139,7 +139,7 @@ def _train(
     spec: TaskSpec, model: GlobalModel, data: Data, folder: TaskFolder, policy: Policy, setup: Setup
 ) -> TrainResult:
     from gym_fed.config.round_training import round_training
-    from gym_fed.training import Trainer
+    from gym_fed.training.trainer import Trainer
 
     hooks = current_hooks()
     until = time.monotonic() + policy.max_seconds
@@ -180,8 +180,8 @@ def _encode(
     residuals: Residuals,
 ) -> Trained:
     """Write the delta against the global version, and stage what its encoding lost."""
-    from gym_fed.delta import encode_delta, lora_delta
-    from gym_fed.training import lora_factors
+    from gym_fed.delta.encode import encode_delta, lora_delta
+    from gym_fed.training.tuning.lora import lora_factors
 
     version, codec, lora = model.version_spec(spec), spec.codec, spec.recipe.finetuning == "lora"
     loses = codec.error_feedback and (codec.quantises_factors or not lora)
@@ -202,8 +202,8 @@ def _encode(
 def _distiller(spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Data) -> Refine:
     """Distillation on this machine's data, with its progress shown; stops when asked to."""
     from gym_fed.data.rows import as_kind
-    from gym_fed.delta import model_tensors
-    from gym_fed.quantization import distiller
+    from gym_fed.delta.base import model_tensors
+    from gym_fed.quantization.refining import distiller
 
     hooks = current_hooks()
 

@@ -79,7 +79,7 @@ def validate_file(
     as_json: Json = False,
 ) -> None:
     """Check a config without training: every key, whether model, rows and rewards are there, and the machine."""
-    from gym_fed.config.llamafactory import load_training_config
+    from gym_fed.config.llamafactory.files import load_training_config
 
     settings, notes = load_training_config(file, set_ or [], allow_untranslated=allow_untranslated)
     if not schema_only:
@@ -132,8 +132,7 @@ def import_file(
     as_json: Json = False,
 ) -> None:
     """Write a LLaMA-Factory file in our words; comments say what was left out, and why."""
-    from gym_fed.config.llamafactory import load_training_config
-    from gym_fed.config.llamafactory.files import as_yaml
+    from gym_fed.config.llamafactory.files import as_yaml, load_training_config
 
     text, notes = as_yaml(file, allow_untranslated=allow_untranslated)
     load_training_config(file, allow_untranslated=allow_untranslated)  # what is written can be read

@@ -40,7 +40,7 @@ def list_tasks(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
-    from gym_fed.data.tasks import all_tasks
+    from gym_fed.data.tasks.registry import all_tasks
 
     tasks = list(all_tasks().values())
     if as_json:
@@ -66,7 +66,7 @@ def generate_file(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Write rows of one or more tasks as JSONL, in the messages format."""
-    from gym_fed.data.tasks import generate_with_rehearsal
+    from gym_fed.data.tasks.registry import generate_with_rehearsal
 
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
@@ -91,11 +91,11 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Share of held-out prompts that a model answers exactly, task by task."""
-    from gym_fed.data.tasks import all_tasks, generate, get_task
+    from gym_fed.data.tasks.registry import all_tasks, generate, get_task
 
     chosen = [get_task(name) for name in task] if task else list(all_tasks().values())
 
-    from gym_fed.evaluation import exact_match
+    from gym_fed.evaluation.generation import exact_match
     from gym_fed.models import load_model
 
     loaded = load_model(model, device=device)

@@ -15,7 +15,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import harmless
 
 if TYPE_CHECKING:
-    from gym_fed.config import TrainingConfig
+    from gym_fed.config.training import TrainingConfig
     from gym_fed.data.preview import Segment, Sequence
     from gym_fed.data.row_counts import RowCounts
 
@@ -59,7 +59,7 @@ def inspect(
     of_configs = {"--set": bool(set_), "--allow-untranslated": allow_untranslated}
     if source.endswith((".yaml", ".yml")):
         _refuse(of_files, "data files", "a config says it itself")
-        from gym_fed.config.llamafactory import load_training_config
+        from gym_fed.config.llamafactory.files import load_training_config
 
         config, notes = load_training_config(source, set_ or [], allow_untranslated=allow_untranslated)
         for note in notes:
@@ -159,12 +159,12 @@ def _of_file(
 
 def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> _View:
     """Rows of ``data:`` as the algorithm of the config takes them."""
-    from gym_fed.data.chat_templates import use_chat_template
+    from gym_fed.data.chat_templates.choice import use_chat_template
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import as_kind, place_of, unread_keys
     from gym_fed.models import load_tokenizer
-    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.algorithms.registry import get_algorithm
     from gym_fed.training.sources import rows_of
 
     algorithm = get_algorithm(config.algorithm)

@@ -13,7 +13,8 @@ from gym_fed.cli.delta_compare import compare
 from gym_fed.cli.delta_encode import encode
 
 if TYPE_CHECKING:
-    from gym_fed.delta import DeltaFile, EncodeReport
+    from gym_fed.delta.encode import EncodeReport
+    from gym_fed.delta.file import DeltaFile
 
 app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
@@ -75,7 +76,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta.")], json_: _Json = False
 ) -> None:
     """Check a delta and show what is in it."""
-    from gym_fed.delta import DeltaFile
+    from gym_fed.delta.file import DeltaFile
 
     with DeltaFile.open(file) as delta:
         summary = _summary(delta)
@@ -98,7 +99,9 @@ def apply(
     import shutil
     import tempfile
 
-    from gym_fed.delta import BaseSpec, DeltaFile, apply_delta
+    from gym_fed.delta.apply import apply_delta
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
     from gym_fed.errors import ErrorCode, GymError
     from gym_fed.models import load_model, model_name, quiet_loading
 
@@ -130,7 +133,9 @@ def _write(
 ) -> EncodeReport:
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml_file import validate
-    from gym_fed.delta import BaseSpec, encode_delta, lora_delta, lora_factors
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.encode import encode_delta, lora_delta
+    from gym_fed.delta.factors import lora_factors
     from gym_fed.models import load_model, model_name
 
     model = load_model(base).model

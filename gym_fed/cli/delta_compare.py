@@ -12,7 +12,7 @@ from gym_fed import console
 from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation import LayerError
+    from gym_fed.evaluation.delta_error import LayerError
 
 
 def compare(
@@ -29,9 +29,10 @@ def compare(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show bits, error of the weights and error of the outputs of every layer."""
-    from gym_fed.data import load_rows
-    from gym_fed.delta import BaseSpec, DeltaFile, model_tensors
-    from gym_fed.evaluation import layer_errors
+    from gym_fed.data.reading import load_rows
+    from gym_fed.delta.base import BaseSpec, model_tensors
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.evaluation.delta_error import layer_errors
     from gym_fed.models import load_model, model_name
 
     if plot is not None:

@@ -11,7 +11,7 @@ from gym_fed import console
 from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
 
 if TYPE_CHECKING:
-    from gym_fed.quantization import QuantReport
+    from gym_fed.quantization.report import QuantReport
 
 Method = Literal["bitdelta", "int8", "int4", "int2", "ternary", "binary"]
 
@@ -44,7 +44,7 @@ def encode(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Encode TUNED minus BASE, calibrated and distilled on text of your own, and show what each layer lost."""
-    from gym_fed.data import load_rows
+    from gym_fed.data.reading import load_rows
     from gym_fed.errors import ErrorCode, GymError
 
     if output.exists() and not force:
@@ -72,13 +72,9 @@ def encode(
 def _quantizer(method: Method, settings: list[str], *, has_text: bool) -> Any:
     from gym_fed.config.yaml_file import parse_overrides, validate
     from gym_fed.errors import ErrorCode, GymError
-    from gym_fed.quantization import (
-        BitDeltaConfig,
-        BitDeltaQuantizer,
-        DeltaQuantConfig,
-        DeltaQuantizer,
-        QuantMethod,
-    )
+    from gym_fed.quantization.bitdelta import BitDeltaQuantizer
+    from gym_fed.quantization.config import BitDeltaConfig, DeltaQuantConfig, QuantMethod
+    from gym_fed.quantization.deltaquant import DeltaQuantizer
 
     values: dict[str, Any] = {}
     for path, value in parse_overrides(settings):
@@ -94,7 +90,7 @@ def _quantizer(method: Method, settings: list[str], *, has_text: bool) -> Any:
 
 
 def _errors(report: QuantReport) -> list[Any]:
-    from gym_fed.evaluation import LayerError
+    from gym_fed.evaluation.delta_error import LayerError
 
     return [LayerError(t.name, t.codec, t.bits_per_weight, t.error, t.output_error) for t in report.tensors]
 

@@ -11,14 +11,15 @@ from gym_fed import console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gym_fed.doctor import Finding
+    from gym_fed.doctor.finding import Finding
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
     """Check versions, devices, kernels, disk, clock and commands; exit with 1 when something fails."""
-    from gym_fed.doctor import Level, run_checks, worst
+    from gym_fed.doctor.finding import Level
+    from gym_fed.doctor.registry import run_checks, worst
 
     findings = run_checks()
     level = worst(findings)

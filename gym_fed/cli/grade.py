@@ -33,19 +33,19 @@ def grade(
     """Print the mean reward of each grader, and of their weighted sum."""
     from gym_fed.config.rewards import RewardSections
     from gym_fed.config.yaml_file import load_config
-    from gym_fed.data import load_rows
-    from gym_fed.evaluation.graders import build_graders
+    from gym_fed.data.reading import load_rows
+    from gym_fed.evaluation.graders.registry import build_graders
 
     if output is not None and output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output}: exists", "choose another name")
     graders = build_graders(load_config(rewards, RewardSections).rewards)
     chosen = load_rows(rows, "prompt" if model is None else "auto")[:num]
     if model is None:
-        from gym_fed.evaluation import grade_answers
+        from gym_fed.evaluation.grading import grade_answers
 
         grades = grade_answers(chosen, graders)
     else:
-        from gym_fed.evaluation import grade as grade_model
+        from gym_fed.evaluation.grading import grade as grade_model
         from gym_fed.models import load_model
 
         loaded = load_model(model, device=device)

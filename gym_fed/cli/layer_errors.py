@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gym_fed import console
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation import LayerError
+    from gym_fed.evaluation.delta_error import LayerError
 
 
 def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
-    from gym_fed.delta import BaseSpec
+    from gym_fed.delta.base import BaseSpec
     from gym_fed.models import LoadedModel
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
@@ -33,7 +33,7 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
         GymError: ``USAGE`` when nothing names a base, ``BASE_MISMATCH`` when the updates name different ones,
             ``MODEL_NOT_FOUND`` naming the base and where it was looked for.
     """
-    from gym_fed.delta import BaseSpec
+    from gym_fed.delta.base import BaseSpec
     from gym_fed.models import load_model, model_name
 
     if base is not None:
@@ -72,7 +72,7 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
 
 def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
     """Name and digest of the base of all deltas, and where a LoRA run has its base; None for what nobody says."""
-    from gym_fed.delta import DeltaFile
+    from gym_fed.delta.file import DeltaFile
 
     found: dict[str, tuple[str, str]] = {}
     run_base: str | None = None

@@ -13,7 +13,8 @@ from gym_fed.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gym_fed.delta import BaseSpec, DeltaFile
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.soup_loss import SoupLoss
     from gym_fed.models import LoadedModel
 
@@ -32,7 +33,7 @@ class Inputs:
         Raises:
             GymError: For what cannot be read, or is not of this base.
         """
-        from gym_fed.delta import DeltaFile
+        from gym_fed.delta.file import DeltaFile
 
         path = Path(name)
         if not (path.is_file() or path.suffix == ".gymdelta"):
@@ -41,7 +42,7 @@ class Inputs:
 
     def _difference(self, name: str) -> Path:
         from gym_fed.config.delta import CodecPolicy
-        from gym_fed.delta import encode_delta, lora_delta
+        from gym_fed.delta.encode import encode_delta, lora_delta
         from gym_fed.models import load_model
 
         tuned: Any = load_model(name).model
@@ -62,7 +63,7 @@ def _factors_alone(tuned: Any, base: Any) -> dict[str, tuple[Tensor, Tensor, flo
     """The LoRA factors of a run that differs from ``base`` by them and by nothing else; None for any other."""
     import torch
 
-    from gym_fed.delta import lora_factors
+    from gym_fed.delta.factors import lora_factors
 
     try:
         factors = lora_factors(tuned)
@@ -97,7 +98,7 @@ class Judge:
         gate: Path | None,
         tolerance: float,
     ) -> None:
-        from gym_fed.data import load_rows
+        from gym_fed.data.reading import load_rows
 
         self._base, self._updates, self._gate_file, self._tolerance = base, updates, gate, tolerance
         self._rows = {

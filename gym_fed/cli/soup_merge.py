@@ -16,7 +16,8 @@ from gym_fed.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gym_fed.delta import BaseSpec, DeltaFile
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
 
 
 def merge(
@@ -128,7 +129,7 @@ def merge(
 def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml_file import validate
-    from gym_fed.delta import encode_source
+    from gym_fed.delta.encode import encode_source
     from gym_fed.soup.compact import ERROR, MENU, error_bound, write_compact
 
     if codec != "compact":

@@ -23,7 +23,7 @@ def statistics(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
-    from gym_fed.data import load_rows
+    from gym_fed.data.reading import load_rows
     from gym_fed.errors import ErrorCode, GymError
     from gym_fed.evaluation.merge_statistics import fisher_diagonals, input_moments, save_statistics
     from gym_fed.models import load_model

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gym_fed.config.soup import SoupRecipe
-    from gym_fed.delta import BaseSpec, DeltaFile
-    from gym_fed.soup import MergeMethod
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.soup.method import MergeMethod
 
 
 Write: TypeAlias = "Callable[[DeltaFile, Path, BaseSpec, list[DeltaFile]], None]"
@@ -50,8 +51,8 @@ class Aggregation(Work):
     def __init__(self, values: dict[str, Any], root: str | None) -> None:
         from gym_fed.config.soup import SoupRecipe
         from gym_fed.config.yaml_file import validate
-        from gym_fed.soup import Pipeline
         from gym_fed.soup.compact import EXACT
+        from gym_fed.soup.pipeline import Pipeline
 
         self._recipe: SoupRecipe = validate({**values, "codec": EXACT}, SoupRecipe, "options")
         Pipeline.of(self._recipe)
@@ -67,7 +68,7 @@ class Aggregation(Work):
         judge: Judge,
         on_tensor: Callable[[str], None],
     ) -> tuple[Any, dict[str, Any]]:
-        from gym_fed.soup import merge as aggregate
+        from gym_fed.soup.merging import merge as aggregate
 
         root = inputs.open(self._root) if self._root is not None else None
         updates = list(opened.values())
@@ -116,7 +117,7 @@ class Method(Work):
         judge: Judge,
         on_tensor: Callable[[str], None],
     ) -> tuple[Any, dict[str, Any]]:
-        from gym_fed.delta import model_tensors
+        from gym_fed.delta.base import model_tensors
         from gym_fed.soup.compact import EXACT
         from gym_fed.soup.model_merging import merge_models
 
@@ -150,7 +151,7 @@ def run(
     shown: bool,
 ) -> dict[str, Any]:
     """Open, merge, encode, judge; the soup takes ``output``'s place last. Gives what the command prints."""
-    from gym_fed.delta import DeltaFile
+    from gym_fed.delta.file import DeltaFile
     from gym_fed.soup.compact import compared
     from gym_fed.soup.parts import parts
 

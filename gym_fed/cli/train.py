@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gym_fed.cli.progress import progress, readable_warnings, say_rows
-from gym_fed.config import TrainingConfig
-from gym_fed.config.llamafactory import load_training_config
+from gym_fed.config.llamafactory.files import load_training_config
+from gym_fed.config.training import TrainingConfig
 from gym_fed.console import err, out, print_json
 
 if TYPE_CHECKING:
-    from gym_fed.training import TrainResult
+    from gym_fed.training.result import TrainResult
 
 
 def train(
@@ -58,7 +58,7 @@ def train(
         _in_processes(settings, nproc)
     err.print(f"loading {settings.model or 'a new model'} ...", markup=False)
 
-    from gym_fed.training import Trainer
+    from gym_fed.training.trainer import Trainer
 
     with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
         trainer = Trainer(

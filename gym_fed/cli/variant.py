@@ -23,7 +23,8 @@ from gym_fed.cli.variant_wire import hub_app, pull, push
 
 if TYPE_CHECKING:
     from gym_fed.identity.variant import SignedVariant
-    from gym_fed.serving.store import VariantRecord, VariantStore
+    from gym_fed.serving.store.records import VariantRecord
+    from gym_fed.serving.store.store import VariantStore
 
 app = typer.Typer(help="Personal variants of a base model: add, list, check, remove.", no_args_is_help=True)
 app.command()(create)
@@ -139,8 +140,8 @@ def _signed(
 ) -> tuple[SignedVariant, str]:
     """The manifest, signed as the revision after the present one, and the owner."""
     from gym_fed.errors import ErrorCode, GymError
-    from gym_fed.serving.store import sign_variant
     from gym_fed.serving.store.records import is_account
+    from gym_fed.serving.store.signing import sign_variant
 
     signer = signing_key(key)
     owner = user or signer.contributor

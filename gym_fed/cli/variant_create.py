@@ -91,7 +91,7 @@ def create(
 ) -> None:
     """Make a variant from a person's own rows. Stopped work is continued by the same command."""
     from gym_fed.data.columns import parse_columns
-    from gym_fed.personalization import PersonalizedTrainer
+    from gym_fed.personalization.trainer import PersonalizedTrainer
 
     with listening() as listener:
         made = PersonalizedTrainer(
@@ -161,7 +161,7 @@ def rebase(
 ) -> None:
     """Carry a variant to a new global version of its base; tells the loss before and after."""
     from gym_fed.data.columns import parse_columns
-    from gym_fed.personalization import PersonalizedTrainer
+    from gym_fed.personalization.trainer import PersonalizedTrainer
 
     if base is None:
         with open_store(store) as opened:

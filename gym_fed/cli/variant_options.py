@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from gym_fed.identity.keys import SigningKey
-    from gym_fed.serving.store import VariantStore
+    from gym_fed.serving.store.store import VariantStore
 
 StoreOption = Annotated[
     Path | None,
@@ -37,7 +37,7 @@ def open_store(store: Path | None, *, create: bool = False, require_signature: b
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is none and none is to be made.
     """
-    from gym_fed.serving.store import VariantStore
+    from gym_fed.serving.store.store import VariantStore
 
     return VariantStore.open(store_folder(store), create=create, require_signature=require_signature)
 

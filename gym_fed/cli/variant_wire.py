@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from gym_client.variants import HubVariant, Progress
 
     from gym_fed.identity.variant import SignedVariant, VariantManifest
-    from gym_fed.serving.store import VariantRecord, VariantStore
+    from gym_fed.serving.store.records import VariantRecord
+    from gym_fed.serving.store.store import VariantStore
 
 Server = Annotated[
     str | None, typer.Option("--server", help="host or host:port of the hub.", show_default="the one joined")

@@ -158,7 +158,7 @@ class SoupRecipe(StrictModel):
     def check_feasible(self, contributors: int) -> None:
         """Whether ``contributors`` updates are enough to outvote ``num_malicious_nodes``, by any rule.
 
-        What a rule needs beyond that is asked of the rule itself (``gym_fed.soup.Pipeline.check``).
+        What a rule needs beyond that is asked of the rule itself (``gym_fed.soup.pipeline.Pipeline.check``).
 
         Raises:
             GymError: ``CONFIG_INVALID`` with the number that is needed.

@@ -7,27 +7,11 @@ from typing import TYPE_CHECKING
 from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
-    from gym_fed.data.encoding import encode_rows
-    from gym_fed.data.pipeline import DataPipeline
-    from gym_fed.data.reading import load_rows
-    from gym_fed.data.registry import DatasetRegistry
-    from gym_fed.data.tasks import generate, generate_mix
+    from gym_fed.data.encoding import encode_rows as encode_rows
+    from gym_fed.data.pipeline import DataPipeline as DataPipeline
+    from gym_fed.data.reading import load_rows as load_rows
+    from gym_fed.data.registry import DatasetRegistry as DatasetRegistry
+    from gym_fed.data.tasks.registry import generate as generate
+    from gym_fed.data.tasks.registry import generate_mix as generate_mix
 
-__all__ = [
-    "DataPipeline",
-    "DatasetRegistry",
-    "encode_rows",
-    "generate",
-    "generate_mix",
-    "load_rows",
-]
-
-__getattr__ = lazy(
-    __name__,
-    DataPipeline="gym_fed.data.pipeline",
-    DatasetRegistry="gym_fed.data.registry",
-    encode_rows="gym_fed.data.encoding",
-    generate="gym_fed.data.tasks",
-    generate_mix="gym_fed.data.tasks",
-    load_rows="gym_fed.data.reading",
-)
+__all__, __getattr__ = lazy(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from gym_fed.data.chat_templates import ChatRenderer, Conversation, Reasoning
+from gym_fed.data.chat_templates.conversation import ChatRenderer, Conversation, Reasoning
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_fed.data.chat_templates import Reasoning, write_answered
+from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_template
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.rows import kind_of, place_of

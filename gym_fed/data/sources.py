@@ -33,7 +33,7 @@ def _rows(source: DataConfig) -> Iterator[PlacedRow]:
 
         yield from dataset_rows(source.dataset, source.dataset_info, seed=source.seed)
     else:
-        from gym_fed.data.tasks import generate_mix
+        from gym_fed.data.tasks.registry import generate_mix
 
         tasks, count = source.tasks or [], source.num_examples or 0
         rows = generate_mix(tasks, count, seed=source.seed, max_turns=source.max_turns)

@@ -7,32 +7,18 @@ from typing import TYPE_CHECKING
 from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.delta_error import LayerError, layer_errors
-    from gym_fed.evaluation.generation import answer, exact_match, generate_batch
-    from gym_fed.evaluation.grading import Grades, grade, grade_answers
-    from gym_fed.evaluation.loss import heldout_loss
+    from gym_fed.evaluation.delta_error import LayerError as LayerError
+    from gym_fed.evaluation.delta_error import layer_errors as layer_errors
+    from gym_fed.evaluation.generation import answer as answer
+    from gym_fed.evaluation.generation import exact_match as exact_match
+    from gym_fed.evaluation.generation import generate_batch as generate_batch
+    from gym_fed.evaluation.graders._combined import CombinedGrader as CombinedGrader
+    from gym_fed.evaluation.graders._server import reward_server as reward_server
+    from gym_fed.evaluation.graders.base import Grader as Grader
+    from gym_fed.evaluation.graders.base import Sample as Sample
+    from gym_fed.evaluation.grading import Grades as Grades
+    from gym_fed.evaluation.grading import grade as grade
+    from gym_fed.evaluation.grading import grade_answers as grade_answers
+    from gym_fed.evaluation.loss import heldout_loss as heldout_loss
 
-__all__ = [
-    "Grades",
-    "LayerError",
-    "answer",
-    "exact_match",
-    "generate_batch",
-    "grade",
-    "grade_answers",
-    "heldout_loss",
-    "layer_errors",
-]
-
-__getattr__ = lazy(
-    __name__,
-    LayerError="gym_fed.evaluation.delta_error",
-    Grades="gym_fed.evaluation.grading",
-    answer="gym_fed.evaluation.generation",
-    exact_match="gym_fed.evaluation.generation",
-    generate_batch="gym_fed.evaluation.generation",
-    grade="gym_fed.evaluation.grading",
-    grade_answers="gym_fed.evaluation.grading",
-    heldout_loss="gym_fed.evaluation.loss",
-    layer_errors="gym_fed.evaluation.delta_error",
-)
+__all__, __getattr__ = lazy(__name__)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gym_fed.data.encoding import encode_rows
-from gym_fed.delta import DeltaFile, model_tensors
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.file import DeltaFile
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gym_fed.data.encoding import encode_rows
-from gym_fed.delta import BaseSpec, DeltaFile, model_tensors
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import batch_losses, heldout_loss
 from gym_fed.soup.contribution import Coalition, Vector

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gym_fed.delta import DeltaFile, model_tensors
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.soup.model_merging import combined
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
-    from gym_fed.personalization.trainer import PersonalizedTrainer
+    from gym_fed.personalization.trainer import PersonalizedTrainer as PersonalizedTrainer
 
-__all__ = ["PersonalizedTrainer"]
-
-__getattr__ = lazy(__name__, PersonalizedTrainer="gym_fed.personalization.trainer")
+__all__, __getattr__ = lazy(__name__)

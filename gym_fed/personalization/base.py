@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from gym_fed.delta import BaseSpec, DeltaFile, apply_delta, model_tensors
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, model_name
 

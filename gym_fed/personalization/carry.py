@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from gym_quant import Params, Payload
 from gym_quant.codecs.lora import is_quantised
 
-from gym_fed.delta import DeltaEntry, DeltaFile, DeltaInfo, write_delta
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
-    from gym_fed.delta import BaseSpec
+    from gym_fed.delta.base import BaseSpec
 
 
 def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0) -> DeltaInfo:

@@ -12,7 +12,8 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, load_or_create
 
 if TYPE_CHECKING:
-    from gym_fed.serving.store import VariantRecord, VariantStore
+    from gym_fed.serving.store.records import VariantRecord
+    from gym_fed.serving.store.store import VariantStore
 
 KEY_FILE = "key.pem"
 WORK_FOLDER = "making"
@@ -48,7 +49,7 @@ class Shelf:
     @contextmanager
     def opened(self) -> Iterator[VariantStore]:
         """The store's registry, without a base."""
-        from gym_fed.serving.store import VariantStore
+        from gym_fed.serving.store.store import VariantStore
 
         with VariantStore.open(self.folder, require_signature=self.requires_signatures) as store:
             yield store
@@ -140,7 +141,7 @@ class Shelf:
         replace: bool,
     ) -> VariantRecord:
         """Sign a delta, and add it as the user's."""
-        from gym_fed.serving.store import sign_variant
+        from gym_fed.serving.store.signing import sign_variant
 
         signed = (
             None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.delta import EncodeReport, encode_delta, lora_delta, model_tensors
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.models import load_model
@@ -17,12 +18,13 @@ from gym_fed.personalization.judge import Judge, kept_share
 from gym_fed.personalization.made import AGAIN, Listener, begin
 from gym_fed.personalization.recipe import Encoding
 from gym_fed.personalization.rows import PersonalRows
-from gym_fed.quantization import distiller
-from gym_fed.training import Trainer, lora_factors
+from gym_fed.quantization.refining import distiller
 from gym_fed.training.run_folder import RunFolder
+from gym_fed.training.trainer import Trainer
+from gym_fed.training.tuning.lora import lora_factors
 
 if TYPE_CHECKING:
-    from gym_fed.delta import Refine
+    from gym_fed.delta.encode import Refine
 
 FORM_KEY = "rows"
 """Under it a delta's manifest (``extra``) says of what form the rows were: ``rows.Form``."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.models import quiet_loading
 from gym_fed.personalization.carry import carry_delta
 from gym_fed.personalization.made import Losses, begin, require_wanted

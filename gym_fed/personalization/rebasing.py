@@ -9,7 +9,7 @@ from typing import Any
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.training import TrainingConfig
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.personalization.base import Base
 from gym_fed.personalization.carry import require_shapes
@@ -20,7 +20,7 @@ from gym_fed.personalization.making import FORM_KEY, Order
 from gym_fed.personalization.rebase import Carried, carry, method_of, product_encoding, refit
 from gym_fed.personalization.recipe import encoding_of, require_fitting, training_config
 from gym_fed.personalization.rows import PersonalRows
-from gym_fed.serving.store import VariantRecord
+from gym_fed.serving.store.records import VariantRecord
 
 _UNREADABLE = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_INVALID)
 

@@ -16,46 +16,19 @@ from typing import TYPE_CHECKING
 from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
-    from gym_fed.config.delta_soup import DeltaSoupConfig
-    from gym_fed.config.soup import AggregationMethod
-    from gym_fed.quantization.bitdelta import BitDeltaQuantizer
-    from gym_fed.quantization.config import BitDeltaConfig, DeltaQuantConfig, QuantMethod
-    from gym_fed.quantization.deltaquant import DeltaQuantizer
-    from gym_fed.quantization.refining import distiller
-    from gym_fed.quantization.report import DistillReport, LayerSafety, QuantizedTensor, QuantReport
-    from gym_fed.soup.delta_soup import DeltaSoup, SoupResult
+    from gym_fed.config.delta_soup import DeltaSoupConfig as DeltaSoupConfig
+    from gym_fed.config.soup import AggregationMethod as AggregationMethod
+    from gym_fed.quantization.bitdelta import BitDeltaQuantizer as BitDeltaQuantizer
+    from gym_fed.quantization.config import BitDeltaConfig as BitDeltaConfig
+    from gym_fed.quantization.config import DeltaQuantConfig as DeltaQuantConfig
+    from gym_fed.quantization.config import QuantMethod as QuantMethod
+    from gym_fed.quantization.deltaquant import DeltaQuantizer as DeltaQuantizer
+    from gym_fed.quantization.refining import distiller as distiller
+    from gym_fed.quantization.report import DistillReport as DistillReport
+    from gym_fed.quantization.report import LayerSafety as LayerSafety
+    from gym_fed.quantization.report import QuantizedTensor as QuantizedTensor
+    from gym_fed.quantization.report import QuantReport as QuantReport
+    from gym_fed.soup.delta_soup import DeltaSoup as DeltaSoup
+    from gym_fed.soup.delta_soup import SoupResult as SoupResult
 
-__all__ = [
-    "AggregationMethod",
-    "BitDeltaConfig",
-    "BitDeltaQuantizer",
-    "DeltaQuantConfig",
-    "DeltaQuantizer",
-    "DeltaSoup",
-    "DeltaSoupConfig",
-    "DistillReport",
-    "LayerSafety",
-    "QuantMethod",
-    "QuantReport",
-    "QuantizedTensor",
-    "SoupResult",
-    "distiller",
-]
-
-__getattr__ = lazy(
-    __name__,
-    AggregationMethod="gym_fed.config.soup",
-    BitDeltaConfig="gym_fed.quantization.config",
-    BitDeltaQuantizer="gym_fed.quantization.bitdelta",
-    DeltaQuantConfig="gym_fed.quantization.config",
-    DeltaQuantizer="gym_fed.quantization.deltaquant",
-    DeltaSoup="gym_fed.soup.delta_soup",
-    DeltaSoupConfig="gym_fed.config.delta_soup",
-    DistillReport="gym_fed.quantization.report",
-    LayerSafety="gym_fed.quantization.report",
-    QuantMethod="gym_fed.quantization.config",
-    QuantReport="gym_fed.quantization.report",
-    QuantizedTensor="gym_fed.quantization.report",
-    SoupResult="gym_fed.soup.delta_soup",
-    distiller="gym_fed.quantization.refining",
-)
+__all__, __getattr__ = lazy(__name__)

@@ -152,7 +152,7 @@ def require_store(folder: Path | None) -> None:
         GymError: ``FILE_NOT_FOUND``.
     """
     if folder is not None:
-        from gym_fed.serving.store import VariantStore
+        from gym_fed.serving.store.store import VariantStore
 
         VariantStore.open(folder, create=False).close()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.api.usage_log import UsageLog
     from gym_fed.serving.engine import Engine
     from gym_fed.serving.mixed import MixedModel
-    from gym_fed.serving.store import VariantStore
+    from gym_fed.serving.store.store import VariantStore
 
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
 _FINGERPRINT = slice(len("sha256:"), len("sha256:") + 10)
@@ -147,7 +147,7 @@ def _open_store(
 ) -> VariantStore | None:
     if config.variants is None:
         return None
-    from gym_fed.serving.store import VariantStore
+    from gym_fed.serving.store.store import VariantStore
 
     return stack.enter_context(
         VariantStore.open(

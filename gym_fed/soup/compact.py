@@ -20,7 +20,9 @@ from gym_quant.codecs.lora import Lora
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 
 EXACT = CodecPolicy(codec="as-merged", factors="float32", dense_dtype="float32", error_feedback=False)
 """How a soup is written before it is made small: float32 factors where the merge has some, else float32 values."""

@@ -20,16 +20,11 @@ from typing import Any
 from torch import nn
 
 from gym_fed.config.delta_soup import DeltaSoupConfig
-from gym_fed.delta import (
-    BaseSpec,
-    DeltaFile,
-    apply_delta,
-    encode_delta,
-    lora_delta,
-    lora_factors,
-    model_tensors,
-)
-from gym_fed.delta.base import Tensors
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
+from gym_fed.delta.encode import encode_delta, lora_delta
+from gym_fed.delta.factors import lora_factors
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, model_name
 from gym_fed.privacy.accountant import NoiseEvent, epsilon

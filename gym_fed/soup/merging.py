@@ -21,7 +21,10 @@ from gym_quant.codec import as_matrix
 from torch import Tensor
 
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaFile, EncodeReport, ErrorFeedback, encode_source
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import EncodeReport, encode_source
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.adapters import write_adapters
 from gym_fed.soup.aggregator import Aggregator
@@ -30,7 +33,8 @@ from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateReport, PrivateRound, private_stacks
 from gym_fed.soup.registry import build_optimizer
-from gym_fed.soup.stacks import Stack, stacks_of
+from gym_fed.soup.stacks import stacks_of
+from gym_fed.soup.stacks.base import Stack
 
 _COMFORTABLE = 2.0**30
 """Norms between this and its inverse need no rescaling before their products are taken in float32."""

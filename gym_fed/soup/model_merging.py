@@ -14,7 +14,9 @@ from gym_quant.codec import as_matrix
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaFile, EncodeReport, encode_source
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import EncodeReport, encode_source
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.method import Gate, MergeMethod, Score, TensorTask
 from gym_fed.soup.task_vectors import combination

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gym_fed.delta import ErrorFeedback
+from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.soup.rule import Rule

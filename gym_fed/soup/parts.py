@@ -9,7 +9,7 @@ import torch
 from gym_quant.codec import as_matrix
 from torch import Tensor
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 
 _BLOCK_ELEMENTS = 1 << 21
 

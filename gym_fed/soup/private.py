@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_fed.config.privacy import AdaptiveClipping, ReleasePrivacy
-from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Floats, Integers, Ruler, on_lattice, scale_factors, whole_norm
@@ -41,8 +42,9 @@ from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.aggregators.trimmed_mean import TrimmedMean
 from gym_fed.soup.geometry import Mixture
 from gym_fed.soup.low_rank import LowRank
-from gym_fed.soup.stacks import DecodedStack, FactorStack, Stack
-from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS
+from gym_fed.soup.stacks.base import Stack
+from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, DecodedStack
+from gym_fed.soup.stacks.factors import FactorStack
 
 FrozenA = Callable[[str, int], Tensor]
 """Name of a weight and its columns to the A ``[r, cols]`` that all contributors of a round share, as they store it."""

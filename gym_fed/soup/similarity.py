@@ -18,8 +18,12 @@ import torch
 from gym_quant.kernels import sign_products
 from numpy.typing import NDArray
 
-from gym_fed.delta import BaseSpec, DeltaFile
-from gym_fed.soup.stacks import DecodedStack, SignStack, Stack, stacks_of
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.stacks import stacks_of
+from gym_fed.soup.stacks.base import Stack
+from gym_fed.soup.stacks.decoded import DecodedStack
+from gym_fed.soup.stacks.signs import SignStack
 
 Matrix = NDArray[np.float64]
 

@@ -14,9 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.similarity import Matrix
-from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, Stack, stacks_of
+from gym_fed.soup.stacks import stacks_of
+from gym_fed.soup.stacks.base import Stack
+from gym_fed.soup.stacks.decoded import DecodedStack
+from gym_fed.soup.stacks.factors import FactorStack
+from gym_fed.soup.stacks.signs import SignStack
 
 _DENSE = 0.9
 _OF_CHANCE = 0.1

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from gym_fed.config.tracking import ALWAYS
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.tracking.trackers import Tracker, get_tracker
-from gym_fed.tracking.trackers.base import RunInfo
+from gym_fed.tracking.trackers.base import RunInfo, Tracker
+from gym_fed.tracking.trackers.registry import get_tracker
 
 
 class Experiment:

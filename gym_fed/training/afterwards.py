@@ -112,7 +112,9 @@ def _whole_or_not_at_all(path: Path) -> Iterator[Path]:
 
 
 def _write_delta(model: Any, config: TrainingConfig, path: Path, codec: CodecPolicy) -> None:
-    from gym_fed.delta import BaseSpec, encode_delta, lora_delta, lora_factors, model_tensors
+    from gym_fed.delta.base import BaseSpec, model_tensors
+    from gym_fed.delta.encode import encode_delta, lora_delta
+    from gym_fed.delta.factors import lora_factors
 
     _require_weights_alone(config, "a delta")
     model = _on_full_base(model, config)
@@ -138,7 +140,7 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
     from peft import PeftModel
 
     from gym_fed.modeling.rope import apply_base_changes
-    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.algorithms.registry import get_algorithm
     from gym_fed.training.quantization import prequantised
     from gym_fed.training.saving import save_tuned
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.training.features import feature_arguments
-from gym_fed.training.optimizers import get_optimizer
+from gym_fed.training.features.registry import feature_arguments
+from gym_fed.training.optimizers.registry import get_optimizer
 from gym_fed.training.sharding import trainer_arguments
 
 _NO_LIMIT = -1

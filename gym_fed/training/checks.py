@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.data.chat_templates import read_chat_template
+from gym_fed.data.chat_templates.choice import read_chat_template
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import pick_device, resolve
-from gym_fed.tracking import get_tracker
+from gym_fed.tracking.trackers.registry import get_tracker
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.graders import Grader
+    from gym_fed.evaluation.graders.base import Grader
 
 
 def check_config(config: TrainingConfig, num_processes: int | None = None) -> None:
@@ -25,16 +25,16 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     Raises:
         GymError: ``CONFIG_INVALID``, ``MISSING_DEPENDENCY`` or ``USAGE`` naming the key and the remedy.
     """
-    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.algorithms.registry import get_algorithm
     from gym_fed.training.batch_size import check_batch_size
-    from gym_fed.training.features import active_features
-    from gym_fed.training.optimizers import get_optimizer
+    from gym_fed.training.features.registry import active_features
+    from gym_fed.training.optimizers.registry import get_optimizer
     from gym_fed.training.private.checks import check_privacy
     from gym_fed.training.processes import world_size
     from gym_fed.training.quantization import check_quantization
     from gym_fed.training.sharding import check_distributed
     from gym_fed.training.spikes import check_spikes
-    from gym_fed.training.tuning import get_tuning
+    from gym_fed.training.tuning.registry import get_tuning
 
     pick_device(config.device)
     if config.chat_template is not None:
@@ -60,7 +60,7 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.algorithms.registry import get_algorithm
 
     names = [grader.name for grader in graders]
     if get_algorithm(config.algorithm).needs_graders and not names:
@@ -85,7 +85,7 @@ def check_inputs(config: TrainingConfig) -> None:
         GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
     """
     from gym_fed.data.sources import source_rows
-    from gym_fed.evaluation.graders import build_graders
+    from gym_fed.evaluation.graders.registry import build_graders
     from gym_fed.training.template_check import check_template
     from gym_fed.training.vision import check_vision_keys
 

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode
-from gym_fed.tracking import Experiment
+from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.spikes import Diverged, Spike, SpikeWatch
 
 OnStep = Callable[[int, int, float], None]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.training import TrainingConfig
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.graders import Grader
+    from gym_fed.evaluation.graders.base import Grader
 
 
 @dataclass

@@ -24,7 +24,7 @@ Role = Literal["policy", "reference", "value"]
 
 
 class Tracks(Protocol):
-    """What a recipe needs of an experiment; ``gym_fed.tracking.Experiment`` is one."""
+    """What a recipe needs of an experiment; ``gym_fed.Experiment`` is one."""
 
     def log_config(self, config: Mapping[str, Any]) -> None: ...
 
@@ -47,7 +47,7 @@ class RecipeContext:
         output_dir: Folder of the recipe; made if need be. One that is there already is gone on with.
         devices: ``auto`` takes every CUDA GPU, or MPS, or the CPU; else the name of a device, or several.
         seed: Set for Python, numpy and torch when the block is entered.
-        experiment: Who is told the figures; by default a ``gym_fed.tracking.Experiment`` in ``output_dir``, which is
+        experiment: Who is told the figures; by default a ``gym_fed.Experiment`` in ``output_dir``, which is
             closed at the end. One that is handed in stays open.
 
     Attributes:
@@ -190,7 +190,7 @@ def _devices(wanted: str | Sequence[str]) -> list[torch.device]:
 
 
 def _experiment(folder: Path) -> Tracks:
-    from gym_fed.tracking import Experiment
+    from gym_fed.tracking.experiment import Experiment
 
     return Experiment(folder)
 

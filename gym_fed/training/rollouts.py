@@ -15,7 +15,8 @@ from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders import CombinedGrader, Grader, Sample
+from gym_fed.evaluation.graders._combined import CombinedGrader
+from gym_fed.evaluation.graders.base import Grader, Sample
 
 if TYPE_CHECKING:
     from gym_fed.training.job import Job

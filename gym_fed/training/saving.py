@@ -13,8 +13,8 @@ from gym_fed.models import NANO
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes import is_main, on_main
 from gym_fed.training.sharding import is_split
-from gym_fed.training.tuning import get_tuning
 from gym_fed.training.tuning._peft import name_base
+from gym_fed.training.tuning.registry import get_tuning
 
 
 def save_final(

@@ -29,7 +29,7 @@ def check_spikes(config: TrainingConfig) -> None:
     """
     if config.loss_spikes is None:
         return
-    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.algorithms.registry import get_algorithm
 
     if not get_algorithm(config.algorithm).loss_measures_rows(config):
         raise GymError(

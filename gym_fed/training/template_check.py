@@ -7,12 +7,14 @@ from itertools import islice
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.data.chat_templates import ChatRenderer, use_chat_template, vision_template, write_answered
+from gym_fed.data.chat_templates.choice import use_chat_template
+from gym_fed.data.chat_templates.conversation import ChatRenderer, write_answered
+from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.rows import PlacedDict, Row, as_kind, place_of
 from gym_fed.models import load_tokenizer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.algorithms.sft import Sft
 from gym_fed.training.vision import is_vision_model
 

@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.data.chat_templates import use_chat_template
+from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.rope import rope_undone_on_error
 from gym_fed.models import pick_device, quiet_loading
-from gym_fed.tracking import Experiment
+from gym_fed.tracking.experiment import Experiment
 from gym_fed.training import processes
-from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.batch_size import find_batch_size, known_sizes, remember_sizes
 from gym_fed.training.checks import check_config, check_graders
 from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
-from gym_fed.training.features import apply_features, featured
+from gym_fed.training.features.registry import apply_features, featured
 from gym_fed.training.hooks import OnReport, OnRows, OnStep, RunHooks, ShouldStop
 from gym_fed.training.job import Job
 from gym_fed.training.loading import load_for_training, require_dtype
 from gym_fed.training.loop import run_to_end
-from gym_fed.training.optimizers import get_optimizer
+from gym_fed.training.optimizers.registry import get_optimizer
 from gym_fed.training.reproducibility import RunWarning, deterministic, record_environment
 from gym_fed.training.result import TrainResult
 from gym_fed.training.run_folder import RunFolder
@@ -44,14 +44,14 @@ from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, s
 from gym_fed.training.spikes import Rollbacks, SpikeWatch, require_finite
 from gym_fed.training.template_date import templates_say
 from gym_fed.training.trl_glue import unpatched_afterwards
-from gym_fed.training.tuning import get_tuning
+from gym_fed.training.tuning.registry import get_tuning
 from gym_fed.training.vision import require_image_model
 from gym_fed.training.vision_parts import freeze_parts, frozen_parts
 
 if TYPE_CHECKING:
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.delta_soup import DeltaSoupConfig
-    from gym_fed.evaluation.graders import Grader
+    from gym_fed.evaluation.graders.base import Grader
     from gym_fed.soup.delta_soup import SoupResult
     from gym_fed.training.afterwards import Contributions, ExportFormat
 
@@ -84,7 +84,7 @@ class Trainer:
         on_report: OnReport | None = None,
         should_stop: ShouldStop | None = None,
     ) -> None:
-        from gym_fed.evaluation.graders import build_graders
+        from gym_fed.evaluation.graders.registry import build_graders
 
         if (model is None) != (tokenizer is None):
             raise GymError(ErrorCode.USAGE, "a model in memory needs its tokenizer, and the other way round")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.data.chat_templates import vision_template
+from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError

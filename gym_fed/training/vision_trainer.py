@@ -9,7 +9,7 @@ from transformers.image_utils import load_image
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-from gym_fed.data.chat_templates import vision_template
+from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.training.image_size import ImageLimits
 from gym_fed.training.job import Job
 from gym_fed.training.trl_glue import local

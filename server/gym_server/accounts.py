@@ -25,7 +25,7 @@ from gym_fed.identity.keys import contributor_id, verify_signature
 from gym_fed.identity.login import enrolment_claim, login_claim, work_is_done
 from gym_fed.text import is_name, plain, whole_number
 from gym_server.keys import Keys, RevokedKey, check_signer, key_row
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.nodes import node_of
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, invites, nodes

@@ -15,12 +15,13 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gym_fed.config.sections import AdmissionConfig
-from gym_fed.delta import BaseSpec
+from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.ledger import SEALED, seal
+from gym_fed.ledger.entries import Entry
+from gym_fed.ledger.seals import SEALED, seal
 from gym_server import forgeries
-from gym_server.ledger import Entry, Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import record_of
 from gym_server.rounds import COLLECTING
 from gym_server.secure.stages import check_upload
@@ -54,7 +55,7 @@ class Receipt:
     ledger_sequence: int
     ledger_hash: str
     proof: dict[str, Any]
-    """The ledger's entry under a signed head, which anyone can check: ``gym_fed.ledger.EntryProof``."""
+    """The ledger's entry under a signed head, which anyone can check: ``gym_fed.ledger.heads.EntryProof``."""
     manifest: str = ""
     """In a private round, where the entry is sealed: with the fields above it opens the seal."""
 
@@ -195,7 +196,7 @@ class Admission:
         Raises:
             GymError: ``NOT_FOUND`` when it was not uploaded, ``DELTA_INVALID``, ``BASE_MISMATCH``, ``UPDATE_REFUSED``.
         """
-        from gym_fed.delta import DeltaFile, DeltaLimits
+        from gym_fed.delta.file import DeltaFile, DeltaLimits
 
         path = self._store.local_path(manifest.delta_sha256)
         size = path.stat().st_size

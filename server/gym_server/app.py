@@ -16,7 +16,7 @@ from gym_server.federation import Federation
 from gym_server.grid import HubGrid
 from gym_server.payload import ByReference, Inline
 from gym_server.privacy import check_promise
-from gym_server.strategy import DeltaSoup
+from gym_server.strategy.durable import DeltaSoup
 
 app = ServerApp()
 

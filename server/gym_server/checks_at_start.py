@@ -19,7 +19,7 @@ from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_fed.system_errors import system_error
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_server import privacy
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel, coordinator_rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gym_fed.config.server import ServerConfig
-from gym_fed.delta import BaseSpec
+from gym_fed.delta.base import BaseSpec
 from gym_fed.text import readable_bytes
 from gym_server.private_merge import trained_tensors
 
@@ -43,7 +43,8 @@ class SoupForm:
     @classmethod
     def of(cls, config: ServerConfig) -> SoupForm:
         """The form that the rules and the codec of a config give; see ``gym_fed.soup.adapters``."""
-        from gym_fed.soup import Pipeline, WeightRule
+        from gym_fed.soup.aggregator import WeightRule
+        from gym_fed.soup.pipeline import Pipeline
 
         soup, recipe = config.soup, config.recipe
         if recipe.finetuning != "lora":

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
-from gym_fed.delta import BaseSpec
+from gym_fed.config.yaml_file import load_config
+from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder
 from gym_fed.identity.keys import SigningKey, server_id
@@ -29,7 +29,7 @@ from gym_fed.identity.tls import fingerprint
 from gym_server.accounts import Accounts
 from gym_server.admission import Admission
 from gym_server.keys import Keys
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.payouts import Payouts
 from gym_server.queue import MessageQueue
 from gym_server.rounds import Journal
@@ -129,7 +129,8 @@ class Federation:
         """
         import torch
 
-        from gym_fed.soup import Needs, Pipeline
+        from gym_fed.soup.geometry import Needs
+        from gym_fed.soup.pipeline import Pipeline
 
         pipeline = Pipeline.of(self.config.soup)
         pipeline.check(torch.ones(self.config.rounds.min_contributors))

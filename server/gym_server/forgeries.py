@@ -11,7 +11,7 @@ import json
 from sqlalchemy import Connection, select, update
 
 from gym_fed.errors import ErrorCode
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.store.tables import settings
 
 SUMMARY = "refused-summary"

@@ -6,7 +6,7 @@ import torch
 from gym_quant.codecs.lora import Lora
 
 from gym_fed.config.task import TaskSpec
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 
 
 def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:

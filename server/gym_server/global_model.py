@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from gym_fed.config.sections import GateConfig
 from gym_fed.config.task import SoupReference
-from gym_fed.data import load_rows
+from gym_fed.data.reading import load_rows
 from gym_fed.data.rows import as_kind
-from gym_fed.data.tasks import generate
-from gym_fed.delta import BaseSpec, DeltaFile, apply_delta, model_tensors, tensors_digest
+from gym_fed.data.tasks.registry import generate
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation import heldout_loss
+from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.evaluation.soup_game import SoupGame
 from gym_fed.models import load_model
 from gym_server.store.objects import ObjectStore

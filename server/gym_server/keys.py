@@ -16,7 +16,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import PUBLIC_KEY_BYTES, verify_signature
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.statements import Revocation, Rotation
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.ledger.pace import require_pace
 from gym_server.payouts import Payouts
 from gym_server.store.database import Database, rerun

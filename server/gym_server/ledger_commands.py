@@ -106,7 +106,7 @@ def verify(
 
 def _verify_file(file: Path, server: str | None) -> dict[str, Any]:
     from gym_fed.identity.keys import server_id
-    from gym_fed.ledger import verify_file
+    from gym_fed.ledger.export import verify_file
 
     key, checked = verify_file(file)
     if server is not None and server_id(key) != server:

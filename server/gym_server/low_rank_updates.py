@@ -7,7 +7,7 @@ rank, would make everybody's download larger, and is not what the task asks for.
 from __future__ import annotations
 
 from gym_fed.config.task import TaskSpec
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 
 
 def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:

@@ -15,11 +15,11 @@ from typing import Any
 
 from sqlalchemy import select
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.soup import NormVerdict, screen_norms
+from gym_fed.soup.screening import NormVerdict, screen_norms
 from gym_server import privacy, private_merge
 from gym_server.federation import Federation
 from gym_server.frozen_a import foreign_a

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, func, select, update
 from gym_fed.config.sections import LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.statements import TransferOrder
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.ledger.pace import HOUR_SECONDS
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import account_keys, accounts, credits, rounds, royalties, transfers

@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from gym_fed.config.privacy import AdaptiveClipping, ReleasePrivacy
 from gym_fed.config.task import TaskSpec, TrainingRecipe
-from gym_fed.delta import BaseSpec
+from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.policy import part_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sqlalchemy import select
 
-from gym_fed.delta import tensors_digest
+from gym_fed.delta.base import tensors_digest
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import resolve
 from gym_fed.text import plain

@@ -11,7 +11,7 @@ import shutil
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.round_training import round_training
-from gym_fed.delta import encode_delta, lora_delta
+from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel, coordinator_rows
@@ -33,7 +33,8 @@ def root_update(fed: Federation, model: GlobalModel, server_round: int) -> str |
     root = fed.config.root
     if root is None:
         return None
-    from gym_fed.training import Trainer, lora_factors
+    from gym_fed.training.trainer import Trainer
+    from gym_fed.training.tuning.lora import lora_factors
 
     rows = coordinator_rows(root.data, root.format, root.max_examples, fed.folder, "train")
     recipe = fed.config.recipe_at(fed.journal.head().height)

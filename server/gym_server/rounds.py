@@ -20,7 +20,7 @@ from gym_fed.config.task import SoupReference, TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.ledger.seals import seal
 from gym_server import forgeries
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions

@@ -29,7 +29,7 @@ from gym_server.hub import Hub
 from gym_server.rounds import Round
 from gym_server.store.away import StoreAway
 from gym_server.store.hub_lock import HubLock
-from gym_server.strategy import DeltaSoup
+from gym_server.strategy.durable import DeltaSoup
 from gym_server.streams import Wakeups
 
 log = logging.getLogger("gym_server")

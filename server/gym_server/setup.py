@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder, write_atomically
 from gym_server.federation import CONFIG_NAME, create_keys

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.soup import OptimizerState, SoupReport, merge
+from gym_fed.soup.merging import SoupReport, merge
+from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.private import PrivateRound
 from gym_fed.soup.registry import build_optimizer
 from gym_fed.soup.votes_soup import soup_from_votes

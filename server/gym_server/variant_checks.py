@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, func, or_, select
 
 from gym_fed.config.server import ServerConfig
-from gym_fed.delta import BaseSpec
+from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
 from gym_fed.identity.variant import SignedVariant, VariantManifest
@@ -122,7 +122,7 @@ class VariantChecks:
 
     def check_file(self, manifest: VariantManifest) -> None:
         """Validate the uploaded delta as an update's is."""
-        from gym_fed.delta import DeltaFile, DeltaLimits
+        from gym_fed.delta.file import DeltaFile, DeltaLimits
 
         path = self._store.local_path(manifest.delta_sha256)
         size = path.stat().st_size

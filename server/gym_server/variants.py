@@ -17,13 +17,13 @@ from typing import Any
 from sqlalchemy import Connection, delete, select, update
 
 from gym_fed.config.server import ServerConfig
-from gym_fed.delta import BaseSpec
+from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_server.grants import may_read, readable
 from gym_server.keys import REVOKED
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
 from gym_server.store.quota import give_up

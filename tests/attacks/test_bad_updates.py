@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, encode_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
 from tests.support.contributor import RawContributor, random_delta
 from tests.support.hub import HubProcess
 

@@ -11,8 +11,10 @@ from _perceptron import Perceptron
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
-from gym_fed.soup import merge
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.soup.merging import merge
 
 NETWORK = Perceptron()
 SHAPES = NETWORK.shapes

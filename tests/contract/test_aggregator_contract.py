@@ -11,7 +11,9 @@ from torch import Tensor
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import Aggregator, CoordinateRule, Needs, aggregator_names, build_aggregator, get_aggregator
+from gym_fed.soup.aggregator import Aggregator, CoordinateRule
+from gym_fed.soup.geometry import Needs
+from gym_fed.soup.registry import aggregator_names, build_aggregator, get_aggregator
 
 NAMES = aggregator_names()
 ROBUST = [name for name in NAMES if get_aggregator(name).robust]

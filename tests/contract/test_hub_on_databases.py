@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger import EntryProof
+from gym_fed.ledger.heads import EntryProof
 from tests.support.private_hub import NAMES, PrivateRounds, private_hub
 
 ROUNDS = 3

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import MergeMethod, TensorTask, get_method, method_names
-from gym_fed.soup.registry import build
+from gym_fed.soup.method import MergeMethod, TensorTask
+from gym_fed.soup.registry import build, get_method, method_names
 
 NAMES = method_names()
 NEED_STATISTICS = [name for name in NAMES if get_method(name).statistics is not None]

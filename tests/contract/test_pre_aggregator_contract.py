@@ -8,15 +8,9 @@ from torch import Tensor
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import (
-    Geometry,
-    Mixture,
-    Needs,
-    PreAggregator,
-    get_pre_aggregator,
-    pre_aggregator_names,
-)
-from gym_fed.soup.registry import build_pre_aggregators
+from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.pre_aggregator import PreAggregator
+from gym_fed.soup.registry import build_pre_aggregators, get_pre_aggregator, pre_aggregator_names
 
 NAMES = pre_aggregator_names()
 BY_PLACE = {"bucketing"}

@@ -21,8 +21,8 @@ from gym_server.federation import Federation
 from gym_server.store.tables import accounts, updates
 from sqlalchemy import select
 
-from gym_fed.delta import ErrorFeedback
-from gym_fed.serving.store import VariantStore
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.serving.store.store import VariantStore
 from tests.support.power_cut import Disk, why_not
 from tests.support.power_cut_scenes import BACKUP, HOME, HUB, LINEAGE, STORE
 from tests.support.wait import SECONDS

@@ -13,7 +13,8 @@ from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_client.variants import pull_variant, push_variant, to_push
 
-from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from tests.support.hub import HubProcess

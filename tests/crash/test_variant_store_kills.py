@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gym_fed.identity.keys import SigningKey
-from gym_fed.serving.store import VariantStore
+from gym_fed.serving.store.store import VariantStore
 from tests.support.small_variants import signed_small_delta
 
 LINES = {
@@ -25,7 +25,7 @@ import os, signal, sys
 from gym_fed import failpoints
 import gym_fed.delta.file
 from gym_fed.identity.variant import SignedVariant
-from gym_fed.serving.store import VariantStore
+from gym_fed.serving.store.store import VariantStore
 folder, delta, manifest, owner, *lines = sys.argv[1:]
 for line in lines:
     child = os.fork()

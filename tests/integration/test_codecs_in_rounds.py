@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from tests.support.federation import CONFIG, Federation, assert_every_contributor_counts_once_a_round
 from tests.support.quick import quick
 

@@ -19,7 +19,7 @@ from gym_client.variants import pull_variant, push_variant, sign_variant
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.statements import Revocation, Rotation, TransferOrder, now
-from gym_fed.ledger import EntryProof
+from gym_fed.ledger.heads import EntryProof
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, chunks, random_delta, spec_of

@@ -16,7 +16,8 @@ import torch
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TaskSpec
-from gym_fed.delta import BaseSpec, encode_delta, model_tensors
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta
 from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.login import do_work, enrolment_claim, login_claim
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce

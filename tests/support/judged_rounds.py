@@ -20,7 +20,8 @@ from sqlalchemy import select, update
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import encode_delta, model_tensors
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.encode import encode_delta
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)

@@ -26,7 +26,8 @@ from gym_server.setup import init_hub
 from gym_server.store.database import Database
 from gym_server.streams import Wakeups
 
-from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_fed.wire.limits import server_options
 from gym_fed.wire.v1 import hub_pb2_grpc

@@ -26,11 +26,11 @@ from gym_server.backup.place import Place
 from gym_server.rounds import Judgement, SoupRecord
 from gym_server.strategy import DeltaSoup
 
-from gym_fed.delta import ErrorFeedback
+from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.ledger import EntryProof
-from gym_fed.serving.store import VariantStore
+from gym_fed.ledger.heads import EntryProof
+from gym_fed.serving.store.store import VariantStore
 from tests.support.loopback_hub import LoopbackHub, some_delta
 
 HUB, HOME, BACKUP, STORE = "hub", "home", "backup", "variants"

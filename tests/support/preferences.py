@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.algorithms._preference import encode_answers
+from gym_fed.training.trainer import Trainer
 
 
 def capitals(count: int, seed: int, *, chat: bool = True) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from gym_server.rounds import Round
 from gym_server.setup import init_hub
 from gym_server.strategy import DeltaSoup
 
-from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gym_server.accounts import Accounts, Session
 from gym_server.keys import Keys
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.payouts import Payouts
 from gym_server.store.database import Database
 from gym_server.store.tables import credits, rounds

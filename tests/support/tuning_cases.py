@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
-from gym_fed.training import Trainer
+from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 40)
 

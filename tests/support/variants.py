@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, apply_delta, model_tensors, write_delta
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.serving.model_layout import ModelLayout
 from gym_fed.serving.operands import loaded_variant
 

@@ -13,7 +13,7 @@ from gym_server.store.tables import rounds, updates
 from gym_server.strategy import DeltaSoup
 from sqlalchemy import select
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import LoadedModel, load_model
-from gym_fed.training import Trainer
+from gym_fed.training.trainer import Trainer
 
 ROWS = generate("upper", 160)
 HELD_OUT = generate("upper", 40, split="heldout")

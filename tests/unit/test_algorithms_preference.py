@@ -13,8 +13,8 @@ from gym_fed.data.row_counts import counts_of
 from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
+from gym_fed.training.trainer import Trainer
 from tests.support.preferences import (
     HELD_OUT,
     ROWS,

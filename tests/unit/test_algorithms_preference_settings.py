@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
 from gym_fed.config.algorithms.preference import TdpoSettings
+from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.algorithms.tdpo import answer_terms, tdpo_loss
 from gym_fed.training.checks import check_config
 from tests.support.preferences import UNEVEN, capitals, config, train

@@ -10,13 +10,13 @@ import torch
 
 from gym_fed.config.rewards import RewardModelConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders import Sample
+from gym_fed.evaluation.graders.base import Sample
 from gym_fed.evaluation.graders.reward_model import RewardModel as RewardGrader
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
-from gym_fed.training.algorithms import get_algorithm
 from gym_fed.training.algorithms._preference import encode_answers
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.critic import load_critic
+from gym_fed.training.trainer import Trainer
 from tests.support.preferences import HELD_OUT, ROWS, assert_same, capitals, config, weights
 
 

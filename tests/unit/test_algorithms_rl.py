@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders import CombinedGrader, Grader, Sample
+from gym_fed.evaluation.graders._combined import CombinedGrader
+from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.job import Job
+from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick
 
 ALGORITHMS = ("grpo", "gspo", "rloo", "ppo")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
+from gym_fed.training.trainer import Trainer
 
 ALGORITHMS = ("gradient_difference", "npo")
 FORGET = [{**row, "forget": True} for row in generate("upper", 120)]
@@ -131,8 +131,8 @@ def test_every_setting_changes_what_is_learnt(
 
 
 def test_a_batch_holds_as_many_rows_to_forget_as_to_keep() -> None:
-    from gym_fed.training.algorithms import get_algorithm
     from gym_fed.training.algorithms._unlearning_trainer import Pairs
+    from gym_fed.training.algorithms.registry import get_algorithm
 
     tokenizer = load_model("gym-nano").tokenizer
     settings = config(Path("unused"), "npo")

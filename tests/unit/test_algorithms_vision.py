@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
-from gym_fed.training import Trainer
+from gym_fed.training.trainer import Trainer
 from gym_fed.training.vision import encode_image_rows, load_vision_model, place_images
 from gym_fed.training.vision_trainer import ImageBatches
 

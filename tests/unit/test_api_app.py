@@ -22,9 +22,9 @@ from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.server import listen
 from gym_fed.serving.api.usage_log import UsageLog
-from gym_fed.serving.openai import Caller, OpenAIService
+from gym_fed.serving.openai.access import Caller
 from gym_fed.serving.openai.catalogue import Catalogue
-from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, Use
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService, Use
 from tests.support.scripted_engine import ScriptedEngine
 
 BODY = {"model": "nano", "prompt": "x"}
@@ -299,7 +299,7 @@ async def test_connections_send_small_answers_at_once() -> None:
 def test_every_figure_of_engine_and_store_that_is_exported_exists() -> None:
     from gym_fed.serving.api import metrics
     from gym_fed.serving.engine_stats import EngineStats
-    from gym_fed.serving.store import StoreStats
+    from gym_fed.serving.store.stats import StoreStats
 
     names: dict[Any, set[str]] = {
         EngineStats: {*metrics._ENGINE_COUNTS, *metrics._ENGINE_STATES, *metrics._ENGINE_TIMES},

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.serving.engine import Engine
 from gym_fed.serving.mixed import MixedModel
-from gym_fed.serving.store import VariantStore
+from gym_fed.serving.store.store import VariantStore
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -10,9 +10,8 @@ from gym_quant import get_codec
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import GymError
-from gym_fed.ledger import Entry, Tree
-from gym_fed.ledger.entries import Chain
-from gym_fed.ledger.merkle import leaf_hash, node_hash, verify_inclusion
+from gym_fed.ledger.entries import Chain, Entry
+from gym_fed.ledger.merkle import Tree, leaf_hash, node_hash, verify_inclusion
 from gym_fed.soup.registry import build_aggregator
 
 

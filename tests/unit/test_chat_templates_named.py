@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gym_fed.config.llamafactory.translate import translate
-from gym_fed.data.chat_templates import use_chat_template
+from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.chat_templates.named import NAMED
 from gym_fed.data.encoding import IGNORED, encode_one
 from gym_fed.errors import ErrorCode, GymError

@@ -14,15 +14,15 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.config import TrainingConfig
-from gym_fed.data.chat_templates import use_chat_template
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.chat_templates.marks import trl_templates
 from gym_fed.data.encoding import IGNORED, encode_one, encode_rows
 from gym_fed.data.rows import PlacedDict
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, load_tokenizer
-from gym_fed.training import Trainer
 from gym_fed.training.algorithms._preference import encode_answers
+from gym_fed.training.trainer import Trainer
 from tests.support.conversations import CONVERSATIONS, answer, byte_tokenizer, system, user
 
 TWO = CONVERSATIONS["two turns"]

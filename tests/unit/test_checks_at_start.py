@@ -20,8 +20,8 @@ from gym_server.invitations import cancel_invites, invites_of, make_invites
 from gym_server.run import run_hub
 from gym_server.setup import init_hub
 
-from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import parse_invite
 from gym_fed.identity.keys import SigningKey

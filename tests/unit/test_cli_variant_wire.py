@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.variant import app
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.store import VariantStore, sign_variant
+from gym_fed.serving.store.signing import sign_variant
+from gym_fed.serving.store.store import VariantStore
 from tests.support.loopback_hub import LoopbackHub, some_delta
 
 

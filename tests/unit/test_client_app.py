@@ -20,7 +20,11 @@ from gym_client.work import parse_task
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.lineage import next_digest
-from gym_fed.delta import BaseSpec, DeltaFile, ErrorFeedback, apply_delta, encode_delta, model_tensors
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.models import load_model

@@ -20,15 +20,15 @@ from gym_client.rewards import verify_copy, verify_online
 from gym_client.tally import Tally
 from gym_client.transport import HubClient
 from gym_client.trust import establish
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database
 from typer.testing import CliRunner
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger import EntryProof, SignedHead, Tree, check_fork
 from gym_fed.ledger.export import first_line, lines
-from gym_fed.ledger.heads import contradiction
+from gym_fed.ledger.heads import EntryProof, SignedHead, check_fork, contradiction
+from gym_fed.ledger.merkle import Tree
 from tests.support.tiny_hub import TinyHub
 
 KEY = SigningKey.generate()

@@ -19,7 +19,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import SecureTask
 from gym_fed.config.task import LoraRecipe, TrainingRecipe
 from gym_fed.config.training import LoraSettings
-from gym_fed.delta import encode_delta, lora_delta
+from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
 from gym_fed.training.tuning.lora import add_lora, lora_factors

@@ -11,7 +11,9 @@ from gym_quant import Encoded, Payload, get_codec
 from gym_quant.codecs.lora import Lora
 from gym_quant.sides import decode_side, encode_side
 
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("binary", "int2", "int4", "int8", "ternary")

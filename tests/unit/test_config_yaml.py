@@ -498,7 +498,7 @@ def test_words_that_yaml_reads_as_truth_are_words_where_a_key_takes_words(write)
 
 
 def test_mixed_precision_no_is_no(write) -> None:  # type: ignore[no-untyped-def]
-    from gym_fed.config import TrainingConfig
+    from gym_fed.config.training import TrainingConfig
 
     assert load_config(write("mixed_precision: no\n"), TrainingConfig).mixed_precision == "no"
     assert load_config(write("{}\n"), TrainingConfig, ["mixed_precision=no"]).mixed_precision == "no"

@@ -15,9 +15,10 @@ import yaml
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.config import TrainingConfig, load_config
 from gym_fed.config import recipes as recipes_module
 from gym_fed.config.recipes import get_recipe, recipes
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from tests.unit.test_llamafactory import COMMON
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from gym_fed.data.tasks import (
+from gym_fed.data.tasks.numbers import number_word
+from gym_fed.data.tasks.registry import (
     all_tasks,
     generate,
     generate_mix,
@@ -14,7 +15,6 @@ from gym_fed.data.tasks import (
     get_task,
     is_heldout,
 )
-from gym_fed.data.tasks.numbers import number_word
 from gym_fed.errors import ErrorCode, GymError
 
 NAMES = list(all_tasks())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gym_fed.delta import BaseSpec, model_tensors, tensors_digest
+from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.errors import ErrorCode, GymError
 
 

@@ -11,15 +11,11 @@ import torch
 from pydantic import ValidationError
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import (
-    BaseSpec,
-    DeltaFile,
-    ErrorFeedback,
-    apply_delta,
-    encode_delta,
-    lora_delta,
-    model_tensors,
-)
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta, lora_delta
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 
 STORIES = Path(__file__).resolve().parents[2].parent / "shared" / "models" / "stories260K"

@@ -11,7 +11,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.delta import BaseSpec, DeltaFile, model_tensors
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 

@@ -15,7 +15,9 @@ from gym_quant import get_codec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 
 names = st.text(
@@ -135,7 +137,9 @@ def test_the_same_tensor_twice_is_not_written(tmp_path: Path) -> None:
 
 _MEMORY = """
 import resource, sys, torch
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 path, spec = sys.argv[1], BaseSpec("big", "sha256:" + "0" * 64, {f"t{i}": (1024, 2048) for i in range(8)})
 def entries():
     for name in spec.shapes:

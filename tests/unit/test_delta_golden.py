@@ -10,7 +10,9 @@ import torch
 from gym_quant.codecs.lora import Lora
 from safetensors import safe_open
 
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 
 GOLDEN = Path(__file__).parent / "golden"
 SHAPES: dict[str, tuple[int, ...]] = {

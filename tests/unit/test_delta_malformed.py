@@ -13,7 +13,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, DeltaLimits, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile, DeltaLimits
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 
 BASE = {

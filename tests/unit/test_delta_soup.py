@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization import AggregationMethod, DeltaSoup, DeltaSoupConfig
-from gym_fed.soup import aggregator_names, method_names
+from gym_fed.soup.registry import aggregator_names, method_names
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 

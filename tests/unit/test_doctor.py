@@ -16,8 +16,10 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.doctor import Finding, Level, checks, registry, worst
+from gym_fed.doctor import registry
 from gym_fed.doctor.checks import clock, commands, devices, disk, flower, kernels, versions
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.registry import checks, worst
 
 GIB = 1 << 30
 OURS = versions.installed_distribution()
@@ -229,7 +231,7 @@ def test_the_exit_code_follows_the_worst_finding(
     level: Level, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     findings = [Finding("a", Level.OK, "fine"), Finding("b", level, "seen", "do this")]
-    monkeypatch.setattr("gym_fed.doctor.run_checks", lambda: findings)
+    monkeypatch.setattr("gym_fed.doctor.registry.run_checks", lambda: findings)
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == status
     assert done.stdout.splitlines() == ["ok    a: fine", f"{level.value:<5} b: seen -> do this"]

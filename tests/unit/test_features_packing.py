@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import GymError
 from gym_fed.models import load_model, load_tokenizer
-from gym_fed.training import Trainer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.packing import pack_best_fit
 from gym_fed.training.sources import split_rows
+from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 24)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.modeling.mixture_of_depths import convert_to_mixture_of_depths
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.checks import check_config
 from gym_fed.training.features._passes import reference_mode
+from gym_fed.training.trainer import Trainer
 
 PAIRS = [
     {"prompt": f"copy: w{i} and some more words", "chosen": f" W{i}" * 4, "rejected": f" w{i}" * 4}

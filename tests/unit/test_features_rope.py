@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import GymError
 from gym_fed.modeling.rope import scale_rope
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
+from gym_fed.training.trainer import Trainer
 
 KINDS: list[dict[str, Any]] = [
     {"type": "linear", "factor": 2.0},

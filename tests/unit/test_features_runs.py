@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.checks import check_config
 from gym_fed.training.features.registry import active_features, feature_names
+from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 40)
 ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="asks what a machine without CUDA says")

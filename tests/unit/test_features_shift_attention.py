@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import GymError
 from gym_fed.modeling.shift_attention import group_size, register_shift_attention, shifted_attention
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.features.shift_attention import ShiftAttention
+from gym_fed.training.trainer import Trainer
 
 
 def straight(

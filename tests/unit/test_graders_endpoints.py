@@ -16,7 +16,8 @@ import pytest
 
 from gym_fed.config.rewards import ExactConfig, JudgeConfig, LengthConfig, RemoteConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders import Grader, Sample, reward_server
+from gym_fed.evaluation.graders._server import reward_server
+from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.evaluation.graders.exact import Exact
 from gym_fed.evaluation.graders.judge import Judge
 from gym_fed.evaluation.graders.length import Length

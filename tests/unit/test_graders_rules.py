@@ -8,12 +8,14 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter
 
-from gym_fed.config import TrainingConfig, load_config
 from gym_fed.config.rewards import AnyGraderConfig, RewardSections
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders import CombinedGrader, Grader, Sample, build_graders
+from gym_fed.evaluation.graders._combined import CombinedGrader
+from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.evaluation.graders.numeric import number_in
-from gym_fed.evaluation.graders.registry import grader_names
+from gym_fed.evaluation.graders.registry import build_graders, grader_names
 
 
 def built(**keys: Any) -> Grader:

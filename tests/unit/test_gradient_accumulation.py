@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
-from gym_fed.evaluation.graders import Grader, Sample
+from gym_fed.config.training import TrainingConfig
+from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.algorithms.registry import algorithm_names
+from gym_fed.training.trainer import Trainer
 
 LENGTHS = (1, 9, 2, 14, 5, 3, 11, 1, 7, 4)
 """Ten answers of unequal lengths: steps of six rows leave four for the last step of an epoch, in batches of 3 and 1."""

@@ -33,9 +33,9 @@ from gym_server.store.tables import credits
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, server_id
-from gym_fed.ledger import HubRestored, Restored, SignedHead, SignedRestored
 from gym_fed.ledger.heads import FORMAT as HEAD_FORMAT
-from gym_fed.ledger.heads import Head
+from gym_fed.ledger.heads import Head, SignedHead
+from gym_fed.ledger.restored import HubRestored, Restored, SignedRestored
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 from tests.support.postgres import PASSWORD, PostgresServer
 

@@ -15,7 +15,9 @@ from gym_server.rewards.rescore import rescore
 from gym_server.show_rewards import rewards_shown
 
 from gym_fed.config.credits import RewardsConfig
-from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.similarity import leaders, similarities
 from tests.support.judged_rounds import DENSE, SIGNS, Delta, Judged
 

@@ -10,7 +10,9 @@ from gym_server.frozen_a import foreign_a
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import LoraRecipe, TaskSpec, TrainingRecipe
-from gym_fed.delta import BaseSpec, DeltaFile, lora_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.training.tuning.lora import frozen_factor
 
 SPEC = BaseSpec.of({"q.weight": torch.zeros(24, 32)}, "tiny")

@@ -23,7 +23,9 @@ from gym_server.store.tables import rounds, updates
 from sqlalchemy import select, update
 
 from gym_fed.config.task import TaskSpec
-from gym_fed.delta import DeltaEntry, DeltaFile, lora_delta, write_delta
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 
 RANK = 2

@@ -32,7 +32,9 @@ from gym_fed.config.privacy import PrivacyConfig
 from gym_fed.config.server import ServerConfig
 from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.config.training import LoraSettings
-from gym_fed.delta import BaseSpec, DeltaFile, lora_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.privacy.accountant import NoiseEvent, epsilon

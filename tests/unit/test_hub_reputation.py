@@ -22,7 +22,7 @@ from gym_server.streams import Wakeups
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.server import ServerConfig
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import model_tensors
+from gym_fed.delta.base import model_tensors
 from gym_fed.errors import GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.soup.reputation import Outcome, Reputation, after, before

@@ -8,7 +8,7 @@ import torch
 from gym_server.store.tables import updates
 from sqlalchemy import select, update
 
-from gym_fed.delta import model_tensors
+from gym_fed.delta.base import model_tensors
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.statements import TransferOrder, now

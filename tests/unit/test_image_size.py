@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
 from gym_fed.config.llamafactory.files import load_training_config
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, load_tokenizer
-from gym_fed.training import Trainer
 from gym_fed.training.checks import check_inputs
 from gym_fed.training.image_size import ImageLimits
+from gym_fed.training.trainer import Trainer
 from gym_fed.training.vision import encode_image_rows
 from gym_fed.training.vision_trainer import ImageBatches
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import load_rows
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 
 LIKED: list[Any] = [True, 1, 1.0, "true", "True", "1", " TRUE ", "1.0"]
 DISLIKED: list[Any] = [False, 0, 0.0, "false", "False", "0", "0.0"]

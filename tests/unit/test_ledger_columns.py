@@ -276,7 +276,7 @@ def test_a_hundred_forged_submissions_are_two_entries_of_the_ledger(tmp_path: Pa
 def test_entries_of_before_there_were_digests_are_held_to_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gym_server.ledger import Ledger
+    from gym_server.ledger.chain import Ledger
 
     write = Ledger.append
 

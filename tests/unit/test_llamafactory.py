@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config import TrainingConfig, dump_yaml, load_config
-from gym_fed.config.llamafactory import is_llamafactory, load_training_config, translate
-from gym_fed.config.llamafactory.files import as_yaml
+from gym_fed.config.llamafactory.files import as_yaml, load_training_config
+from gym_fed.config.llamafactory.ledger import is_llamafactory
+from gym_fed.config.llamafactory.translate import translate
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import dump_yaml, load_config
 from gym_fed.errors import ErrorCode, GymError
 
 # What nearly all of its examples share; each shape below changes some of it. None takes a key away.

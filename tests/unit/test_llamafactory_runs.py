@@ -11,7 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.config import TrainingConfig, load_config
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import GymError
 from gym_fed.models import load_model
 from tests.unit.test_llamafactory import COMMON

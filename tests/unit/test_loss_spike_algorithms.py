@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import GymError
 from gym_fed.training.algorithms.registry import algorithm_names, get_algorithm
 from gym_fed.training.spikes import check_spikes

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig, load_config
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.data import generate
-from gym_fed.data.tasks import all_tasks
+from gym_fed.data.tasks.registry import all_tasks
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import exact_match
 from gym_fed.models import LoadedModel, load_model, nano_path, pick_device, resolve

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.openai import LOCAL, Caller, OpenAIService, RequestError, error_body
+from gym_fed.serving.openai.access import LOCAL, Caller
 from gym_fed.serving.openai.catalogue import Catalogue
-from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, Use
+from gym_fed.serving.openai.refusals import RequestError, error_body
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService, Use
 from tests.support.scripted_engine import ScriptedEngine
 
 USER = [{"role": "user", "content": "hi"}]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
-from gym_fed.training.optimizers import get_optimizer, optimizer_names
+from gym_fed.training.optimizers.registry import get_optimizer, optimizer_names
+from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick
 from tests.support.tuning_cases import ROWS, config, weights
 

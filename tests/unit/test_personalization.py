@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.delta import BaseSpec, DeltaFile, apply_delta
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.models import load_model
@@ -18,7 +20,8 @@ from gym_fed.personalization.judge import Judge
 from gym_fed.personalization.made import CreatedVariant, Listener
 from gym_fed.personalization.rebase import search_alpha
 from gym_fed.personalization.rows import read_rows
-from gym_fed.serving.store import VariantStore, sign_variant
+from gym_fed.serving.store.signing import sign_variant
+from gym_fed.serving.store.store import VariantStore
 from tests.support.preferences import capitals
 
 PAIRS = capitals(12, 0)

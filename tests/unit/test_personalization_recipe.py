@@ -10,7 +10,7 @@ import pytest
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.training import TrainingConfig
-from gym_fed.delta import BaseSpec
+from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.personalization.recipe import FULL_BITS, default_steps, encoding_of, training_config
 from gym_fed.personalization.rows import PersonalRows, read_rows

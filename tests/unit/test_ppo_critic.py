@@ -11,10 +11,10 @@ from transformers import TrainerCallback
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.checks import check_config
 from gym_fed.training.critic import Critic, critic_like, load_critic
-from gym_fed.training.optimizers import get_optimizer
+from gym_fed.training.optimizers.registry import get_optimizer
+from gym_fed.training.trainer import Trainer
 from tests.unit.test_algorithms_rl import ROWS, Letters, built, config, is_same, logged, train, weights
 
 

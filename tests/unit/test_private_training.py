@@ -15,20 +15,20 @@ from dp_accounting.pld import PLDAccountant
 
 from gym_fed.cli.runs import summary
 from gym_fed.cli.train import learned
-from gym_fed.config import TrainingConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import LocalPrivacy
 from gym_fed.config.task import TrainingRecipe, check_distillation
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.checks import check_config
 from gym_fed.training.private.gradients import ClippedGradients, example_losses, require_exact
 from gym_fed.training.private.loop import _physical_batches, _require_finite
 from gym_fed.training.private.noise import LatticeNoise, noisy_optimizer
 from gym_fed.training.private.plan import make_plan
 from gym_fed.training.private.sampling import poisson_sample
+from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import add_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:In CPU autocast")

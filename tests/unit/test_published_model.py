@@ -13,7 +13,7 @@ from gym_server.store.tables import published
 from safetensors.torch import load_file
 from sqlalchemy import select
 
-from gym_fed.delta import tensors_digest
+from gym_fed.delta.base import tensors_digest
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gym_fed import console
-from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
 from gym_fed.quantization import (

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.recipe import RecipeContext
+from gym_fed.training.trainer import Trainer
 
 
 class Told:

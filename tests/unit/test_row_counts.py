@@ -11,16 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import DataPipeline, load_rows
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import IGNORED, RowCounts, counts_of
 from gym_fed.errors import GymError
 from gym_fed.models import load_model, load_tokenizer
-from gym_fed.training import Trainer
-from gym_fed.training.algorithms import get_algorithm
+from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.job import Job
 from gym_fed.training.reproducibility import RunWarning
+from gym_fed.training.trainer import Trainer
 
 LONG = "a question of many words, " * 8
 

@@ -12,12 +12,12 @@ import psutil
 import pytest
 import yaml
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.batch_size import check_batch_size, largest_on_cpu
+from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 40)
 

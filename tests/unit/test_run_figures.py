@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from gym_fed.cli.train import _next as told_next
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.library_env import settle
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.hooks import RunHooks, StepReport
 from gym_fed.training.reproducibility import RunWarning
+from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 40)
 HELD_OUT = generate("copy", 4, seed=3)
@@ -96,7 +96,7 @@ def test_the_tokens_of_a_step_are_those_of_all_its_batches(tiny_base: Path, tmp_
 def test_rewards_are_averaged_over_the_lines_steps_and_reported(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from gym_fed.tracking import Experiment
+    from gym_fed.tracking.experiment import Experiment
 
     heard: list[StepReport] = []
     hooks = RunHooks(lambda step: Experiment(tmp_path, from_step=step), 2, on_report=heard.append)

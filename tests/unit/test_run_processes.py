@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.folder_lock import FolderLock
 from gym_fed.training.run_folder import RunFolder

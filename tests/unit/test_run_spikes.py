@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
 from gym_fed.config.run import LossSpikes
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training import Trainer
 from gym_fed.training.spikes import SkippingSampler, SpikeWatch, check_spikes
+from gym_fed.training.trainer import Trainer
 
 GOOD = generate("copy", 64)
 

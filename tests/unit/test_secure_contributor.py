@@ -19,7 +19,8 @@ from gym_client.tasks import TaskFolder, Trained
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TaskSpec
-from gym_fed.delta import BaseSpec, encode_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import SigningKey

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.privacy.secure_aggregation.keys import (

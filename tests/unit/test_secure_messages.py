@@ -30,7 +30,9 @@ from gym_server.strategy.durable import DeltaSoup
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.lineage import next_digest
 from gym_fed.config.task import TaskSpec
-from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.models import load_model

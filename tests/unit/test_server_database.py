@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.setup import init_hub
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.database import Database, insert_if_absent, rerun

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from alembic.script import ScriptDirectory
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.rounds import Journal
 from gym_server.store import migrations
 from gym_server.store.database import Database

@@ -15,10 +15,11 @@ from gym_server.global_model import GlobalModel
 from gym_server.root import root_update
 from gym_server.setup import init_hub
 
-from gym_fed.delta import DeltaFile, model_tensors
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training import Trainer
 from gym_fed.training.result import TrainResult
+from gym_fed.training.trainer import Trainer
 
 
 @pytest.fixture(params=["full", "lora"])

@@ -14,7 +14,7 @@ import torch
 import yaml
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
-from gym_server.ledger import GENESIS_HASH, Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.merging import merge_round
 from gym_server.publish import write_version
@@ -26,10 +26,12 @@ from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, round
 from sqlalchemy import select, update
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, encode_delta, model_tensors
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.ledger.entries import GENESIS_HASH
 from gym_fed.models import load_model
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)

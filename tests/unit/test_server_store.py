@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.rounds import Journal
 from gym_server.store.database import Database
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.delta import BaseSpec, DeltaEntry, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.mixed import MixedModel, Piece
 from gym_fed.serving.model_layout import ModelLayout

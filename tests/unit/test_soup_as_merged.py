@@ -17,9 +17,13 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.server import ServerConfig
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import LoraRecipe, TaskSpec, TrainingRecipe
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, apply_delta, lora_delta, write_delta
-from gym_fed.soup import merge
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.soup.adapters import largest_rank
+from gym_fed.soup.merging import merge
 
 AS_MERGED = CodecPolicy(codec="as-merged")
 SPEC = BaseSpec("small", "sha256:" + "ab" * 32, {"q.weight": (40, 60), "k.weight": (8, 60)})
@@ -95,7 +99,7 @@ def test_a_tensor_of_which_factors_would_be_no_smaller_travels_as_values(tmp_pat
 
 @pytest.mark.parametrize("changes", [{"aggregator": "median"}, {"server_optimizer": "momentum"}])
 def test_a_soup_that_is_no_factors_travels_as_values(tmp_path: Path, changes: dict[str, Any]) -> None:
-    from gym_fed.soup import OptimizerState
+    from gym_fed.soup.optimizer import OptimizerState
     from gym_fed.soup.registry import build_optimizer
 
     recipe = SoupRecipe(codec=AS_MERGED, **changes)

@@ -12,13 +12,21 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, model_tensors, write_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.models import load_model
-from gym_fed.soup import aggregator_names, get_aggregator, get_method, method_names, pre_aggregator_names
 from gym_fed.soup.geometry import Needs
-from gym_fed.soup.registry import optimizer_names
+from gym_fed.soup.registry import (
+    aggregator_names,
+    get_aggregator,
+    get_method,
+    method_names,
+    optimizer_names,
+    pre_aggregator_names,
+)
 
 COUNT = 4
 TEXT = '{"text": "to be or not to be, that is the question"}\n{"text": "whether it is nobler"}\n'

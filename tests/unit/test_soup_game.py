@@ -13,7 +13,10 @@ from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.data import generate
-from gym_fed.delta import BaseSpec, DeltaFile, apply_delta, encode_source, model_tensors, tensors_digest
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
+from gym_fed.delta.encode import encode_source
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.evaluation.soup_game import WORST, SoupGame, round_coefficients

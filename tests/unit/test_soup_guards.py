@@ -9,11 +9,16 @@ import torch
 from pydantic import ValidationError
 
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, ErrorFeedback, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization import DeltaSoupConfig
-from gym_fed.soup import Geometry, Pipeline, merge
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
+from gym_fed.soup.geometry import Geometry
+from gym_fed.soup.merging import merge
+from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.rewards import split_pool
 
 

@@ -15,10 +15,14 @@ from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, lora_delta, write_delta
-from gym_fed.soup import low_rank, merge
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.soup import low_rank
 from gym_fed.soup.low_rank import LowRank, products
-from gym_fed.soup.stacks import FactorStack
+from gym_fed.soup.merging import merge
+from gym_fed.soup.stacks.factors import FactorStack
 
 LORA = Lora()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -13,9 +13,12 @@ import torch
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, ErrorFeedback, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import merge
+from gym_fed.soup.merging import merge
 from gym_fed.soup.stacks import decoded as decoded_stack
 
 SHAPES = {"layers.0.down": (16, 172), "layers.1.down": (16, 172), "norm": (16,), "embed": (4, 8, 5)}
@@ -215,8 +218,10 @@ _MEMORY = """
 import resource, sys, torch
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
-from gym_fed.soup import merge
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.soup.merging import merge
 folder, spec = sys.argv[1], BaseSpec("big", "sha256:" + "0" * 64, {"w": (1024, 2048)})
 for index in range(8):
     delta = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(index))

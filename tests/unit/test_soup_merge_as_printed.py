@@ -16,11 +16,14 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, encode_delta, model_tensors, write_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.soup import aggregator_names, get_aggregator, get_method, method_names
 from gym_fed.soup.geometry import Needs
+from gym_fed.soup.registry import aggregator_names, get_aggregator, get_method, method_names
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 PRINTED = re.search(r"`gym (soup merge [^`]+)`", README.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.cli.soup_inputs import _factors_alone
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
 
 

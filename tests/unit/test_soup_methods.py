@@ -13,8 +13,8 @@ import torch
 from scipy.optimize import minimize
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import TensorTask, get_method
-from gym_fed.soup.registry import build
+from gym_fed.soup.method import TensorTask
+from gym_fed.soup.registry import build, get_method
 from gym_fed.soup.sparsify import draws
 
 WEIGHTS = [1.0, 2.5, 0.5, 1.0]

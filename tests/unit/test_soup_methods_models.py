@@ -13,7 +13,9 @@ import torch
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.data import encode_rows
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, model_tensors, write_delta
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.evaluation.merge_statistics import (
@@ -25,10 +27,11 @@ from gym_fed.evaluation.merge_statistics import (
 )
 from gym_fed.evaluation.soup_loss import SoupLoss
 from gym_fed.models import LoadedModel, load_model
-from gym_fed.soup import MergeMethod, TensorTask, get_method, merge, method_names
+from gym_fed.soup.merging import merge
+from gym_fed.soup.method import MergeMethod, TensorTask
 from gym_fed.soup.model_merging import merge_models
 from gym_fed.soup.parts import parts
-from gym_fed.soup.registry import build
+from gym_fed.soup.registry import build, get_method, method_names
 
 SHAPES = {"embed": (4, 8, 5), "layers.0.down": (16, 20), "norm": (16,), "scale": ()}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")

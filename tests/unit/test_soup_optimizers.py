@@ -12,9 +12,12 @@ from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import OptimizerState, merge
+from gym_fed.soup.merging import merge
+from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.registry import build_optimizer, optimizer_names
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)

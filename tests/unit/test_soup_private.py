@@ -18,13 +18,18 @@ from hypothesis.extra import numpy as hnp
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import AdaptiveClipping, PrivacyConfig, ReleasePrivacy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, ErrorFeedback, lora_delta, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Ruler, on_lattice, scale_factors
 from gym_fed.privacy.noise import NoiseSource
-from gym_fed.soup import SoupReport, build_aggregator, merge
+from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.private import ClippedMiddle, PrivateRound, SignVotes
+from gym_fed.soup.registry import build_aggregator
 from gym_fed.soup.stacks import decoded as decoded_stack
 from gym_fed.soup.votes_soup import soup_from_votes
 

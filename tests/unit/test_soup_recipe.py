@@ -10,7 +10,7 @@ import torch
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.yaml_file import dump_yaml, load_config
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import aggregator_names, build_aggregator
+from gym_fed.soup.registry import aggregator_names, build_aggregator
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import torch
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import Geometry, Needs, Pipeline, aggregator_names, get_aggregator, pre_aggregator_names
+from gym_fed.soup.geometry import Geometry, Needs
+from gym_fed.soup.pipeline import Pipeline
+from gym_fed.soup.registry import aggregator_names, get_aggregator, pre_aggregator_names
 
 STEPS = pre_aggregator_names()
 RULES = aggregator_names()

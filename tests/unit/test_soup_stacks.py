@@ -14,11 +14,16 @@ from gym_quant.codecs.lora import Lora
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import BaseSpec, DeltaEntry, DeltaFile, write_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import merge, signs
-from gym_fed.soup.merging import inner_products
-from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, stack_of, stacks_of
+from gym_fed.soup import signs
+from gym_fed.soup.merging import inner_products, merge
+from gym_fed.soup.stacks import stack_of, stacks_of
+from gym_fed.soup.stacks.decoded import DecodedStack
+from gym_fed.soup.stacks.factors import FactorStack
+from gym_fed.soup.stacks.signs import SignStack
 
 SHAPES = {"down": (48, 172), "up": (33, 7), "norm": (16,)}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")

@@ -10,11 +10,11 @@ import pytest
 
 from gym_fed.config.distributed import DistributedSettings
 from gym_fed.evaluation.graders.registry import grader_names
-from gym_fed.tracking.trackers import tracker_names
-from gym_fed.training.algorithms import algorithm_names
+from gym_fed.tracking.trackers.registry import tracker_names
+from gym_fed.training.algorithms.registry import algorithm_names
 from gym_fed.training.features.registry import feature_names
-from gym_fed.training.optimizers import optimizer_names
-from gym_fed.training.tuning import tuning_names
+from gym_fed.training.optimizers.registry import optimizer_names
+from gym_fed.training.tuning.registry import tuning_names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "support.md").read_text(encoding="utf-8")
 STRATEGIES = list(get_args(DistributedSettings.model_fields["strategy"].annotation))

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta import BaseSpec, DeltaFile, encode_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.similarity import compare
 from gym_fed.soup.together import beyond, groups_of, torn_apart
 

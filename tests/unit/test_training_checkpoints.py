@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
 from gym_fed.training.trl_glue import LocalOnly, _require_adapter
-from gym_fed.training.tuning import get_tuning
+from gym_fed.training.tuning.registry import get_tuning
 
 
 def loaded(model: Any, weights: dict[str, Any]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config import TrainingConfig, dump_yaml, load_config
 from gym_fed.config.round_training import round_training
 from gym_fed.config.task import TrainingRecipe
-from gym_fed.config.yaml_file import validate
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import dump_yaml, load_config, validate
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.algorithms import algorithm_names, get_algorithm
+from gym_fed.training.algorithms.registry import algorithm_names, get_algorithm
 from gym_fed.training.checks import check_config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

@@ -9,18 +9,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from gym_fed.config import TrainingConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.round_training import round_training
 from gym_fed.config.server import ServerConfig
 from gym_fed.config.task import LoraRecipe, TaskSpec, TrainingRecipe, check_frozen_a
-from gym_fed.config.training import LoraSettings
+from gym_fed.config.training import LoraSettings, TrainingConfig
 from gym_fed.data import generate
-from gym_fed.delta import BaseSpec, DeltaFile, lora_delta
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
 from gym_fed.soup.low_rank import LowRank, frozen_a
-from gym_fed.training import Trainer, lora_factors
-from gym_fed.training.tuning.lora import add_lora, frozen_factor
+from gym_fed.training.trainer import Trainer
+from gym_fed.training.tuning.lora import add_lora, frozen_factor, lora_factors
 
 DIGEST = "sha256:" + "0" * 64
 RECIPE = TrainingRecipe(

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer, lora_factors
 from gym_fed.training.run_folder import RunFolder
+from gym_fed.training.trainer import Trainer
+from gym_fed.training.tuning.lora import lora_factors
 
 ROWS = generate("copy", 60)
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers.utils import chat_template_utils
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import GymError
 from gym_fed.models import load_model
-from gym_fed.training import Trainer, run_folder
+from gym_fed.training import run_folder
+from gym_fed.training.trainer import Trainer
 
 ROWS = generate("double", 24)
 PRINTS_THE_DAY = "{{ 'Today Date: ' + strftime_now('%d %b %Y') }}"

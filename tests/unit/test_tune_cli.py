@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config import TrainingConfig, load_config
 from gym_fed.config.search import SearchConfig
-from gym_fed.config.training import DataConfig
+from gym_fed.config.training import DataConfig, TrainingConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.folder_lock import FolderLock
 from gym_fed.training.hooks import StepReport

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.models import load_model
-from gym_fed.training import Trainer, lora_factors
-from gym_fed.training.tuning import count_trainable, describe_trainable, get_tuning, tuning_names
+from gym_fed.training.trainer import Trainer
+from gym_fed.training.tuning._describe import count_trainable, describe_trainable
+from gym_fed.training.tuning.lora import lora_factors
+from gym_fed.training.tuning.registry import get_tuning, tuning_names
 from tests.support.tuning_cases import CASES, METHODS, ROWS, config, train, weights
 
 
@@ -158,7 +160,7 @@ def test_adalora_takes_ranks_away(runs: dict[str, Any]) -> None:
 
 
 def test_loraplus_and_lora_fa_move_what_they_say(runs: dict[str, Any], tiny_base: Path) -> None:
-    from gym_fed.training.optimizers import get_optimizer
+    from gym_fed.training.optimizers.registry import get_optimizer
 
     settings = TrainingConfig(finetuning="lora", lora={"loraplus_lr_ratio": 16}, learning_rate=1e-3)
     model = get_tuning("lora").prepare(load_model(str(tiny_base)).model, settings)

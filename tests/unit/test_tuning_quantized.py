@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.models import load_model
-from gym_fed.training import Trainer
 from gym_fed.training.loading import load_for_training
-from gym_fed.training.tuning import count_trainable, get_tuning
+from gym_fed.training.trainer import Trainer
+from gym_fed.training.tuning._describe import count_trainable
 from gym_fed.training.tuning._loftq import loftq
+from gym_fed.training.tuning.registry import get_tuning
 from tests.support.tuning_cases import ROWS, config, train
 
 pytest.importorskip("bitsandbytes")

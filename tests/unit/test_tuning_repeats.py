@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gym_fed.errors import GymError
-from gym_fed.training import Trainer
+from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick
 from tests.support.tuning_cases import CASES, METHODS, ROWS, config, train, weights
 

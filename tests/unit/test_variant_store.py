@@ -16,7 +16,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.variant import SignedVariant
-from gym_fed.serving.store import VariantRecord, VariantStore, sign_variant
+from gym_fed.serving.store.records import VariantRecord
+from gym_fed.serving.store.signing import sign_variant
+from gym_fed.serving.store.store import VariantStore
 from tests.support.small_variants import fake_loader, signed_small_delta, small_base, small_delta
 
 KEY, OTHER = SigningKey.generate(), SigningKey.generate()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config import TrainingConfig
+from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model
-from gym_fed.training.tuning import get_tuning
+from gym_fed.training.tuning.registry import get_tuning
 from gym_fed.training.vision_parts import freeze_parts, frozen_parts
 
 TEXT = {

@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym_fed.data.formats.base import BadRow, Raw
 from gym_fed.data.formats.labels import label_of
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.lazy import lazy
-
-if TYPE_CHECKING:
-    from gym_fed.data.reading import load_rows
-
-__all__ = ["FORMATS", "detect", "load_rows", "reader"]
 
 FORMATS = ("alpaca", "sharegpt", "messages", "preference", "kto", "completion", "prompt", "text")
-
-__getattr__ = lazy(__name__, load_rows="gym_fed.data.reading")
 
 
 def reader(format: str) -> Callable[[Any], Raw]:

@@ -21,7 +21,8 @@ from gym_fed.files import atomic_file
 from gym_fed.privacy.secure_aggregation.masks import MAX_BITS, Mask, MaskSum, Words, word_type
 
 if TYPE_CHECKING:
-    from gym_fed.delta import BaseSpec, DeltaFile
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
 
 MAGIC = b"gymvotes"
 HEADER_BYTES = 24

@@ -34,9 +34,9 @@ DEFAULT_CACHE_BYTES = 10 * 10**9
 class VariantStore:
     """A folder of variants: ``variants.db``, ``objects/`` and ``staging/``. Use as a context manager, or ``close`` it.
 
-    It is a ``gym_fed.serving.VariantSource``. Several processes may use one folder; each sees at once what the others
-    add, replace and remove, for every request looks its variant's row up. A variant that is removed or replaced while
-    it is in use stays in memory for those who use it, and only for them.
+    It is a ``gym_fed.serving.loaded.VariantSource``. Several processes may use one folder; each sees at once
+    what the others add, replace and remove, for every request looks its variant's row up. A variant that is removed or
+    replaced while it is in use stays in memory for those who use it, and only for them.
     """
 
     def __init__(

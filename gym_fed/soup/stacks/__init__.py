@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.stacks.base import Stack
 from gym_fed.soup.stacks.decoded import DecodedStack
 from gym_fed.soup.stacks.factors import FactorStack
 from gym_fed.soup.stacks.signs import SignStack
-
-__all__ = ["DecodedStack", "FactorStack", "SignStack", "Stack", "stack_of", "stacks_of"]
 
 
 def stack_of(name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...]) -> Stack:

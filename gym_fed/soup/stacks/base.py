@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gym_quant.codec import as_matrix
 from torch import Tensor
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.geometry import Mixture
 

@@ -14,7 +14,7 @@ from gym_quant import Payload
 from gym_quant.kernels import sign_products
 from torch import Tensor
 
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.geometry import Mixture
 from gym_fed.soup.stacks.base import Stack

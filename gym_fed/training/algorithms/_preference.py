@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, cast
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.data.chat_templates import Reasoning, write_answered
+from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row, place_of

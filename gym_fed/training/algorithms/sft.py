@@ -9,7 +9,7 @@ from typing import Any
 
 from gym_fed import console
 from gym_fed.config.training import TrainingConfig
-from gym_fed.data.chat_templates import REASONING_KEYS
+from gym_fed.data.chat_templates.conversation import REASONING_KEYS
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row

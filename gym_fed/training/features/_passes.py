@@ -25,7 +25,7 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
     off for the moment is in that of the policy. Whether an adapter that does not start at zero is asked beforehand is
     known only when it is there: ``either``.
     """
-    from gym_fed.training.tuning import get_tuning
+    from gym_fed.training.tuning.registry import get_tuning
 
     if config.algorithm == "npo":
         return "evaluation"

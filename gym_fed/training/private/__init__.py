@@ -3,7 +3,3 @@
 ``plan`` says what a run costs, ``checks`` what is refused, ``gradients`` clips, ``noise`` hides, ``sampling`` draws the
 batches, ``loop`` puts them together.
 """
-
-from gym_fed.training.private.plan import Plan, make_plan
-
-__all__ = ["Plan", "make_plan"]

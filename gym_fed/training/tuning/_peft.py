@@ -121,7 +121,7 @@ def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
 
 def task_type(config: TrainingConfig) -> str:
     """PEFT's name of what the algorithm's model does."""
-    from gym_fed.training.algorithms import get_algorithm
+    from gym_fed.training.algorithms.registry import get_algorithm
 
     return get_algorithm(config.algorithm).task_type
 

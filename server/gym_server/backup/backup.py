@@ -24,7 +24,7 @@ import gym_fed
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.encryption import encrypted_pem, is_encrypted
-from gym_fed.ledger import SignedHead
+from gym_fed.ledger.heads import SignedHead
 from gym_server.backup import postgres
 from gym_server.backup.manifest import DATABASE, MANIFEST, File, SnapshotManifest
 from gym_server.backup.place import Place, object_name

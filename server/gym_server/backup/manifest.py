@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from gym_fed.config.base import StrictModel
 from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger import SignedHead
+from gym_fed.ledger.heads import SignedHead
 
 MANIFEST = "manifest.json"
 DATABASE = "database"

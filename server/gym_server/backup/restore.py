@@ -16,14 +16,15 @@ from typing import Any
 
 from sqlalchemy import select
 
-from gym_fed.config import load_config
 from gym_fed.config.server import ServerConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.files import fsync_folder, write_atomically
 from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.passphrase import PassphraseSource
-from gym_fed.ledger import SignedHead, SignedRestored
+from gym_fed.ledger.heads import SignedHead
+from gym_fed.ledger.restored import SignedRestored
 from gym_server.backup import postgres
 from gym_server.backup.backup import is_empty
 from gym_server.backup.manifest import DATABASE, SnapshotManifest
@@ -35,7 +36,7 @@ from gym_server.federation import (
     FolderLock,
     objects_url,
 )
-from gym_server.ledger import Ledger
+from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import ledger

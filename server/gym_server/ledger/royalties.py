@@ -191,7 +191,7 @@ def base_of_variant(path: Path) -> str:
     Raises:
         GymError: As ``DeltaFile.open``.
     """
-    from gym_fed.delta import DeltaFile
+    from gym_fed.delta.file import DeltaFile
 
     with DeltaFile.open(path) as delta:
         return delta.manifest.base_digest

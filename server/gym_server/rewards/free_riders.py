@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from gym_fed.config.credits import RewardsConfig
-from gym_fed.delta import BaseSpec, DeltaFile
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.similarity import Matrix, compare, leaders, similarities

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.delta import DeltaFile
+from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.contribution import CountedGame, Game, Scores

@@ -12,7 +12,7 @@ from typing import TypeVar
 from sqlalchemy import select, update
 
 from gym_fed.config.base import StrictModel
-from gym_fed.delta import BaseSpec
+from gym_fed.delta.base import BaseSpec
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.privacy.secure_aggregation.messages import (
     ADVERTISE,

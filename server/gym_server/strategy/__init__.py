@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
-    from gym_server.strategy.arrays import DeltaSoupStrategy
-    from gym_server.strategy.durable import DeltaSoup
+    from gym_server.strategy.arrays import DeltaSoupStrategy as DeltaSoupStrategy
+    from gym_server.strategy.durable import DeltaSoup as DeltaSoup
 
-__all__ = ["DeltaSoup", "DeltaSoupStrategy"]
-
-__getattr__ = lazy(
-    __name__,
-    DeltaSoup="gym_server.strategy.durable",
-    DeltaSoupStrategy="gym_server.strategy.arrays",
-)
+__all__, __getattr__ = lazy(__name__)
