@@ -81,7 +81,7 @@ class Engine:
         self._guides: GuideFactory | None = None
         self._guides_lock = threading.Lock()
         self._counters = Counters()
-        self._sign_products = mixed.sign_products
+        self._model = mixed
         self._loop = EngineLoop(mixed, self._decoder, source, self.config, self._counters)
         self._changed = threading.Condition()
         self._arrived: list[Work] = []
@@ -157,7 +157,8 @@ class Engine:
             failed_steps=counters.failed_steps,
             rows=counters.rows,
             rows_with_variants=counters.rows_with_variants,
-            sign_products=dict(self._sign_products),
+            sign_products=dict(self._model.sign_products),
+            packed_products=dict(self._model.packed_products),
             busy_seconds=counters.busy_seconds,
             model_seconds=counters.model_seconds,
             kv_bytes_used=counters.kv_tokens * self.limits.kv_bytes_per_token,

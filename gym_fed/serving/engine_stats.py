@@ -49,6 +49,7 @@ class EngineStats:
         rows: Pieces of all steps together.
         rows_with_variants: Of these, for a variant.
         sign_products: How often a layer's sign deltas were multiplied, by kernel (``MixedModel.sign_products``).
+        packed_products: How often other packed deltas of a layer were, by form (``MixedModel.packed_products``).
         busy_seconds: Spent in turns that had a step.
         model_seconds: Spent in the forwards alone.
         kv_bytes_used: KV caches' bytes with tokens in them.
@@ -71,6 +72,7 @@ class EngineStats:
     rows: int
     rows_with_variants: int
     sign_products: Mapping[str, int]
+    packed_products: Mapping[str, int]
     busy_seconds: float
     model_seconds: float
     kv_bytes_used: int

@@ -19,6 +19,9 @@ from typing import Any, Literal
 
 import torch
 from gym_quant.kernels import dispatch
+from gym_quant.kernels.matmul import MODES
+from gym_quant.kernels.resident import ResidentSigns
+from gym_quant.resident import ResidentLevels
 from torch import Tensor, nn
 
 from gym_fed.errors import ErrorCode, GymError
@@ -65,8 +68,9 @@ class MixedModel:
         kernel: How sign deltas are multiplied: ``exact`` (float32), or ``lookup`` (8-bit tables, CPU only).
 
     Attributes:
-        sign_products: How often a layer's sign deltas were multiplied by which kernel, counted where it is called:
-            ``exact``, ``lookup``, and ``decoded`` for long prompts, whose deltas are decoded for a dense product.
+        products: How often a layer's packed deltas of a form (``gym_quant.resident.Resident.form``) were multiplied in
+            which way, counted where it is called: sign deltas by the kernel ``exact`` or ``lookup``; ``decoded`` are
+            all other forms, and signs for long prompts, whose deltas are decoded for a dense product.
 
     Raises:
         GymError: ``MODEL_INVALID``, with the reason, for a model that packed steps cannot compute; ``USAGE`` when it is
@@ -78,7 +82,7 @@ class MixedModel:
         self.model = model
         self.model.eval()
         self.layout = ModelLayout.of(model, kernel)
-        self.sign_products: Counter[str] = Counter({"exact": 0, "lookup": 0, "decoded": 0})
+        self.products: Counter[tuple[str, str]] = Counter()
         self._roster: Roster | None = None
         self._windows: dict[int, int | None] = {}
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
@@ -110,6 +114,20 @@ class MixedModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def sign_products(self) -> dict[str, int]:
+        """Of ``products`` those of sign deltas, by kernel."""
+        return {kernel: self.products[ResidentSigns.form, kernel] for kernel in (*MODES, "decoded")}
+
+    @property
+    def packed_products(self) -> dict[str, int]:
+        """Of ``products`` those of all other packed deltas, by form."""
+        found = Counter({ResidentLevels.form: 0})
+        for (form, _), count in dict(self.products).items():
+            if form != ResidentSigns.form:
+                found[form] += count
+        return dict(found)
 
     def new_cache(self, capacity_hint: int = 16) -> KVCache:
         """An empty cache for one request; memory for so many tokens is taken at first."""
@@ -208,7 +226,7 @@ class MixedModel:
             RowMap(body, ends[-1], self._bulk_rows, self._device),
             RowMap(head, wanted, self._bulk_rows, self._device),
             dispatch.path(),
-            self.sign_products,
+            self.products,
         )
 
     @torch.inference_mode()

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from gym_quant import CodecError
-from gym_quant.kernels.resident import ResidentSigns
+from gym_quant.resident import IndexArray
 from torch import Tensor, nn
 
 from gym_fed.serving.model_layout import ModelLayout, Site, normal_form
-from gym_fed.serving.roster import Roster, RowMap, Signs, SitePlan
-
-_BLOCK = 512
-"""Rows of a matrix that are decoded at once for a bulk span: 512 x 4096 float32 are 8 MiB, about a cache's size."""
+from gym_fed.serving.roster import Packed, Roster, RowMap, SitePlan
 
 
 @dataclass
@@ -28,8 +25,8 @@ class MixedRows:
     head: RowMap
     path: str
     """Of the sign kernels."""
-    products: Counter[str] = field(default_factory=Counter)
-    """Counts which way sign deltas were multiplied: ``exact``, ``lookup``, or ``decoded`` for a bulk span."""
+    products: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Counts which form of packed deltas was multiplied in which way: for a bulk span it is ``decoded``."""
     _given: Tensor | None = None
     _few: Tensor | None = None
 
@@ -74,20 +71,21 @@ class MixedLayers:
 def _add_linear(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: Tensor) -> None:
     rows = step.head if site.head else step.body
     flat, y = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
-    if plan.signs is not None:
-        if len(rows.few_index):
-            step.products[plan.signs.batch.mode] += 1
-            _add_signs(plan.signs, rows, step.few(x, flat, rows), y, step.path)
+    for packed in plan.packed:
+        index = rows.few_in(packed)
+        if bool((index >= 0).any()):
+            step.products[packed.form, packed.batch.kernel] += 1
+            _add_few(packed, index, rows, step.few(x, flat, rows), y, step.path)
         for variant, start, stop in rows.bulk:
-            held = plan.signs.by_variant.get(variant)
+            held = packed.by_variant.get(variant)
             if held is not None:
-                step.products["decoded"] += 1
-                _add_bulk(held.signs, flat[start:stop], y[start:stop])
-    if plan.loras is not None and len(rows.owner):
+                step.products[packed.form, "decoded"] += 1
+                held.add(flat[start:stop], y[start:stop])
+    if plan.factors is not None and len(rows.owner):
         some = flat if rows.owned is None else flat.index_select(0, rows.owned)
         # Filled, not multiplied by 0: another's factors may be so large that its ranks are infinite here.
-        inner = (some @ plan.loras.a.T).masked_fill_(rows.foreign(plan.loras.owners), 0.0)
-        _add_to(y, rows.owned, inner @ plan.loras.b.T)
+        inner = (some @ plan.factors.a.T).masked_fill_(rows.foreign(plan.factors.owners), 0.0)
+        _add_to(y, rows.owned, inner @ plan.factors.b.T)
     if plan.dense:
         for variant, start, stop in rows.spans:
             if variant in plan.dense:
@@ -96,27 +94,20 @@ def _add_linear(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: 
         _add_to(y, rows.owned, plan.biases.index_select(0, rows.owner))
 
 
-def _add_signs(signs: Signs, rows: RowMap, some: Tensor, y: Tensor, path: str) -> None:
-    index = rows.few_in(signs)
-    if signs.batch.mode == "exact" and rows.few is None and y.dtype == torch.float32 and y.is_contiguous():
-        signs.batch.add(some, index, y, path)
+def _add_few(packed: Packed, index: IndexArray, rows: RowMap, some: Tensor, y: Tensor, path: str) -> None:
+    batch = packed.batch
+    if batch.kernel != "lookup" and rows.few is None and y.dtype == torch.float32 and y.is_contiguous():
+        batch.add(some, index, y, path)
         return
     term = torch.zeros(len(some), y.shape[1], device=y.device)
     try:
-        signs.batch.add(some, index, term, path)
+        batch.add(some, index, term, path)
     except CodecError:  # look-up cannot round what is not finite; the other rows are not to suffer for it
         finite = torch.isfinite(some).all(dim=1)
         term.zero_()
-        signs.batch.add(some, np.where(finite.numpy(), index, -1), term, path)
+        batch.add(some, np.where(finite.numpy(), index, -1), term, path)
         term[~finite] = float("nan")
     _add_to(y, rows.few, term)
-
-
-def _add_bulk(signs: ResidentSigns, x: Tensor, y: Tensor) -> None:
-    """Many rows of one variant: a block is decoded once and multiplied as a matrix, in the base's number format."""
-    for at in range(0, signs.rows, _BLOCK):
-        stop = min(signs.rows, at + _BLOCK)
-        y[:, at:stop] += x @ signs.decode_block(at, stop).to(x.dtype).T
 
 
 def _add_embedding(site: Site, plan: SitePlan, step: MixedRows, ids: Tensor, output: Tensor) -> None:

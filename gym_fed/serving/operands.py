@@ -1,7 +1,7 @@
 """What a variant adds to one parameter of the base, in the form in which the mixed step computes with it.
 
-A delta's codec decides: sign bits stay bits, LoRA stays factors, every other matrix is decoded once to the base's
-dtype.
+A delta's codec decides (``Codec.resident``): a form that stays packed, or factors; what has none is decoded once to the
+base's dtype.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from gym_quant import CodecError, get_codec
 from gym_quant.codec import as_matrix
-from gym_quant.codecs.lora import Lora
-from gym_quant.kernels.resident import ResidentSigns
-from gym_quant.kernels.sign_matrix import SignMatrix
+from gym_quant.resident import Resident, ResidentFactors, Transposed
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
@@ -27,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DenseOperand",
-    "LoraOperand",
+    "FactorOperand",
     "ModelLayout",
-    "SignOperand",
+    "PackedOperand",
     "VectorOperand",
     "load_operands",
     "loaded_variant",
@@ -37,44 +35,42 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class SignOperand(Operand):
-    """One bit a weight, and scales: codec ``bitdelta``."""
+class PackedOperand(Operand):
+    """Packed as the codec says, ``[out, in]``: sign bits and scales, codes and scales, or a form of another author."""
 
-    signs: ResidentSigns
+    held: Resident
 
     @property
     def resident_bytes(self) -> int:
-        return self.signs.nbytes
+        return self.held.nbytes
 
     def rows(self, rows: Tensor) -> Tensor:
-        return self.signs.decode_rows(rows)
+        return self.held.decode_rows(rows)
 
 
 @dataclass(frozen=True, eq=False)
-class LoraOperand(Operand):
-    """``scaling * b @ a``: ``a`` ``[r, in]``, ``b`` ``[out, r]`` in the number format of the file: codec ``lora``."""
+class FactorOperand(Operand):
+    """A low-rank delta as its factors; ``transposed`` where the parameter lies ``[in, out]``."""
 
-    a: Tensor
-    b: Tensor
-    scaling: float
+    held: ResidentFactors
+    transposed: bool = False
 
     @property
     def resident_bytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
+        return self.held.nbytes
 
-    def scaled_b(self, dtype: torch.dtype) -> Tensor:
-        """``scaling * b`` in the number format of the step."""
-        if self.scaling == 1.0:
-            return self.b.to(dtype)
-        return (self.b.to(torch.float32) * self.scaling).to(dtype)
+    def factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """``[r, in]`` and ``[out, r]``, the scaling in one of them, in the number format of the step."""
+        a, b = self.held.factors(dtype)
+        return (b.T, a.T) if self.transposed else (a, b)
 
     def rows(self, rows: Tensor) -> Tensor:
-        return (self.b[rows].to(torch.float32) * self.scaling) @ self.a.to(torch.float32)
+        return self.held.decode_rows(rows)
 
 
 @dataclass(frozen=True, eq=False)
 class DenseOperand(Operand):
-    """The whole matrix ``[out, in]`` in the base's dtype: every other codec."""
+    """The whole matrix ``[out, in]`` in the base's dtype: codecs without a packed form."""
 
     matrix: Tensor
 
@@ -137,43 +133,26 @@ def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str
 
 
 def _operand(delta: DeltaFile, record: TensorRecord, slot: Slot, layout: ModelLayout) -> Operand:
-    device = torch.device(layout.device)
+    device, dtype = torch.device(layout.device), getattr(torch, layout.dtype)
     if slot.kind in ("norm", "bias"):
         return VectorOperand(delta.decode(record.name).to(device))
     transposed = slot.kind == "transposed"
-    if record.codec == "bitdelta" and not transposed:
-        payload = delta.payload(record.name)
-        group = record.params.get("group_size")
-        matrix = SignMatrix(
-            payload["bits"],
-            payload["scales"].to(torch.float32),
-            as_matrix(record.shape)[1],
-            None if group is None else int(group),
-        )
-        if layout.kernel == "lookup" and not matrix.whole_bytes:
-            raise CodecError(
-                f"group_size {matrix.group_size} is no multiple of 8, as kernel lookup needs: serve with exact"
-            )
-        return SignOperand(ResidentSigns.of(matrix, device))
-    codec = get_codec(record.codec)
-    if isinstance(codec, Lora):
-        a, b = codec.factors(delta.payload(record.name), record.shape, record.params)
-        if transposed:
-            a, b = b.T, a.T
-        a, b = (f.to(device, copy=True).contiguous() for f in (a, b))
-        scaling = float(record.params.get("scaling", 1.0))
-        dtype = getattr(torch, layout.dtype)
-        _require_finite("factor A", a.to(dtype))
-        operand = LoraOperand(a, b, scaling)
-        scaled = operand.scaled_b(dtype)
-        _require_finite(f"factor B times its scaling {scaling}", scaled)
-        # Scaled once where that takes no more memory, so that a new roster has only to put factors side by side.
-        return LoraOperand(a, scaled, 1.0) if scaled.dtype == b.dtype else operand
-    dense = delta.decode(record.name).reshape(as_matrix(record.shape))
-    dtype = getattr(torch, layout.dtype)
-    dense = (dense.T if transposed else dense).to(device, dtype).contiguous()
-    _require_finite("the delta", dense)
-    return DenseOperand(dense)
+    held = get_codec(record.codec).resident(delta.payload(record.name), record.shape, record.params, device)
+    if held is None:
+        dense = delta.decode(record.name).reshape(as_matrix(record.shape))
+        dense = (dense.T if transposed else dense).to(device, dtype).contiguous()
+        _require_finite("the delta", dense)
+        return DenseOperand(dense)
+    if isinstance(held, ResidentFactors):
+        a, b = held.factors(dtype)
+        _require_finite("factor A", a)
+        _require_finite(f"factor B times its scaling {held.scaling}", b)
+        return FactorOperand(held.scaled_once(dtype), transposed)
+    _require_finite("the delta", torch.tensor(held.largest()).to(dtype))
+    if transposed:
+        held = Transposed(held)
+    held.check_kernel(layout.kernel)
+    return PackedOperand(held)
 
 
 def _require_finite(what: str, values: Tensor) -> None:

@@ -9,26 +9,29 @@ from typing import Any
 import numpy as np
 import torch
 from gym_quant import CodecError
-from gym_quant.kernels.resident import IndexArray, SignBatch
+from gym_quant.resident import IndexArray, Resident, ResidentBatch
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.loaded import LoadedVariant, Operand
 from gym_fed.serving.model_layout import ModelLayout, Site
-from gym_fed.serving.operands import DenseOperand, LoraOperand, SignOperand, VectorOperand
+from gym_fed.serving.operands import DenseOperand, FactorOperand, PackedOperand, VectorOperand
 
 
 @dataclass(frozen=True, eq=False)
-class Signs:
-    """Sign deltas of a matrix; ``place`` takes a variant's number in the roster (or -1) to its number in ``batch``."""
+class Packed:
+    """Packed deltas of a matrix, all of one form; ``place`` takes a variant's number in the roster (or -1) to its
+    number in ``batch``.
+    """
 
-    batch: SignBatch
+    form: str
+    batch: ResidentBatch
     place: IndexArray | None
-    by_variant: dict[int, SignOperand]
+    by_variant: dict[int, Resident]
 
 
 @dataclass(frozen=True, eq=False)
-class Loras:
+class Factors:
     """Factors one above the other: ``a`` ``[R, in]``, ``b`` ``[out, R]``; ``owners`` says whose each rank is."""
 
     a: Tensor
@@ -40,8 +43,8 @@ class Loras:
 class SitePlan:
     """What the roster's variants add at one module."""
 
-    signs: Signs | None
-    loras: Loras | None
+    packed: tuple[Packed, ...]
+    factors: Factors | None
     dense: dict[int, DenseOperand]
     vectors: Tensor | None
     """Deltas of a norm's weight, ``[variants, size]`` float32; zero for those that have none."""
@@ -74,21 +77,23 @@ class Roster:
         if not weights and not biases:
             return None
         if site.kind == "norm":
-            return SitePlan(None, None, {}, self._stacked(weights), self._stacked(biases), {})
+            return SitePlan((), None, {}, self._stacked(weights), self._stacked(biases), {})
         if site.kind == "embedding":
-            return SitePlan(None, None, {}, None, None, weights)
+            return SitePlan((), None, {}, None, None, weights)
         biased = self._stacked(biases) if biases else None
-        signs: dict[int, SignOperand] = {}
-        loras: dict[int, LoraOperand] = {}
+        packed: dict[tuple[type[Resident], str], dict[int, Resident]] = {}
+        factors: dict[int, FactorOperand] = {}
         dense: dict[int, DenseOperand] = {}
         for variant, operand in weights.items():
-            if isinstance(operand, SignOperand):
-                signs[variant] = operand
-            elif isinstance(operand, LoraOperand):
-                loras[variant] = operand
+            if isinstance(operand, PackedOperand):
+                kind = (type(operand.held), operand.held.form)
+                packed.setdefault(kind, {})[variant] = operand.held
+            elif isinstance(operand, FactorOperand):
+                factors[variant] = operand
             elif isinstance(operand, DenseOperand):
                 dense[variant] = operand
-        return SitePlan(self._signs(signs), self._loras(loras), dense, None, biased, {})
+        groups = tuple(self._packed(form, found) for (_, form), found in packed.items())
+        return SitePlan(groups, self._factors(factors), dense, None, biased, {})
 
     def _of(self, parameter: str | None) -> dict[int, Operand]:
         if parameter is None:
@@ -99,29 +104,26 @@ class Roster:
             if (operand := operands.get(parameter)) is not None
         }
 
-    def _signs(self, found: dict[int, SignOperand]) -> Signs | None:
-        if not found:
-            return None
+    def _packed(self, form: str, found: dict[int, Resident]) -> Packed:
         place = None
         if len(found) < len(self.variants):
             place = np.full(len(self.variants) + 1, -1, dtype=np.int64)
             place[list(found)] = np.arange(len(found))
+        held = list(found.values())
         try:
-            batch = SignBatch([o.signs for o in found.values()], self._layout.kernel)
+            batch = type(held[0]).batch(held, self._layout.kernel)
         except CodecError as error:
             raise GymError(
                 ErrorCode.USAGE, f"{self._layout.kernel}: {error}", "load variants with this model's layout"
             ) from error
-        return Signs(batch, place, found)
+        return Packed(form, batch, place, found)
 
-    def _loras(self, found: dict[int, LoraOperand]) -> Loras | None:
+    def _factors(self, found: dict[int, FactorOperand]) -> Factors | None:
         if not found:
             return None
-        dtype = getattr(torch, self._layout.dtype)
-        a = torch.cat([o.a.to(dtype) for o in found.values()])
-        b = torch.cat([o.scaled_b(dtype) for o in found.values()], dim=1)
-        owners = tuple(v for v, o in found.items() for _ in range(o.a.shape[0]))
-        return Loras(a, b, owners)
+        sides = [o.factors(getattr(torch, self._layout.dtype)) for o in found.values()]
+        owners = tuple(v for v, (a, _) in zip(found, sides, strict=True) for _ in range(len(a)))
+        return Factors(torch.cat([a for a, _ in sides]), torch.cat([b for _, b in sides], dim=1), owners)
 
     def _stacked(self, found: dict[int, Operand]) -> Tensor | None:
         if not found:
@@ -168,13 +170,13 @@ class RowMap:
         self.owned = None if len(owned) == self.total else torch.from_numpy(owned).to(self.device)
         self.owner = torch.from_numpy(owner).to(self.device)
 
-    def few_in(self, signs: Signs) -> IndexArray:
+    def few_in(self, packed: Packed) -> IndexArray:
         """``few_index`` in the numbers of a layer's own batch."""
-        if signs.place is None:
+        if packed.place is None:
             return self.few_index
-        key = signs.place.tobytes()
+        key = packed.place.tobytes()
         if key not in self._places:
-            self._places[key] = signs.place[self.few_index]
+            self._places[key] = packed.place[self.few_index]
         return self._places[key]
 
     def foreign(self, owners: tuple[int, ...]) -> Tensor:

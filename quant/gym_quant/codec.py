@@ -15,7 +15,8 @@ from torch import Tensor
 from gym_quant.errors import CodecError as CodecError
 
 if TYPE_CHECKING:
-    from gym_quant.kernels.matmul import SignMatrix
+    from gym_quant.kernels.sign_matrix import SignMatrix
+    from gym_quant.resident import Resident
 
 Payload = dict[str, Tensor]
 Params = dict[str, int | float | str]
@@ -93,6 +94,18 @@ class Codec(ABC):
         """
         del payload, shape, params
         return None
+
+    def resident(
+        self, payload: Payload, shape: Shape, params: Params, device: torch.device
+    ) -> Resident | None:
+        """The delta as serving keeps it: packed, in memory of its own on ``device``.
+
+        None: serving decodes it once to the base's number format, as fits codecs of more than 8 bits a weight.
+        """
+        from gym_quant.kernels.resident import ResidentSigns
+
+        signs = self.signs(payload, shape, params)
+        return None if signs is None else ResidentSigns.of(signs, device)
 
     def payload_bytes(self, shape: Shape, params: Params) -> int:
         """Size of the payload in bytes."""

@@ -8,6 +8,7 @@ no bit depends on the number of threads.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ from gym_quant.codec import (
     whole_number,
 )
 from gym_quant.compensation import compensated_codes
+from gym_quant.resident import Resident, ResidentLevels
 
 SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MAX_GROUP = 1 << 31
@@ -74,7 +76,11 @@ class LevelCodec(Codec):
 
     @abstractmethod
     def dequantise(self, codes: Bytes, shared: Shared, symmetric: bool) -> Floats:
-        """Value of each code in float32: the codec's definition."""
+        """Value of each code in float32: the codec's definition.
+
+        A sum of the shared numbers, each times a number that depends on the code alone: on other devices than the CPU
+        a delta is decoded by tables of these (``decode_by_tables``).
+        """
 
     def largest(self, shared: Shared, symmetric: bool) -> Floats:
         """Largest magnitude that the shared numbers can decode to; what overflows is refused."""
@@ -169,6 +175,27 @@ class LevelCodec(Codec):
         self._check_shared(payload, is_symmetric(params))
         self.check_codes(payload["codes"].numpy())
 
+    def resident(
+        self, payload: Payload, shape: Shape, params: Params, device: torch.device
+    ) -> Resident | None:
+        """Signs where it is signs; else the codes and shared numbers as they are in the file."""
+        signs = super().resident(payload, shape, params, device)
+        if signs is not None:
+            return signs
+        rows, cols = as_matrix(shape)
+        symmetric = is_symmetric(params)
+        shared = tuple(payload[f].to(torch.float32).numpy() for f in self.fields(symmetric))
+
+        def decode(fields: Payload) -> Tensor:
+            if fields["codes"].device.type != "cpu":
+                return decode_by_tables(self, fields, cols, params)
+            count = len(fields["codes"])
+            return self.decode_rows(fields, (count, cols), params, 0, count)
+
+        return ResidentLevels(
+            payload, rows, cols, decode, device, float(self.largest(shared, symmetric).max())
+        )
+
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
         """Decoded a block of rows at a time."""
         blocks = row_blocks(*as_matrix(shape))
@@ -230,6 +257,38 @@ class LevelCodec(Codec):
             largest = self.largest(shared, symmetric)
         if not bool(np.isfinite(largest).all()):
             raise CodecError("a scale is so large that its largest code overflows float32")
+
+
+def decode_by_tables(codec: LevelCodec, fields: Payload, cols: int, params: Params) -> Tensor:
+    """What ``decode_rows`` gives, bit for bit, in operations that every device of torch has: ``[n, cols]`` float32.
+
+    Args:
+        codec: Whose payload it is.
+        fields: Some rows of the payload, all on one device.
+        cols: Of the delta.
+        params: Of the payload.
+    """
+    symmetric, group = is_symmetric(params), group_size(params)
+    packed = fields["codes"].to(torch.int32)
+    total: Tensor | None = None
+    for place, field in enumerate(codec.fields(symmetric)):
+        numbers = fields[field].to(torch.float32)
+        if group is not None and group < cols:
+            numbers = numbers.repeat_interleave(group, dim=1)[:, :cols]
+        table = _byte_table(codec, symmetric, place, packed.device)
+        term = table[packed].flatten(1)[:, :cols] * numbers
+        total = term if total is None else total.add_(term)
+    assert total is not None
+    return total
+
+
+@functools.cache
+def _byte_table(codec: LevelCodec, symmetric: bool, place: int, device: torch.device) -> Tensor:
+    """What the codes of every byte multiply one shared number with: ``[256, codes a byte]`` float32."""
+    each = max(n for n in range(1, 9) if codec.packed_width(n) == 1)
+    codes = codec.unpack(np.arange(256, dtype=np.uint8)[:, None], each)
+    unit = tuple(np.full(1, at == place, np.float32) for at in range(len(codec.fields(symmetric))))
+    return torch.from_numpy(np.ascontiguousarray(codec.dequantise(codes, unit, symmetric))).to(device)
 
 
 def column_weights(importance: Tensor, cols: int) -> Floats:

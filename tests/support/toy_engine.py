@@ -45,6 +45,7 @@ class ToyModel:
         self.model = SimpleNamespace(config=config, generation_config=None)
         self.steps: list[list[tuple[int, bool]]] = []
         self.sign_products: dict[str, int] = {}
+        self.packed_products: dict[str, int] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)

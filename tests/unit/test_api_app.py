@@ -307,5 +307,7 @@ def test_every_figure_of_engine_and_store_that_is_exported_exists() -> None:
     }
     for stats, exported in names.items():
         assert (
-            exported | {"healthy", "finished", "sign_products"} >= set(stats.__dataclass_fields__) >= exported
+            exported | {"healthy", "finished", "sign_products", "packed_products"}
+            >= set(stats.__dataclass_fields__)
+            >= exported
         )

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from gym_quant.kernels import ResidentSigns
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.embedding import HiddenMean
 from gym_fed.serving.kv_cache import KVCache
 from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.mixed import MixedModel, Piece
-from gym_fed.serving.operands import LoraOperand, ModelLayout, SignOperand
+from gym_fed.serving.operands import FactorOperand, ModelLayout, PackedOperand
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
 SIZES = {
@@ -252,8 +253,10 @@ def test_operands_are_of_the_codec_s_kind_and_other_bases_are_refused(tmp_path: 
     signs = load(write_random_delta(model, tmp_path / "s.gymdelta", rows, seed=0), layout)
     lora = load(write_random_delta(model, tmp_path / "l.gymdelta", factors, seed=0), layout)
     key = "model.layers.0.mlp.up_proj.weight"
-    assert isinstance(signs.operands[key], SignOperand)
-    assert isinstance(lora.operands[key], LoraOperand)
+    packed, low_rank = signs.operands[key], lora.operands[key]
+    assert isinstance(packed, PackedOperand)
+    assert isinstance(packed.held, ResidentSigns)
+    assert isinstance(low_rank, FactorOperand)
     assert signs.resident_bytes == sum(o.resident_bytes for o in signs.operands.values())
     other = ModelLayout.of(build("Llama", intermediate_size=88))
     with pytest.raises(GymError, match=r"mlp\.down_proj\.weight.*does not fit the base") as error:

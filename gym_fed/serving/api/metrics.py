@@ -131,6 +131,14 @@ class _Served(Collector):
         for kernel, count in engine.sign_products.items():
             products.add_metric([kernel], count)
         yield products
+        packed = CounterMetricFamily(
+            "gym_engine_packed_products",
+            "Products of layers' packed deltas other than signs, by form.",
+            labels=["form"],
+        )
+        for form, count in engine.packed_products.items():
+            packed.add_metric([form], count)
+        yield packed
         yield from _plain("gym_engine", engine, _ENGINE_COUNTS, _ENGINE_STATES)
         for name, told in _ENGINE_TIMES.items():
             yield _histogram(f"gym_engine_{name}_seconds", told, getattr(engine, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from gym_quant.kernels import dispatch, native, reference
 from gym_quant.kernels.matmul import MODES
 from gym_quant.kernels.sign_matrix import SignMatrix
 from gym_quant.kernels.signs import decode_signs
+from gym_quant.resident import IndexArray, Resident, ResidentBatch
 
 TILE = 64
 _ROWS = 32
@@ -23,11 +24,9 @@ _ROWS = 32
 as long as 8 times 32)."""
 _SHIFTS = (0, 1, 2, 3, 4, 5, 6, 7)
 
-IndexArray = np.ndarray[Any, np.dtype[np.int64]]
-
 
 @dataclass(frozen=True, eq=False)
-class ResidentSigns:
+class ResidentSigns(Resident):
     """One layer of one variant, in the one layout that this machine multiplies with; no view of any file.
 
     Attributes:
@@ -38,6 +37,8 @@ class ResidentSigns:
             a row in a group.
         matrix: Elsewhere: on CUDA, without native code, and for groups that begin within a byte.
     """
+
+    form: ClassVar[str] = "signs"
 
     rows: int
     cols: int
@@ -99,6 +100,27 @@ class ResidentSigns:
         wide = self.matrix.scales.reshape(len(self.matrix.scales), -1).expand(self.rows, -1)
         return self._decoded(self.matrix.bits[start:stop], wide[start:stop])
 
+    def largest(self) -> float:
+        if self.tiled is not None:
+            return float(self.tiled[1].max())
+        assert self.matrix is not None
+        return float(self.matrix.scales.max())
+
+    def check_kernel(self, kernel: str) -> None:
+        """Look-up reads whole bytes.
+
+        Raises:
+            CodecError: For groups that begin within a byte, with ``lookup``.
+        """
+        if kernel == "lookup" and not self.whole_bytes:
+            raise CodecError(
+                f"group_size {self.group_size} is no multiple of 8, as kernel lookup needs: serve with exact"
+            )
+
+    @classmethod
+    def batch(cls, variants: Sequence[ResidentSigns], kernel: str) -> SignBatch:
+        return SignBatch(variants, kernel)
+
     def _decoded(self, bits: Tensor, scales: Tensor) -> Tensor:
         """``[n, bytes]`` and ``[n, groups]`` to ``[n, in]``."""
         group = self.group_size or self.cols
@@ -110,7 +132,7 @@ class ResidentSigns:
         return signs.mul_(reference.spread(scales, self.cols, self.group_size))
 
 
-class SignBatch:
+class SignBatch(ResidentBatch):
     """Variants of one layer side by side; ``add`` does what ``signed_matmul`` does, without its checks.
 
     Args:
@@ -140,7 +162,7 @@ class SignBatch:
                     f"variant {number}: group_size {variant.group_size} is no multiple of 8, as look-up needs"
                 )
         self.variants = tuple(variants)
-        self.mode = mode
+        self.kernel = self.mode = mode
         self._native = native.Variants(tiled)
         if self._elsewhere:
             there = np.array([v.tiled is not None for v in variants])

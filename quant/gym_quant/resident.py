@@ -1,0 +1,275 @@
+"""Deltas that stay packed in memory, to be added again and again: what a codec gives to serving.
+
+``Codec.resident`` chooses the form. A codec that is exactly signs and scales gets ``ResidentSigns`` from
+``Codec.signs``; one whose rows decode alone gives ``ResidentLevels`` in one line; one of factors ``ResidentFactors``.
+A form of its own is a subclass of ``Resident``: three methods, and ``batch`` where it multiplies faster than decoding.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK = 512
+"""Rows of a matrix that are decoded at once: 512 x 4096 float32 are 8 MiB, about a cache's size."""
+
+IndexArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Fields: TypeAlias = Mapping[str, Tensor]
+
+
+class Resident(ABC):
+    """A delta ``[rows, cols]`` in its packed form, in memory of its own: no view of any file.
+
+    Attributes:
+        form: What serving counts its products as: ``signs``, ``levels``, ...
+        rows: ``out``.
+        cols: ``in``.
+    """
+
+    form: ClassVar[str]
+    rows: int
+    cols: int
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+
+    @abstractmethod
+    def decode_rows(self, rows: Tensor) -> Tensor:
+        """Rows by number (``[n] int64``, any order): ``[n, cols]`` float32."""
+
+    @abstractmethod
+    def decode_block(self, start: int, stop: int) -> Tensor:
+        """Rows ``start`` (a multiple of 64) to ``stop``: ``[stop - start, cols]`` float32."""
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """``y += x @ delta.T`` in ``x``'s number format: a block is decoded once and multiplied as a matrix.
+
+        Args:
+            x: ``[n, cols]``.
+            y: ``[n, rows]``, changed in place.
+        """
+        for start, stop in self.blocks():
+            y[:, start:stop] += x @ self.decode_block(start, stop).to(x.dtype).T
+
+    def largest(self) -> float:
+        """A bound on the magnitude of the decoded values."""
+        return max(float(self.decode_block(*block).abs().max()) for block in self.blocks())
+
+    def check_kernel(self, kernel: str) -> None:
+        """Nothing here: blocks are decoded whatever the kernel (``exact``, ``lookup``) of sign deltas is.
+
+        Raises:
+            CodecError: Where this delta cannot be multiplied by ``kernel``.
+        """
+        del kernel
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """First and last row of every block."""
+        for start in range(0, self.rows, BLOCK):
+            yield start, min(self.rows, start + BLOCK)
+
+    @classmethod
+    def batch(cls, variants: Sequence[Any], kernel: str) -> ResidentBatch:
+        """Variants of one layer, all of this class, side by side; ``kernel`` is how sign deltas are multiplied.
+
+        Raises:
+            CodecError: Where they do not go together, or not with the kernel.
+        """
+        del kernel
+        return DecodedBatch(variants)
+
+
+class ResidentBatch(ABC):
+    """Variants of one layer side by side.
+
+    Attributes:
+        kernel: What multiplies them, as serving counts it: ``exact``, ``lookup``, ``decoded``.
+    """
+
+    kernel: str
+
+    @abstractmethod
+    def add(self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None) -> None:
+        """``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
+
+        Args:
+            x: ``[batch, in]`` float32, contiguous, on the variants' device.
+            index: ``[batch]`` int64, from -1 to the number of variants.
+            y: ``[batch, out]`` float32, contiguous: changed in place.
+            path: What ``kernels.path()`` says, for callers that ask once for many calls.
+
+        Raises:
+            CodecError: For activations that the kernel cannot take.
+        """
+
+
+class DecodedBatch(ResidentBatch):
+    """Any forms: every variant is decoded a block at a time for all of its rows, and nothing is kept."""
+
+    kernel = "decoded"
+
+    def __init__(self, variants: Sequence[Resident]) -> None:
+        self.variants = tuple(variants)
+
+    def add(self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None) -> None:
+        del path
+        for number, variant in enumerate(self.variants):
+            found = np.flatnonzero(index == number)
+            if len(found) == len(index):
+                variant.add(x, y)
+            elif len(found):
+                rows = torch.from_numpy(found).to(x.device)
+                part = y.index_select(0, rows)
+                variant.add(x.index_select(0, rows), part)
+                y[rows] = part
+
+
+class ResidentLevels(Resident):
+    """A payload as its file has it, codes and the numbers that they share, decoded a block of rows at a time.
+
+    Args:
+        fields: The payload. A field that is a matrix has a row for each row of the delta; any other belongs to all.
+        rows: Of the delta.
+        cols: Of the delta.
+        decode: Fields of some rows to their values: ``[n, cols]`` float32 on the fields' device.
+        device: Where it is kept; every field is copied.
+        largest: A bound on the magnitude of the values; None: looked for when it is asked.
+    """
+
+    form = "levels"
+
+    def __init__(
+        self,
+        fields: Fields,
+        rows: int,
+        cols: int,
+        decode: Callable[[dict[str, Tensor]], Tensor],
+        device: torch.device,
+        largest: float | None = None,
+    ) -> None:
+        self.rows, self.cols = rows, cols
+        self._fields = copied(fields, device)
+        self._decode, self._largest = decode, largest
+
+    @property
+    def nbytes(self) -> int:
+        return sum(field.nbytes for field in self._fields.values())
+
+    def decode_rows(self, rows: Tensor) -> Tensor:
+        return self._decode({k: f[rows] if f.ndim > 1 else f for k, f in self._fields.items()})
+
+    def decode_block(self, start: int, stop: int) -> Tensor:
+        return self._decode({k: f[start:stop] if f.ndim > 1 else f for k, f in self._fields.items()})
+
+    def largest(self) -> float:
+        return super().largest() if self._largest is None else self._largest
+
+
+class ResidentFactors(Resident):
+    """A low-rank delta ``scaling * b @ a``, kept as the factors of its file; quantised ones stay packed.
+
+    Args:
+        fields: The payload.
+        rows: Of the delta.
+        cols: Of the delta.
+        decode: The payload to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``, on the fields' device.
+        device: Where it is kept; every field is copied.
+        scaling: Of the product.
+    """
+
+    form = "factors"
+
+    def __init__(
+        self,
+        fields: Fields,
+        rows: int,
+        cols: int,
+        decode: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
+        device: torch.device,
+        scaling: float = 1.0,
+    ) -> None:
+        self.rows, self.cols, self.scaling = rows, cols, scaling
+        self._fields, self._decode, self._device = copied(fields, device), decode, device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(field.nbytes for field in self._fields.values())
+
+    def factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """``a`` ``[r, cols]`` and ``scaling * b`` ``[rows, r]`` in a number format; perhaps views of what is kept."""
+        a, b = self._decode(self._fields)
+        if self.scaling != 1.0:
+            b = b.to(torch.float32) * self.scaling
+        return a.to(dtype), b.to(dtype)
+
+    def scaled_once(self, dtype: torch.dtype) -> ResidentFactors:
+        """The same with its scaling in ``b``, where that takes no more memory: plain factors of ``dtype``."""
+        a, b = self._decode(self._fields)
+        if self.scaling == 1.0 or b.dtype != dtype or b.nbytes + a.nbytes > self.nbytes:
+            return self
+        fields = dict(zip("ab", self.factors(dtype), strict=True))
+        return ResidentFactors(fields, self.rows, self.cols, _plain_factors, self._device)
+
+    def decode_rows(self, rows: Tensor) -> Tensor:
+        return self._product(rows)
+
+    def decode_block(self, start: int, stop: int) -> Tensor:
+        return self._product(slice(start, stop))
+
+    def _product(self, rows: Tensor | slice) -> Tensor:
+        a, b = self._decode(self._fields)
+        return (b[rows].to(torch.float32) * self.scaling) @ a.to(torch.float32)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """``y += (x @ a.T) @ (scaling * b).T``."""
+        a, b = self.factors(x.dtype)
+        y += (x @ a.T) @ b.T
+
+
+class Transposed(Resident):
+    """The transpose ``[cols, rows]`` of a delta that stays as it is: for parameters that lie ``[in, out]``."""
+
+    def __init__(self, held: Resident) -> None:
+        self.held = held
+        self.rows, self.cols = held.cols, held.rows
+
+    @property
+    def form(self) -> str:  # type: ignore[override]
+        """Of what is held."""
+        return self.held.form
+
+    @property
+    def nbytes(self) -> int:
+        return self.held.nbytes
+
+    def decode_rows(self, rows: Tensor) -> Tensor:
+        return torch.cat([self.held.decode_block(*block)[:, rows] for block in self.held.blocks()]).T
+
+    def decode_block(self, start: int, stop: int) -> Tensor:
+        return torch.cat([self.held.decode_block(*block)[:, start:stop] for block in self.held.blocks()]).T
+
+    def largest(self) -> float:
+        return self.held.largest()
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Blocks are rows of what is held, which are columns here: their terms are added in float32."""
+        term = torch.zeros(y.shape, dtype=torch.float32, device=y.device)
+        for start, stop in self.held.blocks():
+            term += x[:, start:stop] @ self.held.decode_block(start, stop).to(x.dtype)
+        y += term
+
+
+def copied(fields: Fields, device: torch.device) -> dict[str, Tensor]:
+    """Fields in memory of their own."""
+    return {name: field.to(device, copy=True).contiguous() for name, field in fields.items()}
+
+
+def _plain_factors(fields: Fields) -> tuple[Tensor, Tensor]:
+    return fields["a"], fields["b"]
