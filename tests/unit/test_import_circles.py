@@ -9,7 +9,7 @@ PACKAGES = ("gym_fed", "gym_server", "gym_client", "gym_quant")
 
 STILL = (
     "gym_fed",
-    "gym_fed.training.algorithms",
+    "gym_fed.training.algorithms.base",
     "gym_fed.training.algorithms._tdpo_trainer",
     "gym_fed.data.formats",
 )
