@@ -34,11 +34,11 @@ from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation import heldout_loss
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model, model_name
 from gym_fed.soup.merging import merge
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.registry import build_optimizer
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.trl_glue import unpatched_afterwards
 
@@ -266,7 +266,7 @@ def train(
 
 def _batches(config: TrainingConfig, tokenizer: Any, rows: list[dict[str, Any]]) -> Iterator[list[list[int]]]:
     """Batches of rows of ids without end, in the trainer's order: shuffled anew every epoch."""
-    encoded = get_algorithm(config.algorithm).encode(config, tokenizer, rows)
+    encoded = ALGORITHMS.new(config.algorithm).encode(config, tokenizer, rows)
     sampler = SeedableRandomSampler(encoded, data_seed=config.seed)
     order = BatchSampler(sampler, config.per_device_train_batch_size, drop_last=False)
     while True:

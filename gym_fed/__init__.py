@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed import flower_env as _flower_env  # sets Flower's variables before anything imports flwr
 from gym_fed.lazy import lazy
+from gym_fed.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gym_fed.config.training import TrainingConfig as TrainingConfig
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from gym_fed.tracking.experiment import Experiment as Experiment
     from gym_fed.training.trainer import Trainer as Trainer
 
-__version__ = "0.2.0.dev0"
 del _flower_env
 __all__, __getattr__ = lazy(__name__)
 __all__ += ["__version__"]

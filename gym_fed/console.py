@@ -19,10 +19,10 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from gym_fed import __version__
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.system_errors import system_error
 from gym_fed.text import harmless
+from gym_fed.version import __version__
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,9 @@ Bases are named by text, so that a schema at the ground asks for members that st
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import importlib
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
 
 from gym_quant.registry import CODECS, Registry
 
@@ -31,16 +33,74 @@ class Kind(Registry[T]):
     def broken(self, message: str, hint: str) -> Exception:
         return GymError(ErrorCode.MISSING_DEPENDENCY, message, hint)
 
+    def new(self, name: str) -> T:
+        """A member, for a kind whose members take no settings when they are made; see ``type_of`` for the errors."""
+        return self.type_of(name)()
 
-def _soup(kind: str, folder: str, base: str) -> Kind[Any]:
-    return Kind(kind, f"gym_fed.soup.{folder}", f"gym_fed.soup.{base}", f"gym_fed.{folder}")
+    def own_with(self, fact: str) -> tuple[str, ...]:
+        """Those of ours of which ``fact``, an attribute, is true, sorted. Imports them."""
+        return tuple(name for name in self.own() if getattr(self.type_of(name), fact))
+
+
+class TabledKind(Kind[T]):
+    """A kind some of whose members are lines of a table instead of files, each an object that is ready for use.
+
+    Args:
+        table: ``module:NAME`` of the table, a mapping of names to members; importing it imports nothing heavy.
+    """
+
+    def __init__(self, kind: str, package: str, base: str, group: str, table: str) -> None:
+        super().__init__(kind, package, base, group)
+        self.table = table
+
+    def own(self) -> tuple[str, ...]:
+        return tuple(sorted({*super().own(), *self._lines()}))
+
+    def type_of(self, name: str) -> type[T]:
+        """The class of ``name``; of a line of the table, what it is an object of. ``new`` gives the object."""
+        lines = self._lines()
+        return type(lines[name]) if name in lines else super().type_of(name)
+
+    def new(self, name: str) -> T:
+        lines = self._lines()
+        return lines[name] if name in lines else super().new(name)
+
+    def own_with(self, fact: str) -> tuple[str, ...]:
+        return tuple(name for name in self.own() if getattr(self.new(name), fact))
+
+    def _lines(self) -> Mapping[str, T]:
+        module, _, name = self.table.partition(":")
+        return cast("Mapping[str, T]", getattr(importlib.import_module(module), name))
+
+
+def _soup(kind: str, folder: str, base: str, group: str = "") -> Kind[Any]:
+    return Kind(kind, f"gym_fed.soup.{folder}", f"gym_fed.soup.{base}", f"gym_fed.{group or folder}")
 
 
 AGGREGATORS = _soup("aggregator", "aggregators", "aggregator:Aggregator")
 PRE_AGGREGATORS = _soup("pre-aggregator", "pre_aggregators", "pre_aggregator:PreAggregator")
 METHODS = _soup("merge method", "methods", "method:MergeMethod")
-SERVER_OPTIMIZERS = _soup("server optimizer", "optimizers", "optimizer:ServerOptimizer")
+SERVER_OPTIMIZERS = _soup("server optimizer", "optimizers", "optimizer:ServerOptimizer", "server_optimizers")
 CONTRIBUTIONS = _soup("contribution score", "contributions", "contribution:ContributionMethod")
+ALGORITHMS: Kind[Any] = Kind(
+    "algorithm",
+    "gym_fed.training.algorithms",
+    "gym_fed.training.algorithms.base:Algorithm",
+    "gym_fed.algorithms",
+)
+TUNING: Kind[Any] = Kind(
+    "tuning method", "gym_fed.training.tuning", "gym_fed.training.tuning.base:Tuning", "gym_fed.tuning"
+)
+OPTIMIZERS: TabledKind[Any] = TabledKind(
+    "optimizer",
+    "gym_fed.training.optimizers",
+    "gym_fed.training.optimizers.base:OptimizerChoice",
+    "gym_fed.optimizers",
+    "gym_fed.training.optimizers._table:TABLE",
+)
+FEATURES: Kind[Any] = Kind(
+    "feature", "gym_fed.training.features", "gym_fed.training.features.base:Feature", "gym_fed.features"
+)
 
 ALL: tuple[Registry[Any], ...] = (
     CODECS,
@@ -49,5 +109,9 @@ ALL: tuple[Registry[Any], ...] = (
     METHODS,
     SERVER_OPTIMIZERS,
     CONTRIBUTIONS,
+    ALGORITHMS,
+    TUNING,
+    OPTIMIZERS,
+    FEATURES,
 )
 """Every kind; docs/support.md and `gym doctor` go through it."""

@@ -23,6 +23,7 @@ from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.tables import TextTable
 from gym_fed.text import plain, readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -255,10 +256,9 @@ def require_rows(data: Data, recipe: TrainingRecipe) -> None:
         GymError: ``DATA_INVALID`` naming the row and the kind that is needed.
     """
     from gym_fed.data.rows import as_kind
-    from gym_fed.training.algorithms.registry import get_algorithm
 
     try:
-        as_kind(data.rows, get_algorithm(recipe.algorithm).row_kind)
+        as_kind(data.rows, ALGORITHMS.new(recipe.algorithm).row_kind)
     except GymError as error:
         raise GymError(error.code, f"{error.message} for {recipe.algorithm}", error.hint) from error
 
@@ -274,10 +274,9 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import as_kind, unread_keys
     from gym_fed.models import quiet_loading
-    from gym_fed.training.algorithms.registry import get_algorithm
 
     require_rows(data, recipe)
-    algorithm = get_algorithm(recipe.algorithm)
+    algorithm = ALGORITHMS.new(recipe.algorithm)
     rows = as_kind(data.rows, algorithm.row_kind)
     with quiet_loading():  # transformers warns of long rows, which are counted here
         encoded = algorithm.encode(round_training(recipe, 1, Path("unused")), tokenizer, rows)

@@ -163,22 +163,22 @@ def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> 
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import as_kind, place_of, unread_keys
+    from gym_fed.kinds import ALGORITHMS
     from gym_fed.models import load_tokenizer
-    from gym_fed.training.algorithms.registry import get_algorithm
     from gym_fed.training.sources import rows_of
 
-    algorithm = get_algorithm(config.algorithm)
+    algorithm = ALGORITHMS.new(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer
     name = model or given or "gym-nano"
     tokenizer = use_chat_template(load_tokenizer(name), config.chat_template)
     rows = as_kind(rows_of(config), algorithm.row_kind)[:limit]
-    default = bool(getattr(algorithm, "assistant_only_default", True))
+    default = algorithm.assistant_only_default
     assistant_only = default and not config.packing
     if config.assistant_only_loss is not None:
         assistant_only = config.assistant_only_loss
     packing = config.packing
     if packing is None:
-        packing = bool(getattr(algorithm, "packing_default", False)) and not assistant_only
+        packing = algorithm.packing_default and not assistant_only
     unread, counts = unread_keys(rows), None
     if packing:  # what is joined and how is the algorithm's own business
         encoded = algorithm.encode(config, tokenizer, rows)

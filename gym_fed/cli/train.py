@@ -16,6 +16,7 @@ from gym_fed.cli.progress import progress, readable_warnings, say_rows
 from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.config.training import TrainingConfig
 from gym_fed.console import err, out, print_json
+from gym_fed.kinds import ALGORITHMS
 
 if TYPE_CHECKING:
     from gym_fed.training.result import TrainResult
@@ -87,9 +88,8 @@ def learned(result: TrainResult) -> str:
 
 def _next(settings: TrainingConfig, folder: Path) -> str:
     """What a trained model is good for."""
-    if settings.algorithm == "reward_model":
-        return f"it scores answers, as one of rewards: {{grader: reward_model, model: {folder}}}"
-    return f"try it with: gym chat {folder}"
+    advice: str = ALGORITHMS.type_of(settings.algorithm).advice(str(folder))
+    return advice
 
 
 def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:

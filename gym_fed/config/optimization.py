@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.member import MemberOf
+from gym_fed.kinds import OPTIMIZERS
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 
@@ -36,7 +38,7 @@ _SCHEDULES: dict[str, tuple[str, ...]] = {
 class OptimizationSections(StrictModel):
     """Keys of the YAML's top level."""
 
-    optimizer: str = "adamw"
+    optimizer: Annotated[str, MemberOf(OPTIMIZERS)] = "adamw"
     """A registered optimiser: the name of an entry of ``gym_fed/training/optimizers``."""
 
     optimizer_args: dict[str, Any] = Field(default_factory=dict)
@@ -100,8 +102,10 @@ class OptimizationSections(StrictModel):
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("give either warmup_steps or warmup_ratio, not both")
         for key in ("warmup_steps", "warmup_ratio"):
-            # Schedule-free optimisers want this schedule and warm up by themselves, or refuse the key.
-            if kind == "constant" and getattr(self, key) and not self.optimizer.startswith("schedulefree_"):
+            if kind != "constant" or not getattr(self, key):
+                continue
+            # One that takes the place of a schedule wants this one and warms up by itself, or refuses the key.
+            if not OPTIMIZERS.new(self.optimizer).replaces_schedule:
                 raise ValueError(
                     f"{key}: lr_scheduler_type constant has no warm-up; use constant_with_warmup"
                 )

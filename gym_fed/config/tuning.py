@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from gym_fed.config.base import StrictModel
-
-Finetuning = Literal["full", "freeze", "lora", "adalora", "oft", "boft", "vera", "ia3"]
-TUNING_SECTIONS = ("freeze", "lora", "adalora", "oft", "boft", "vera", "ia3")
+from gym_fed.config.member import MemberOf
+from gym_fed.kinds import TUNING
 
 InitLoraWeights = (
     Literal["default", "gaussian", "orthogonal", "pissa", "olora", "loftq"]
@@ -250,7 +249,7 @@ class QuantizationSettings(StrictModel):
 class TuningSections(StrictModel):
     """Only the section of the chosen ``finetuning`` may be given; it is filled with its defaults when it is not."""
 
-    finetuning: Finetuning = "full"
+    finetuning: Annotated[str, MemberOf(TUNING)] = "full"
     freeze: FreezeSettings | None = None
     lora: LoraSettings | None = None
     adalora: AdaLoraSettings | None = None
@@ -259,4 +258,4 @@ class TuningSections(StrictModel):
     vera: VeraSettings | None = None
     ia3: Ia3Settings | None = None
     quantization: QuantizationSettings | None = None
-    """Hold the base in few bits while training an adapter; needs ``finetuning`` other than ``full`` and ``freeze``."""
+    """Hold the base in few bits while training an adapter; needs a ``finetuning`` that is one."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gym_fed.config.open_keys import OpenModel
 from gym_fed.config.problems import Problems
 from gym_fed.config.strict_yaml import (
     KeyPath,
@@ -98,7 +99,7 @@ def dump_yaml(config: BaseModel) -> str:
     values = {
         key: value
         for key, value in config.model_dump(mode="json").items()
-        if value is not None or fields[key].default is not None
+        if value is not None or (key in fields and fields[key].default is not None)
     }
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
@@ -236,6 +237,8 @@ def _below(annotation: Any, key: str | int) -> list[Any]:
     """The annotations found under ``key``: a field's own, or for lists and mappings their elements'."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         field = annotation.model_fields.get(str(key))
+        if field is None and issubclass(annotation, OpenModel):
+            return [annotation.added_key(str(key))]
         return [field.annotation] if field is not None else []
     models = list(_models_in([annotation]))
     inside = [inner for model in models for inner in _below(model, key)]

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from gym_fed import __version__
 from gym_fed.data.encoding import Encoded
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.version import __version__
 
 FORMAT_VERSION = 3
 """Also counts the rules of encoding: rows that were kept under others are not read again."""

@@ -50,7 +50,7 @@ class Input:
             return digest.hexdigest()
         config = self.source.model_dump(mode="json", exclude={"weight", "role"})
         if self.source.tasks is not None:
-            from gym_fed import __version__
+            from gym_fed.version import __version__
 
             return [config, __version__]
         if self.source.hub is not None:

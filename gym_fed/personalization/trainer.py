@@ -306,7 +306,7 @@ def _note(order: Order, made: Made) -> str:
 
     The manifest travels with the variant, and whoever may read that reads this.
     """
-    from gym_fed import __version__
+    from gym_fed.version import __version__
 
     training = order.training
     return f"gym-fed {__version__}: {training.algorithm}, {training.finetuning}, {made.best_step or made.steps} steps"

@@ -139,8 +139,8 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
         return model
     from peft import PeftModel
 
+    from gym_fed.kinds import ALGORITHMS
     from gym_fed.modeling.rope import apply_base_changes
-    from gym_fed.training.algorithms.registry import get_algorithm
     from gym_fed.training.quantization import prequantised
     from gym_fed.training.saving import save_tuned
 
@@ -151,7 +151,7 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
             f"{config.model} is quantised by {method}, and an adapter cannot be merged into that exactly",
             "export it as adapter",
         )
-    base = get_algorithm(config.algorithm).adapt(base, load_tokenizer(str(config.model)), config)
+    base = ALGORITHMS.new(config.algorithm).adapt(base, load_tokenizer(str(config.model)), config)
     with tempfile.TemporaryDirectory() as name, quiet_loading():
         save_tuned(model, config.model_copy(update={"save_dtype": None}), Path(name))
         apply_base_changes(base, Path(name))

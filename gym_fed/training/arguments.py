@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.training.features.registry import feature_arguments
-from gym_fed.training.optimizers.registry import get_optimizer
+from gym_fed.kinds import OPTIMIZERS
+from gym_fed.training.active_features import feature_arguments
 from gym_fed.training.sharding import trainer_arguments
 
 _NO_LIMIT = -1
@@ -52,7 +52,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "disable_tqdm": True,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
-        **get_optimizer(config.optimizer).arguments(config),
+        **OPTIMIZERS.new(config.optimizer).arguments(config),
         **trainer_arguments(config),
         **feature_arguments(config),
     }

@@ -24,13 +24,13 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.processes import world_size
 from gym_fed.training.trl_glue import unpatched_afterwards
 
 _GIB = 1 << 30
 _FILE = "batch_size.json"
 _SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
-_TIED = ("ppo", "grpo", "gspo", "rloo")
 _ADAM_BYTES = 8  # two float32 moments for every trained weight, which the first step will add
 _SAMPLING_SECONDS = 0.001
 
@@ -44,7 +44,7 @@ def check_batch_size(config: TrainingConfig) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    if config.auto_batch_size is not None and config.algorithm in _TIED:
+    if config.auto_batch_size is not None and ALGORITHMS.type_of(config.algorithm).generates:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"auto_batch_size: a batch of {config.algorithm} is made of whole groups of answers",

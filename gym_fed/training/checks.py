@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.chat_templates.choice import read_chat_template
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.models import pick_device, resolve
 from gym_fed.tracking.trackers.registry import get_tracker
+from gym_fed.training.active_features import active_features
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Grader
@@ -25,16 +27,12 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     Raises:
         GymError: ``CONFIG_INVALID``, ``MISSING_DEPENDENCY`` or ``USAGE`` naming the key and the remedy.
     """
-    from gym_fed.training.algorithms.registry import get_algorithm
     from gym_fed.training.batch_size import check_batch_size
-    from gym_fed.training.features.registry import active_features
-    from gym_fed.training.optimizers.registry import get_optimizer
     from gym_fed.training.private.checks import check_privacy
     from gym_fed.training.processes import world_size
     from gym_fed.training.quantization import check_quantization
     from gym_fed.training.sharding import check_distributed
     from gym_fed.training.spikes import check_spikes
-    from gym_fed.training.tuning.registry import get_tuning
 
     pick_device(config.device)
     if config.chat_template is not None:
@@ -42,15 +40,15 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     processes = world_size() if num_processes is None else num_processes
     check_distributed(config, processes)
     check_privacy(config, processes)
-    get_algorithm(config.algorithm).check(config)
-    get_tuning(config.finetuning).check(config)
+    ALGORITHMS.new(config.algorithm).check(config)
+    TUNING.new(config.finetuning).check(config)
     check_quantization(config)
-    get_optimizer(config.optimizer).check(config)
+    OPTIMIZERS.new(config.optimizer).check(config)
     check_spikes(config)
     check_batch_size(config)
     for name in config.tracking:
         get_tracker(name)  # refuses one whose package is missing
-    for feature in active_features(config):
+    for feature in active_features(config).values():
         feature.check(config)
 
 
@@ -60,10 +58,8 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    from gym_fed.training.algorithms.registry import get_algorithm
-
     names = [grader.name for grader in graders]
-    if get_algorithm(config.algorithm).needs_graders and not names:
+    if ALGORITHMS.new(config.algorithm).needs_graders and not names:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"rewards: {config.algorithm} learns from rewards, and nothing gives any",

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 
 class GlobalBatch:
     """Mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
@@ -51,6 +49,8 @@ class GlobalBatch:
         trainer: Any = self
         found = [self.items(batch) for batch in batches]
         names = list(found[0])
+        import torch
+
         sums = torch.tensor(
             [sum(int(one[name]) for one in found) for name in names], device=trainer.args.device
         )

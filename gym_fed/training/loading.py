@@ -6,6 +6,7 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING
 from gym_fed.models import load_model
 from gym_fed.training.quantization import quantization_arguments
 from gym_fed.training.sharding import loading_arguments
@@ -27,13 +28,13 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
         from gym_fed.training.features.unsloth import load_by_unsloth
 
         return load_by_unsloth(config)
-    if config.algorithm == "sft" and is_vision_model(config.model):
+    if ALGORITHMS.type_of(config.algorithm).reads_images and is_vision_model(config.model):
         return load_vision_model(config.model, dtype=config.dtype, arguments=loading_arguments(config))
     arguments = {**loading_arguments(config), **quantization_arguments(config)}
     loaded = load_model(config.model, dtype=config.dtype, arguments=arguments)
     if not hasattr(loaded.model, "merge_and_unload"):
         return loaded.model, loaded.tokenizer
-    if config.finetuning not in ("full", "freeze"):
+    if TUNING.type_of(config.finetuning).is_adapter:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"model: {config.model} is itself an adapter",

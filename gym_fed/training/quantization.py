@@ -13,6 +13,7 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TUNING
 from gym_fed.models import pick_device, resolve
 from gym_fed.training.requirements import require_cuda, require_package
 
@@ -52,7 +53,7 @@ def check_quantization(config: TrainingConfig) -> None:
             )
     if method is None:
         return
-    if config.finetuning in ("full", "freeze", "boft"):
+    if not TUNING.type_of(config.finetuning).on_quantized:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"finetuning: {config.finetuning} cannot train {config.model}, whose weights are quantised by {method}",

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.kinds import TUNING
 from gym_fed.modeling.rope import write_base_changes
 from gym_fed.models import NANO
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes import is_main, on_main
 from gym_fed.training.sharding import is_split
 from gym_fed.training.tuning._peft import name_base
-from gym_fed.training.tuning.registry import get_tuning
 
 
 def save_final(
@@ -62,13 +62,13 @@ def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
         config: Gives the tuning method, ``save_dtype`` and the base's name.
         folder: A new one, or an empty one.
     """
-    get_tuning(config.finetuning).save(model, config, folder, _portable_name(config.model))
+    TUNING.new(config.finetuning).save(model, config, folder, _portable_name(config.model))
     _finish_adapter(model, config, folder)
 
 
 def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
     """What PEFT does not do: ``save_dtype``, and a note of what the base on disk has not."""
-    if not get_tuning(config.finetuning).is_adapter:
+    if not TUNING.new(config.finetuning).is_adapter:
         return
     if config.save_dtype is not None:
         _cast(folder / "adapter_model.safetensors", config.save_dtype)
@@ -102,7 +102,7 @@ def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
         trainer.model.save_pretrained(str(part), is_main_process=is_main())
     if not is_main():
         return
-    if get_tuning(config.finetuning).is_adapter:
+    if TUNING.new(config.finetuning).is_adapter:
         name_base(part, _portable_name(config.model))
         return
     tied = dict(getattr(trainer.model, "_tied_weights_keys", None) or {})

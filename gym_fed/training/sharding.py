@@ -7,13 +7,11 @@ from typing import Any
 from gym_fed.config.distributed import DistributedSettings
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS
 from gym_fed.training.processes import world_size
 from gym_fed.training.requirements import require_package
 
 _AT_LOADING = ("fsdp2", "tensor_parallel")
-# What generates, scores or copies the model while it is sharded has been tried with none of them.
-_SHARDED_ALGORITHMS = ("sft", "pretrain")
-_SHARDED_OPTIMIZERS = ("adamw", "sgd")
 
 
 def settings_of(config: TrainingConfig) -> DistributedSettings:
@@ -33,10 +31,11 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
         GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
     """
     settings = settings_of(config)
-    if num_processes > 1 and config.optimizer == "badam":
+    optimizer = OPTIMIZERS.new(config.optimizer)
+    if num_processes > 1 and optimizer.of_one_process:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            "optimizer: badam switches weights on and off, and several processes would no longer share their gradients",
+            f"optimizer: {config.optimizer} {optimizer.of_one_process}",
             "train in one process, or take another optimizer",
         )
     if settings.strategy == "ddp":
@@ -57,17 +56,17 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
                 "set loss_spikes.rollback: false, or use ddp or fsdp2",
             )
     whole = settings.strategy == "deepspeed" and settings.zero_stage != 3
-    if not whole and config.algorithm not in _SHARDED_ALGORITHMS:
+    if not whole and not ALGORITHMS.type_of(config.algorithm).shards:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{what} splits the model's weights, which {config.algorithm} does not support here",
-            f"use ddp, or one of {', '.join(_SHARDED_ALGORITHMS)}",
+            f"use ddp, or one of {', '.join(ALGORITHMS.own_with('shards'))}",
         )
-    if config.optimizer not in _SHARDED_OPTIMIZERS:
+    if not optimizer.shards:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{what} gives every process a part of the weights, which {config.optimizer} does not support here",
-            f"use ddp, or one of {', '.join(_SHARDED_OPTIMIZERS)}",
+            f"use ddp, or one of {', '.join(OPTIMIZERS.own_with('shards'))}",
         )
     if config.quantization is not None:
         raise GymError(

@@ -18,6 +18,7 @@ from gym_fed.config.run import LossSpikes
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.processes import is_main
 
 
@@ -29,9 +30,7 @@ def check_spikes(config: TrainingConfig) -> None:
     """
     if config.loss_spikes is None:
         return
-    from gym_fed.training.algorithms.registry import get_algorithm
-
-    if not get_algorithm(config.algorithm).loss_measures_rows(config):
+    if not ALGORITHMS.new(config.algorithm).loss_measures_rows(config):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"loss_spikes: the loss of {config.algorithm} does not measure how well its rows are known",

@@ -13,8 +13,8 @@ from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.rows import PlacedDict, Row, as_kind, place_of
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_tokenizer
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.algorithms.sft import Sft
 from gym_fed.training.vision import is_vision_model
 
@@ -31,7 +31,7 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
         GymError: ``DATA_INVALID`` naming the row that the template refuses, leaves something of, or whose answers
             cannot be told apart; or for a tokenizer without a template.
     """
-    algorithm = get_algorithm(config.algorithm)
+    algorithm = ALGORITHMS.new(config.algorithm)
     placed = [PlacedDict.of(row, place) for place, row in islice(rows, MOST_ROWS)]
     chats = [row for row in as_kind(placed, algorithm.row_kind) if _is_chat(row)]
     if not chats:

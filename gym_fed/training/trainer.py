@@ -20,21 +20,19 @@ from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import unread_keys
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.modeling.rope import rope_undone_on_error
 from gym_fed.models import pick_device, quiet_loading
 from gym_fed.tracking.experiment import Experiment
 from gym_fed.training import processes
+from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.algorithms.registry import get_algorithm
-from gym_fed.training.batch_size import find_batch_size, known_sizes, remember_sizes
 from gym_fed.training.checks import check_config, check_graders
 from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
-from gym_fed.training.features.registry import apply_features, featured
 from gym_fed.training.hooks import OnReport, OnRows, OnStep, RunHooks, ShouldStop
 from gym_fed.training.job import Job
 from gym_fed.training.loading import load_for_training, require_dtype
 from gym_fed.training.loop import run_to_end
-from gym_fed.training.optimizers.registry import get_optimizer
 from gym_fed.training.reproducibility import RunWarning, deterministic, record_environment
 from gym_fed.training.result import TrainResult
 from gym_fed.training.run_folder import RunFolder
@@ -44,7 +42,6 @@ from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, s
 from gym_fed.training.spikes import Rollbacks, SpikeWatch, require_finite
 from gym_fed.training.template_date import templates_say
 from gym_fed.training.trl_glue import unpatched_afterwards
-from gym_fed.training.tuning.registry import get_tuning
 from gym_fed.training.vision import require_image_model
 from gym_fed.training.vision_parts import freeze_parts, frozen_parts
 
@@ -185,7 +182,7 @@ class Trainer:
         import torch
 
         config = known_sizes(self.config) or self.config
-        algorithm = get_algorithm(config.algorithm)
+        algorithm = ALGORITHMS.new(config.algorithm)
         device = pick_device(config.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
@@ -231,7 +228,7 @@ class Trainer:
         eval_counts = None if rows[1] is None else self._counted("eval_data", eval_encoded, rows[1])
 
         set_seed(config.seed)
-        tuning = get_tuning(config.finetuning)
+        tuning = TUNING.new(config.finetuning)
         model = algorithm.adapt(model, tokenizer, config)
         frozen = frozen_parts(model, config)
         model = tuning.prepare(model if is_placed(model, config) else model.to(device), config)
@@ -239,7 +236,7 @@ class Trainer:
         checkpoint = processes.on_main(
             lambda: _opened(folder, config, digests, (counts, eval_counts), begun, resume)
         )
-        optimizer = get_optimizer(config.optimizer)
+        optimizer = OPTIMIZERS.new(config.optimizer)
         if config.auto_batch_size is not None and known_sizes(config) is None:
             build = _builder(algorithm, model, tokenizer)
             with quiet_loading():

@@ -17,6 +17,7 @@ from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import quiet_loading, resolve
 from gym_fed.training.image_size import ImageLimits
 from gym_fed.training.requirements import require_package
@@ -84,7 +85,8 @@ def check_vision_keys(config: TrainingConfig) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
     """
-    reads = config.algorithm == "sft" and config.model is not None and is_vision_model(config.model)
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    reads = algorithm.reads_images and config.model is not None and is_vision_model(config.model)
     _require_image_model(config, reads_images=reads)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_fed.system_errors import system_error
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_server import privacy
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel, coordinator_rows
@@ -92,7 +92,7 @@ def _check_data(fed: Federation) -> list[Any]:
     if root is not None:
         with _about("root.data"):
             found = coordinator_rows(root.data, root.format, root.max_examples, fed.folder, "train")
-            as_kind(_some(found, root.data), get_algorithm(fed.config.recipe.algorithm).row_kind)
+            as_kind(_some(found, root.data), ALGORITHMS.new(fed.config.recipe.algorithm).row_kind)
     return rows
 
 

@@ -12,8 +12,8 @@ import torch
 from gym_fed.data.row_counts import counts_of
 from gym_fed.data.rows import as_kind
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import (
     HELD_OUT,
@@ -225,7 +225,7 @@ def test_how_many_rows_do_not_fit_is_counted(tiny_base: Path, algorithm: str) ->
     tokenizer = load_model(str(tiny_base)).tokenizer
     rows = [{"prompt": "a b " * size, "chosen": "c", "rejected": "d"} for size in (1, 1, 1, 90)]
     settings = config(Path("run"), algorithm, max_length=32)
-    learner = get_algorithm(algorithm)
+    learner = ALGORITHMS.new(algorithm)
     for part, dropped in ((rows[:3], 0), (rows, 2 if algorithm == "kto" else 1)):
         given = as_kind(part, learner.row_kind)
         counts = counts_of(learner.encode(settings, tokenizer, given), len(given))

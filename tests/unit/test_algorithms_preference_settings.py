@@ -12,8 +12,8 @@ from gym_fed.config.algorithms.preference import TdpoSettings
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import validate
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_tokenizer
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.algorithms.tdpo import answer_terms, tdpo_loss
 from gym_fed.training.checks import check_config
 from tests.support.preferences import UNEVEN, capitals, config, train
@@ -94,7 +94,7 @@ def test_rows_can_be_batched_by_length(tiny_base: Path, tmp_path: Path, algorith
 
 def encode(algorithm: str, rows: list[dict[str, Any]], max_length: int = 48, **changes: Any) -> Any:
     settings = config(Path("unused"), algorithm, max_length=max_length, **changes)
-    return get_algorithm(algorithm).encode(settings, load_tokenizer("gym-nano"), rows)
+    return ALGORITHMS.new(algorithm).encode(settings, load_tokenizer("gym-nano"), rows)
 
 
 def test_answers_are_the_template_s_and_texts_end_with_the_end_token() -> None:

@@ -12,9 +12,9 @@ from gym_fed.config.rewards import RewardModelConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Sample
 from gym_fed.evaluation.graders.reward_model import RewardModel as RewardGrader
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
 from gym_fed.training.algorithms._preference import encode_answers
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.critic import load_critic
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import HELD_OUT, ROWS, assert_same, capitals, config, weights
@@ -113,7 +113,7 @@ def adapted(base: str, seed: int = 0) -> tuple[Any, Any, Any]:
     loaded = load_model(base)
     settings = config(Path("unused"), "reward_model", seed=seed)
     return (
-        get_algorithm("reward_model").adapt(loaded.model, loaded.tokenizer, settings),
+        ALGORITHMS.new("reward_model").adapt(loaded.model, loaded.tokenizer, settings),
         loaded.model,
         loaded.tokenizer,
     )

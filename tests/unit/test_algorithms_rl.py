@@ -14,13 +14,13 @@ from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._combined import CombinedGrader
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.job import Job
 from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick
 
-ALGORITHMS = ("grpo", "gspo", "rloo", "ppo")
+REWARDED = ("grpo", "gspo", "rloo", "ppo")
 ROWS: list[dict[str, Any]] = [
     {"prompt": [{"role": "user", "content": f"say {letter}"}], "answer": letter} for letter in "abcdefgh"
 ]
@@ -180,7 +180,7 @@ def test_a_run_resumes_to_the_bit_in_the_midst_of_a_generation_and_of_an_epoch(
     assert logged(resumed, "reward") == logged(whole, "reward")
 
 
-@pytest.mark.parametrize("algorithm", quick(ALGORITHMS, "grpo", "ppo"))
+@pytest.mark.parametrize("algorithm", quick(REWARDED, "grpo", "ppo"))
 def test_a_seed_gives_the_same_weights_again_and_another_others(
     tiny_base: Path, tmp_path: Path, algorithm: str
 ) -> None:
@@ -232,7 +232,7 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", REWARDED)
 def test_every_setting_reaches_trl(tiny_base: Path, tmp_path: Path, algorithm: str) -> None:
     given = {**SETTINGS, **OWN_SETTINGS[algorithm]}
     trainer = built(tiny_base, config(tmp_path / "run", algorithm, {**given, "beta": 0.5}))
@@ -248,7 +248,7 @@ def test_every_setting_reaches_trl(tiny_base: Path, tmp_path: Path, algorithm: s
 
 def built(tiny_base: Path, settings: TrainingConfig) -> Any:
     loaded = load_model(str(tiny_base))
-    algorithm = get_algorithm(settings.algorithm)
+    algorithm = ALGORITHMS.new(settings.algorithm)
     job = Job(
         config=settings,
         model=loaded.model,
@@ -324,11 +324,11 @@ def test_what_cannot_work_is_refused_when_the_config_is_checked(
     tmp_path: Path, algorithm: str, section: dict[str, Any], changes: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(GymError, match=problem) as caught:
-        get_algorithm(algorithm).check(config(tmp_path / "run", algorithm, section, **changes))
+        ALGORITHMS.new(algorithm).check(config(tmp_path / "run", algorithm, section, **changes))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", REWARDED)
 def test_a_run_without_graders_is_refused_before_a_model_is_loaded(tmp_path: Path, algorithm: str) -> None:
     with pytest.raises(GymError, match=f"rewards: {algorithm} learns from rewards"):
         Trainer(config(tmp_path / "run", algorithm, model="absent"))

@@ -131,12 +131,12 @@ def test_every_setting_changes_what_is_learnt(
 
 
 def test_a_batch_holds_as_many_rows_to_forget_as_to_keep() -> None:
+    from gym_fed.kinds import ALGORITHMS
     from gym_fed.training.algorithms._unlearning_trainer import Pairs
-    from gym_fed.training.algorithms.registry import get_algorithm
 
     tokenizer = load_model("gym-nano").tokenizer
     settings = config(Path("unused"), "npo")
-    pairs = get_algorithm("npo").encode(settings, tokenizer, FORGET[:3] + RETAIN[:8])
+    pairs = ALGORITHMS.new("npo").encode(settings, tokenizer, FORGET[:3] + RETAIN[:8])
     assert len(pairs) == 8
     forgotten = [str(pair["forget"]["input_ids"]) for pair in pairs]
     assert len(set(forgotten)) == len(set(forgotten[:3])) == len(set(forgotten[3:6])) == 3
@@ -144,7 +144,7 @@ def test_a_batch_holds_as_many_rows_to_forget_as_to_keep() -> None:
     batch = Pairs(0)(pairs[:4])
     assert batch["num_forget"] == 4
     assert batch["input_ids"].shape[0] == batch["labels"].shape[0] == 8
-    again = get_algorithm("npo").encode(settings, tokenizer, FORGET[:3] + RETAIN[:8])
+    again = ALGORITHMS.new("npo").encode(settings, tokenizer, FORGET[:3] + RETAIN[:8])
     assert again == pairs
 
 

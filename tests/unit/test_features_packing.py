@@ -11,8 +11,8 @@ import torch
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model, load_tokenizer
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.packing import pack_best_fit
 from gym_fed.training.sources import split_rows
 from gym_fed.training.trainer import Trainer
@@ -63,7 +63,7 @@ def test_packed_rows_have_the_loss_and_the_gradient_of_separate_ones(tmp_path: P
 
 def test_packed_rows_are_fewer_and_are_evaluated_too(tmp_path: Path) -> None:
     loaded = load_model("gym-nano")
-    sft = get_algorithm("sft")
+    sft = ALGORITHMS.new("sft")
     encoded = sft.encode(config(tmp_path, packing="bfd"), loaded.tokenizer, ROWS)
     assert len(encoded) < 12
     assert all(row["length"] == sum(row["seq_lengths"]) <= 128 for row in encoded)
@@ -120,7 +120,7 @@ def test_packing_that_learns_prompts_which_nobody_asked_for_is_said(
 ) -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     settings = TrainingConfig(**{"packing": True, **changes})
-    get_algorithm("sft").encode(
+    ALGORITHMS.new("sft").encode(
         settings, load_tokenizer("gym-nano"), [{"messages": turns}, {"text": "a b c"}]
     )
     found = "packing: true learns the prompts of 1 of 2 rows" in " ".join(capsys.readouterr().err.split())

@@ -12,9 +12,10 @@ import torch
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data import generate
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import FEATURES
 from gym_fed.models import load_model
+from gym_fed.training.active_features import active_features
 from gym_fed.training.checks import check_config
-from gym_fed.training.features.registry import active_features, feature_names
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 40)
@@ -40,7 +41,7 @@ def run(base: Path, folder: Path, **changes: Any) -> Any:
 
 
 def test_every_feature_is_a_key_and_is_off_by_default() -> None:
-    assert set(feature_names()) <= set(TrainingConfig.model_fields)
+    assert set(FEATURES.own()) <= set(TrainingConfig.model_fields)
     assert active_features(TrainingConfig()) == []
 
 

@@ -12,8 +12,8 @@ import torch
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
-from gym_fed.training.algorithms.registry import algorithm_names
 from gym_fed.training.trainer import Trainer
 
 LENGTHS = (1, 9, 2, 14, 5, 3, 11, 1, 7, 4)
@@ -147,7 +147,7 @@ def far(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
 
 
 def test_every_algorithm_has_a_case() -> None:
-    assert {name for name, _ in CASES} == set(algorithm_names())
+    assert {name for name, _ in CASES} == set(ALGORITHMS.own())
 
 
 @pytest.mark.parametrize(("algorithm", "changes"), CASES)

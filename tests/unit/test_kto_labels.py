@@ -11,8 +11,8 @@ import pytest
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data import load_rows
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_tokenizer
-from gym_fed.training.algorithms.registry import get_algorithm
 
 LIKED: list[Any] = [True, 1, 1.0, "true", "True", "1", " TRUE ", "1.0"]
 DISLIKED: list[Any] = [False, 0, 0.0, "false", "False", "0", "0.0"]
@@ -24,7 +24,7 @@ def rows(labels: list[Any]) -> list[dict[str, Any]]:
 
 def encoded(labels: list[Any]) -> list[bool]:
     config = TrainingConfig(algorithm="kto", kto={"loss_type": "apo_zero_unpaired"})
-    found = get_algorithm("kto").encode(config, load_tokenizer("gym-nano"), rows(labels))
+    found = ALGORITHMS.new("kto").encode(config, load_tokenizer("gym-nano"), rows(labels))
     return [row["label"] for row in found]
 
 
@@ -65,4 +65,4 @@ def test_labels_that_are_all_alike_are_said(
 def test_a_key_that_pairs_do_not_read_is_refused_by_the_name_that_was_given() -> None:
     config = TrainingConfig(algorithm="dpo", train_on_prompt=True)
     with pytest.raises(GymError, match=r"^train_on_prompt: dpo learns from answers"):
-        get_algorithm("dpo").check(config)
+        ALGORITHMS.new("dpo").check(config)

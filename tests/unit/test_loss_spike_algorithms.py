@@ -8,7 +8,7 @@ import pytest
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import GymError
-from gym_fed.training.algorithms.registry import algorithm_names, get_algorithm
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.spikes import check_spikes
 
 TAUGHT = ("distillation", "sequence_distillation")
@@ -21,10 +21,10 @@ def config(algorithm: str, **section: Any) -> TrainingConfig:
     return TrainingConfig(algorithm=algorithm, loss_spikes={"rollback": False}, **sections)
 
 
-@pytest.mark.parametrize("algorithm", algorithm_names())
+@pytest.mark.parametrize("algorithm", ALGORITHMS.own())
 def test_spikes_are_looked_for_where_the_loss_is_of_the_data(algorithm: str) -> None:
     given = config(algorithm)
-    assert get_algorithm(algorithm).loss_measures_rows(given) == (algorithm not in REFUSED)
+    assert ALGORITHMS.new(algorithm).loss_measures_rows(given) == (algorithm not in REFUSED)
     if algorithm in REFUSED:
         with pytest.raises(GymError, match=f"loss_spikes: the loss of {algorithm} does not measure"):
             check_spikes(given)

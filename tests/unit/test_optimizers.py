@@ -11,8 +11,8 @@ import torch
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
+from gym_fed.kinds import OPTIMIZERS
 from gym_fed.models import load_model
-from gym_fed.training.optimizers.registry import get_optimizer, optimizer_names
 from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick
 from tests.support.tuning_cases import ROWS, config, weights
@@ -72,9 +72,9 @@ def run(tiny_base: Path, chosen: TrainingConfig, **hooks: Any) -> Any:
 
 
 def test_every_optimiser_is_tried_here_or_needs_a_gpu() -> None:
-    assert set(SETTINGS) | GPU_ONLY == set(optimizer_names())
+    assert set(SETTINGS) | GPU_ONLY == set(OPTIMIZERS.own())
     with pytest.raises(GymError, match="'adma' is unknown") as caught:
-        get_optimizer("adma")
+        OPTIMIZERS.new("adma")
     assert "adam_mini" in caught.value.hint
     assert "soap" in caught.value.hint
 
@@ -105,9 +105,9 @@ def test_rate_decay_and_betas_reach_the_optimiser(tiny_base: Path, tmp_path: Pat
     if name not in NO_BETAS:
         changes |= {"adam_beta1": 0.8, "adam_beta2": 0.97}
     chosen = settings(tmp_path / "run", name, **changes)
-    get_optimizer(name).check(chosen)
+    OPTIMIZERS.new(name).check(chosen)
     model = load_model(str(tiny_base)).model
-    optimizer = get_optimizer(name).make(model, chosen)
+    optimizer = OPTIMIZERS.new(name).make(model, chosen)
     if name == "adamw":  # transformers makes it, of its own arguments
         assert optimizer is None
         return
@@ -126,7 +126,7 @@ def test_rate_decay_and_betas_reach_the_optimiser(tiny_base: Path, tmp_path: Pat
 @pytest.mark.parametrize("name", SETTINGS)
 def test_unknown_arguments_are_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(GymError, match=f"{name} has no argument 'epsilom'") as caught:
-        get_optimizer(name).check(settings(tmp_path, name, optimizer_args={"epsilom": 1}))
+        OPTIMIZERS.new(name).check(settings(tmp_path, name, optimizer_args={"epsilom": 1}))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert caught.value.hint.startswith("it takes ")
 
@@ -134,7 +134,7 @@ def test_unknown_arguments_are_refused_with_the_known_ones(tmp_path: Path, name:
 @pytest.mark.parametrize("name", sorted(NO_BETAS))
 def test_betas_are_refused_where_nothing_reads_them(tmp_path: Path, name: str) -> None:
     with pytest.raises(GymError, match=f"adam_beta2: optimizer {name} has no betas"):
-        get_optimizer(name).check(settings(tmp_path, name, adam_beta2=0.95))
+        OPTIMIZERS.new(name).check(settings(tmp_path, name, adam_beta2=0.95))
 
 
 @pytest.mark.parametrize("name", sorted(GPU_ONLY))
@@ -144,7 +144,7 @@ def test_what_needs_a_gpu_says_so_and_why(tmp_path: Path, name: str) -> None:
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("galore_torch")
     with pytest.raises(GymError, match=rf"{name} \(.*\) needs a CUDA GPU"):
-        get_optimizer(name).check(config(tmp_path, optimizer=name))
+        OPTIMIZERS.new(name).check(config(tmp_path, optimizer=name))
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         ("galore_adamw", "optim"),
     ):
         with pytest.raises(GymError, match="is not installed") as caught:
-            get_optimizer(name).check(config(tmp_path, optimizer=name))
+            OPTIMIZERS.new(name).check(config(tmp_path, optimizer=name))
         assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
         assert f"gym-fed[{extra}]" in caught.value.hint
 
@@ -168,12 +168,12 @@ def test_badam_says_nothing_and_names_a_block_that_is_not_there(
 ) -> None:
     model = load_model(str(tiny_base)).model
     drawn = settings(tmp_path, "badam", optimizer_args={"switch_mode": "random", "switch_block_every": 1})
-    optimizer = get_optimizer("badam").make(model, drawn)
+    optimizer = OPTIMIZERS.new("badam").make(model, drawn)
     for _ in range(3):
         optimizer._update_active_block_idx()
     assert capsys.readouterr().out == ""
     with pytest.raises(GymError, match="start_block is 99, and the model has fewer blocks"):
-        get_optimizer("badam").make(model, settings(tmp_path, "badam", optimizer_args={"start_block": 99}))
+        OPTIMIZERS.new("badam").make(model, settings(tmp_path, "badam", optimizer_args={"start_block": 99}))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_what_an_optimiser_cannot_do_is_refused(
         tmp_path, **{"name": changes["optimizer"], **{k: v for k, v in changes.items() if k != "optimizer"}}
     )
     with pytest.raises(GymError, match=problem):
-        get_optimizer(chosen.optimizer).check(chosen)
+        OPTIMIZERS.new(chosen.optimizer).check(chosen)
 
 
 def test_arguments_change_what_an_optimiser_does(tiny_base: Path, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_arguments_change_what_an_optimiser_does(tiny_base: Path, tmp_path: Path
 def test_muon_moves_hidden_matrices_and_leaves_the_others_to_adamw(tiny_base: Path, tmp_path: Path) -> None:
     chosen = settings(tmp_path, "muon", optimizer_args={"adamw_lr": 1e-4, "momentum": 0.9})
     model = load_model(str(tiny_base)).model
-    groups = get_optimizer("muon").make(model, chosen).param_groups
+    groups = OPTIMIZERS.new("muon").make(model, chosen).param_groups
     by_muon = {id(value) for group in groups if group["use_muon"] for value in group["params"]}
     names = {name for name, value in model.named_parameters() if id(value) in by_muon}
     assert len(names) == 7
@@ -241,7 +241,7 @@ def test_muon_moves_hidden_matrices_and_leaves_the_others_to_adamw(tiny_base: Pa
 
 def test_adam_mini_knows_the_width_of_a_head(tiny_base: Path, tmp_path: Path) -> None:
     model = load_model("gym-nano").model
-    groups = get_optimizer("adam_mini").make(model, settings(tmp_path, "adam_mini")).param_groups
+    groups = OPTIMIZERS.new("adam_mini").make(model, settings(tmp_path, "adam_mini")).param_groups
     head = model.config.head_dim * model.config.hidden_size
     assert {group["parameter_per_head"] for group in groups if "parameter_per_head" in group} == {head}
 

@@ -10,10 +10,10 @@ import torch
 from transformers import TrainerCallback
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import OPTIMIZERS
 from gym_fed.models import load_model
 from gym_fed.training.checks import check_config
 from gym_fed.training.critic import Critic, critic_like, load_critic
-from gym_fed.training.optimizers.registry import get_optimizer
 from gym_fed.training.trainer import Trainer
 from tests.unit.test_algorithms_rl import ROWS, Letters, built, config, is_same, logged, train, weights
 
@@ -111,7 +111,7 @@ def test_optimisers_with_groups_of_their_own_move_the_critic_too(
 ) -> None:
     pytest.importorskip("pytorch_optimizer")
     trainer = built(tiny_base, config(tmp_path / "run", "ppo", max_steps=2, optimizer=optimizer))
-    trainer.make_optimizer = lambda model: get_optimizer(optimizer).make(
+    trainer.make_optimizer = lambda model: OPTIMIZERS.new(optimizer).make(
         model, config(tmp_path / "run", "ppo", optimizer=optimizer)
     )
     before = weights(trainer.critic)

@@ -20,8 +20,8 @@ from gym_fed.config.privacy import LocalPrivacy
 from gym_fed.config.task import TrainingRecipe, check_distillation
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.checks import check_config
 from gym_fed.training.private.gradients import ClippedGradients, example_losses, require_exact
 from gym_fed.training.private.loop import _physical_batches, _require_finite
@@ -163,10 +163,10 @@ def test_a_row_with_nothing_to_learn_is_drawn_like_any_other_and_adds_nothing(
 ) -> None:
     loaded, rows = load_model(str(tiny_base)), [{"prompt": "hello world", "completion": "b"}, {"text": "abc"}]
     private = config(tmp_path, tiny_base, max_length=8)
-    encoded = get_algorithm("sft").encode(private, loaded.tokenizer, rows)
+    encoded = ALGORITHMS.new("sft").encode(private, loaded.tokenizer, rows)
     assert [any(label != -100 for label in row["labels"]) for row in encoded] == [False, True]
     open_config = private.model_copy(update={"privacy": None})
-    assert len(get_algorithm("sft").encode(open_config, loaded.tokenizer, rows)) == 1
+    assert len(ALGORITHMS.new("sft").encode(open_config, loaded.tokenizer, rows)) == 1
     (physical,) = _physical_batches([encoded[0], {"input_ids": [], "labels": []}], 2, max_length=8)
     model = model_of(tiny_base, "lora")
     weights = [w for w in model.parameters() if w.requires_grad]

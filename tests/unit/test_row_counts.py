@@ -16,8 +16,8 @@ from gym_fed.data import DataPipeline, load_rows
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import IGNORED, RowCounts, counts_of
 from gym_fed.errors import GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model, load_tokenizer
-from gym_fed.training.algorithms.registry import get_algorithm
 from gym_fed.training.job import Job
 from gym_fed.training.reproducibility import RunWarning
 from gym_fed.training.trainer import Trainer
@@ -127,7 +127,7 @@ def test_what_becomes_of_preferences_is_counted(
 ) -> None:
     from gym_fed.data.rows import as_kind
 
-    tokenizer, method = load_tokenizer("gym-nano"), get_algorithm(algorithm)
+    tokenizer, method = load_tokenizer("gym-nano"), ALGORITHMS.new(algorithm)
     rows = [pair("0123456789:", "AB", "BCD"), pair("0123456789.", "x" * 70, "yes"), pair(LONG, "AB", "BCD")]
     given = as_kind(rows, method.row_kind)
     settings = config(tmp_path, algorithm=algorithm, max_length=61)
@@ -140,7 +140,7 @@ def test_unlearning_counts_the_rows_of_both_kinds(tmp_path: Path) -> None:
     rows = [{"messages": turns("hi", "yes"), "forget": True}, {"messages": turns("ho", "no")}]
     rows += [{"messages": turns(LONG, "no"), "forget": forget} for forget in (True, False, False)]
     settings = config(tmp_path, algorithm="gradient_difference")
-    encoded = get_algorithm("gradient_difference").encode(settings, load_tokenizer("gym-nano"), rows)
+    encoded = ALGORITHMS.new("gradient_difference").encode(settings, load_tokenizer("gym-nano"), rows)
     counts = counts_of(encoded, len(rows))
     assert (counts.rows, counts.learned, counts.dropped) == (5, 2, 3)
 
@@ -242,10 +242,10 @@ def test_prompts_that_fill_no_generation_are_said(tmp_path: Path) -> None:
     prompts = [{"prompt": f"{i}?"} for i in range(5)]
     job = Job(settings, None, None, prompts, None, tmp_path, [])
     with pytest.warns(RunWarning, match="an epoch leaves out 1 of 5 prompts"):
-        get_algorithm("grpo").arguments(job)  # type: ignore[attr-defined]  # of those that learn from rewards
+        ALGORITHMS.new("grpo").arguments(job)  # type: ignore[attr-defined]  # of those that learn from rewards
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunWarning)
-        get_algorithm("grpo").arguments(Job(settings, None, None, prompts[:4], None, tmp_path, []))  # type: ignore[attr-defined]
+        ALGORITHMS.new("grpo").arguments(Job(settings, None, None, prompts[:4], None, tmp_path, []))  # type: ignore[attr-defined]
 
 
 def test_images_with_a_turn_that_is_not_to_be_learned_are_refused(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_rows_of_which_none_fits_are_refused_with_the_length_that_would_do(
 ) -> None:
     row = {"messages": turns(LONG, "no")} if algorithm == "sft" else pair(LONG, "yes", "no")
     with pytest.raises(GymError, match="within max_length=64 tokens") as caught:
-        get_algorithm(algorithm).encode(
+        ALGORITHMS.new(algorithm).encode(
             config(tmp_path, algorithm=algorithm), load_tokenizer("gym-nano"), [row] * 3
         )
     assert "would keep 95% of the rows whole" in caught.value.hint

@@ -10,11 +10,8 @@ import pytest
 
 from gym_fed.config.distributed import DistributedSettings
 from gym_fed.evaluation.graders.registry import grader_names
+from gym_fed.kinds import ALGORITHMS, FEATURES, OPTIMIZERS, TUNING
 from gym_fed.tracking.trackers.registry import tracker_names
-from gym_fed.training.algorithms.registry import algorithm_names
-from gym_fed.training.features.registry import feature_names
-from gym_fed.training.optimizers.registry import optimizer_names
-from gym_fed.training.tuning.registry import tuning_names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "support.md").read_text(encoding="utf-8")
 STRATEGIES = list(get_args(DistributedSettings.model_fields["strategy"].annotation))
@@ -23,10 +20,10 @@ STRATEGIES = list(get_args(DistributedSettings.model_fields["strategy"].annotati
 @pytest.mark.parametrize(
     ("title", "names"),
     [
-        ("algorithm", algorithm_names()),
-        ("finetuning", tuning_names()),
-        ("optimizer", optimizer_names()),
-        ("feature", feature_names()),
+        ("algorithm", ALGORITHMS.own()),
+        ("finetuning", TUNING.own()),
+        ("optimizer", OPTIMIZERS.own()),
+        ("feature", FEATURES.own()),
         ("distributed.strategy", STRATEGIES),
         ("grader", grader_names()),
         ("tracking", [name for name in tracker_names() if name not in ("jsonl", "tensorboard")]),

@@ -9,9 +9,9 @@ import pytest
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TUNING
 from gym_fed.models import load_model
 from gym_fed.training.trl_glue import LocalOnly, _require_adapter
-from gym_fed.training.tuning.registry import get_tuning
 
 
 def loaded(model: Any, weights: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def test_an_adapters_checkpoint_that_was_written_for_other_layers_is_refused(
 ) -> None:
     def adapted(*layers: str) -> Any:
         settings = TrainingConfig(finetuning="lora", lora={"target_modules": list(layers)})
-        return get_tuning("lora").prepare(load_model(str(tiny_base)).model, settings)
+        return TUNING.new("lora").prepare(load_model(str(tiny_base)).model, settings)
 
     adapted("q_proj").save_pretrained(str(tmp_path / "checkpoint-1"))
     _require_adapter(adapted("q_proj"), tmp_path / "checkpoint-1")

@@ -13,7 +13,7 @@ from gym_fed.config.task import TrainingRecipe
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml, load_config, validate
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.algorithms.registry import algorithm_names, get_algorithm
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.checks import check_config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -29,7 +29,7 @@ def test_a_recipe_loads_names_a_registered_algorithm_and_survives_a_round_trip(
     file: Path, tmp_path: Path
 ) -> None:
     config = load_config(file, TrainingConfig)
-    assert config.algorithm in algorithm_names()
+    assert config.algorithm in ALGORITHMS.own()
     assert config.data
     (tmp_path / "again.yaml").write_text(dump_yaml(config))
     assert load_config(tmp_path / "again.yaml", TrainingConfig) == config
@@ -56,11 +56,11 @@ def test_a_contradiction_is_refused(values: dict[str, object], problem: str) -> 
 
 
 def test_every_algorithm_file_holds_one_algorithm() -> None:
-    assert algorithm_names() == sorted(algorithm_names())
-    for name in algorithm_names():
-        assert get_algorithm(name) is not None
+    assert ALGORITHMS.own() == sorted(ALGORITHMS.own())
+    for name in ALGORITHMS.own():
+        assert ALGORITHMS.new(name) is not None
     with pytest.raises(GymError, match="'reinforce' is unknown") as caught:
-        get_algorithm("reinforce")
+        ALGORITHMS.new("reinforce")
     assert "sft" in caught.value.hint
 
 

@@ -11,11 +11,11 @@ import torch
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
+from gym_fed.kinds import TUNING
 from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning._describe import count_trainable, describe_trainable
 from gym_fed.training.tuning.lora import lora_factors
-from gym_fed.training.tuning.registry import get_tuning, tuning_names
 from tests.support.tuning_cases import CASES, METHODS, ROWS, config, train, weights
 
 
@@ -25,9 +25,9 @@ def logits(model: Any, tokenizer: Any) -> torch.Tensor:
 
 
 def test_every_method_and_variant_is_tried_here() -> None:
-    assert set(METHODS) == set(tuning_names())
-    for name in tuning_names():
-        assert get_tuning(name).is_adapter == (name not in ("full", "freeze"))
+    assert set(METHODS) == set(TUNING.own())
+    for name in TUNING.own():
+        assert TUNING.new(name).is_adapter == (name not in ("full", "freeze"))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_freeze_takes_the_last_layers_the_first_or_parts_of_them() -> None:
     def trained(**freeze: Any) -> set[str]:
         model = load_model("gym-nano").model
         settings = TrainingConfig(finetuning="freeze", freeze=freeze)
-        get_tuning("freeze").prepare(model, settings)
+        TUNING.new("freeze").prepare(model, settings)
         return {name for name, value in model.named_parameters() if value.requires_grad}
 
     count = load_model("gym-nano").model.config.num_hidden_layers
@@ -160,14 +160,14 @@ def test_adalora_takes_ranks_away(runs: dict[str, Any]) -> None:
 
 
 def test_loraplus_and_lora_fa_move_what_they_say(runs: dict[str, Any], tiny_base: Path) -> None:
-    from gym_fed.training.optimizers.registry import get_optimizer
+    from gym_fed.kinds import OPTIMIZERS
 
     settings = TrainingConfig(finetuning="lora", lora={"loraplus_lr_ratio": 16}, learning_rate=1e-3)
-    model = get_tuning("lora").prepare(load_model(str(tiny_base)).model, settings)
-    optimizer = get_optimizer("adamw").make(model, settings)
+    model = TUNING.new("lora").prepare(load_model(str(tiny_base)).model, settings)
+    optimizer = OPTIMIZERS.new("adamw").make(model, settings)
     assert {group["lr"] for group in optimizer.param_groups} == {1e-3, 16e-3}
     assert runs["lora_fa"][0].losses != runs["dora"][0].losses
-    drawn = get_tuning("lora").prepare(load_model(str(tiny_base)).model, TrainingConfig(finetuning="lora"))
+    drawn = TUNING.new("lora").prepare(load_model(str(tiny_base)).model, TrainingConfig(finetuning="lora"))
     for key, (a, _, _) in lora_factors(runs["lora_fa"][0].model).items():
         assert torch.equal(a, lora_factors(drawn)[key][0])
 
@@ -210,7 +210,7 @@ def test_settings_that_do_not_fit_the_model_are_refused_and_not_bent(
 def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
     settings = TrainingConfig(finetuning="lora", lora={"modules_to_save": ["embed_tokens"]})
     before = settings.model_dump()
-    get_tuning("lora").prepare(load_model("gym-nano").model, settings)  # whose head is tied to its embeddings
+    TUNING.new("lora").prepare(load_model("gym-nano").model, settings)  # whose head is tied to its embeddings
     assert settings.model_dump() == before
 
 

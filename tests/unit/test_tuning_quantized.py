@@ -14,12 +14,12 @@ import torch
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
+from gym_fed.kinds import TUNING
 from gym_fed.models import load_model
 from gym_fed.training.loading import load_for_training
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning._describe import count_trainable
 from gym_fed.training.tuning._loftq import loftq
-from gym_fed.training.tuning.registry import get_tuning
 from tests.support.tuning_cases import ROWS, config, train
 
 pytest.importorskip("bitsandbytes")
@@ -90,7 +90,7 @@ def test_loftq_makes_up_for_what_quantising_lost(tiny_base: Path, iterations: in
     )
     plain = load_model("gym-nano").model
     nf4, _ = load_for_training(chosen)
-    adapted = get_tuning("lora").prepare(load_for_training(chosen)[0], chosen)
+    adapted = TUNING.new("lora").prepare(load_for_training(chosen)[0], chosen)
     for name, layer in adapted.get_base_model().named_modules():
         if not hasattr(layer, "lora_A"):
             continue

@@ -10,8 +10,8 @@ import torch
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TUNING
 from gym_fed.models import load_model
-from gym_fed.training.tuning.registry import get_tuning
 from gym_fed.training.vision_parts import freeze_parts, frozen_parts
 
 TEXT = {
@@ -175,7 +175,7 @@ def moved(model: Any, config: TrainingConfig) -> tuple[set[str], set[str]]:
     """Names of all weights, and of those that one step of gradient descent moves."""
     torch.manual_seed(0)
     frozen = frozen_parts(model, config)
-    prepared = get_tuning(config.finetuning).prepare(model, config)
+    prepared = TUNING.new(config.finetuning).prepare(model, config)
     freeze_parts(prepared, config, frozen)
     with torch.no_grad():
         for weight in prepared.parameters():

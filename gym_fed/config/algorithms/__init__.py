@@ -15,23 +15,6 @@ from gym_fed.config.algorithms.reinforcement import GrpoSettings, GspoSettings, 
 from gym_fed.config.algorithms.unlearning import GradientDifferenceSettings, NpoSettings
 from gym_fed.config.base import StrictModel
 
-ALGORITHM_SECTIONS = (
-    "reward_model",
-    "dpo",
-    "kto",
-    "orpo",
-    "simpo",
-    "tdpo",
-    "ppo",
-    "grpo",
-    "gspo",
-    "rloo",
-    "distillation",
-    "sequence_distillation",
-    "gradient_difference",
-    "npo",
-)
-
 
 class AlgorithmSections(StrictModel):
     """Only the section of the chosen ``algorithm`` may be given; it is filled with its defaults when it is not."""

@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gym_fed import __version__
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.bodies import read_json
 from gym_fed.serving.api.gateway import Gateway
@@ -28,6 +27,7 @@ from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
 from gym_fed.serving.openai.vectors import PendingVectors
+from gym_fed.version import __version__
 
 GONE_STATUS = 499
 """What metrics call a request whose client went away; nobody is sent it."""

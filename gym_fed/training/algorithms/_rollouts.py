@@ -25,6 +25,7 @@ class Rewarded(Algorithm):
     name: ClassVar[str]
     row_kind: ClassVar[RowKind] = "prompt"
     needs_graders: ClassVar[bool] = True
+    generates: ClassVar[bool] = True
 
     def settings(self, config: TrainingConfig) -> Any:
         """The algorithm's own section."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from trl import DPOTrainer
 
-from gym_fed.config.algorithms.preference import TdpoSettings
-from gym_fed.training.algorithms.tdpo import answer_terms, tdpo_loss
 from gym_fed.training.global_batch import RowMeans
 
 _Dpo: Any = DPOTrainer  # its annotations are no promise
 
 
 class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
-    """``settings`` is set after construction."""
+    """``answer_terms`` and ``pair_loss`` of ``tdpo.py`` are set after construction."""
 
-    settings: TdpoSettings
+    answer_terms: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+    pair_loss: Callable[[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], torch.Tensor]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         answers = inputs["completion_mask"] == 1
@@ -26,9 +26,9 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
         outputs = model(**batch, use_cache=False)
         with torch.no_grad():
             reference = self._reference_logits(batch)
-        log_prob, lead, divergence = answer_terms(outputs.logits.float(), reference.float(), labels)
+        log_prob, lead, divergence = self.answer_terms(outputs.logits.float(), reference.float(), labels)
         (c_lead, r_lead), (c_divergence, r_divergence) = lead.chunk(2), divergence.chunk(2)
-        loss = tdpo_loss((c_lead, c_divergence), (r_lead, r_divergence), self.settings).mean()
+        loss = self.pair_loss((c_lead, c_divergence), (r_lead, r_divergence)).mean()
         rewards = self.beta * lead.detach()
         self._note(
             inputs,

@@ -25,6 +25,8 @@ Encoded = dict[str, Any]
 class Unlearning(Algorithm):
     """Rows with ``forget: true`` are forgotten, the others kept. ``per_device_train_batch_size`` counts pairs."""
 
+    forgets = True
+
     @abstractmethod
     def settings(self, config: TrainingConfig) -> UnlearningSettings:
         """The algorithm's own section."""

@@ -1,10 +1,16 @@
-"""What an algorithm is: which rows it learns from, how it encodes them, and which TRL trainer it builds."""
+"""What an algorithm is: which rows it learns from, how it encodes them, and which TRL trainer it builds.
+
+What is true of an algorithm stands on its class, and nowhere else: configs and checks ask for the fact, never for a
+name.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.rows import Row, RowKind
@@ -20,8 +26,58 @@ class Algorithm(ABC):
     task_type: ClassVar[str] = "CAUSAL_LM"
     """PEFT's name of what the model does."""
 
+    Settings: ClassVar[type[BaseModel] | None] = None
+    """What the section of its name holds; None has no section. One of ours is a key of the config
+    (``gym_fed/config/algorithms``), which says its type, and needs none here."""
+
     needs_graders: ClassVar[bool] = False
-    """Whether answers are rewarded by graders; without any the run is refused."""
+    """Whether answers are rewarded by graders; without any the run is refused, and for others ``rewards`` is."""
+
+    generates: ClassVar[bool] = False
+    """Whether every batch is made of whole groups of answers that the trained model writes."""
+
+    uses_reference: ClassVar[bool] = False
+    """Whether the loss holds the model against the one at the start, whatever the settings."""
+
+    scores_reference_once: ClassVar[bool] = False
+    """Of those with a reference: whether it is always asked before the first step, and never again."""
+
+    forgets: ClassVar[bool] = False
+    """Whether rows of ``role: forget`` are unlearned; for the others that role is refused."""
+
+    packs: ClassVar[bool] = False
+    """Whether whole rows may share a row of ``max_length`` (``packing: bfd``)."""
+
+    assistant_only_default: ClassVar[bool] = True
+    """What ``assistant_only_loss`` is where it is not given: whether prompts are left out of what is learned."""
+
+    packing_default: ClassVar[bool] = False
+    """What ``packing`` is where it is not given."""
+
+    per_example: ClassVar[bool] = False
+    """Whether the loss is a mean over examples, none of which looks at another, as DP-SGD needs."""
+
+    shards: ClassVar[bool] = False
+    """Whether the model's weights may be split over processes; not where it generates, scores or is copied."""
+
+    uses_model_loss: ClassVar[bool] = False
+    """Whether what is learned from is the loss that the model itself gives."""
+
+    reads_images: ClassVar[bool] = False
+    """Whether models that read images are trained with their pictures."""
+
+    federates: ClassVar[bool] = False
+    """Whether a hub may ask for it: it needs nothing but the contributor's own rows."""
+
+    @classmethod
+    def writes_answers(cls, config: TrainingConfig) -> bool:
+        """Whether the model that is trained writes answers that it learns from."""
+        return cls.generates
+
+    @classmethod
+    def advice(cls, folder: str) -> str:
+        """What the trained model in ``folder`` is good for, for whoever trained it."""
+        return f"try it with: gym chat {folder}"
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
         """Whether the loss of a step says how well its rows are known, so that a jump of it is those rows' doing.

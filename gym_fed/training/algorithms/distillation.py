@@ -24,9 +24,13 @@ _HINT = "choose a teacher of the student's family, or algorithm: sequence_distil
 class Distillation(Algorithm):
     """TRL's ``GKDTrainer`` on rows that are tokenised here; the teacher is a model name or folder."""
 
-    def loss_measures_rows(self, config: TrainingConfig) -> bool:
+    @classmethod
+    def writes_answers(cls, config: TrainingConfig) -> bool:
         assert config.distillation is not None  # filled in by the config
-        return not config.distillation.lmbda  # on-policy, the words are the student's own
+        return config.distillation.lmbda > 0
+
+    def loss_measures_rows(self, config: TrainingConfig) -> bool:
+        return not self.writes_answers(config)  # on-policy, the words are the student's own
 
     def check(self, config: TrainingConfig) -> None:
         from gym_fed.models import resolve

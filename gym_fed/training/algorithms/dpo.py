@@ -15,6 +15,9 @@ from gym_fed.training.job import Job
 class Dpo(Pairs):
     """The policy's log-ratio to the reference grows for chosen answers against rejected ones."""
 
+    uses_reference = True
+    federates = True
+
     def build(self, job: Job) -> Any:
         from trl import DPOConfig
 

@@ -31,6 +31,8 @@ class Kto(Algorithm):
     """
 
     row_kind = "unpaired"
+    uses_reference = True
+    federates = True
 
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)

@@ -17,6 +17,9 @@ from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
 class Npo(_Unlearning):
     """Own loss over TRL's ``SFTTrainer``; the reference is the model at the start, whose figures are taken once."""
 
+    uses_reference = True
+    scores_reference_once = True
+
     def settings(self, config: TrainingConfig) -> UnlearningSettings:
         assert config.npo is not None  # filled in by the config
         return config.npo

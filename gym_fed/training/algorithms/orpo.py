@@ -12,6 +12,8 @@ from gym_fed.training.job import Job
 class Orpo(WholePairs):
     """Learns the chosen answer with its prompt (next-token loss) and an odds ratio against the rejected one."""
 
+    federates = True
+
     def build(self, job: Job) -> Any:
         from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 

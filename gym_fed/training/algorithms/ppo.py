@@ -11,13 +11,9 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import OPTIMIZERS, TUNING
 from gym_fed.training.algorithms._rollouts import Rewarded, prompts_per_generation
 from gym_fed.training.job import Job
-
-_OF_ONE_MODEL = {
-    "adam_mini": "groups the weights by the heads of one model",
-    "badam": "trains the layers of one model in turn",
-}
 
 
 class Ppo(Rewarded):
@@ -84,11 +80,10 @@ def _require_a_place_for_the_critic(config: TrainingConfig) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    problem = None
-    if config.optimizer in _OF_ONE_MODEL:
-        problem = f"optimizer: {config.optimizer} {_OF_ONE_MODEL[config.optimizer]}"
-    elif config.lora is not None and config.lora.lora_fa:
-        problem = "lora.lora_fa: its optimiser projects the gradients of adapters alone"
+    optimizer = OPTIMIZERS.new(config.optimizer)
+    problem = TUNING.type_of(config.finetuning).own_optimizer(config)
+    if optimizer.of_one_model:
+        problem = f"optimizer: {config.optimizer} {optimizer.of_one_model}"
     if problem is not None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,

@@ -10,3 +10,4 @@ class Pretrain(_Sft):
 
     assistant_only_default = False
     packing_default = True
+    reads_images = False

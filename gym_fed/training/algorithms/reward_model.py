@@ -27,6 +27,10 @@ class RewardModel(Algorithm):
     row_kind = "preference"
     task_type = "SEQ_CLS"
 
+    @classmethod
+    def advice(cls, folder: str) -> str:
+        return f"it scores answers, as one of rewards: {{grader: reward_model, model: {folder}}}"
+
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)
 

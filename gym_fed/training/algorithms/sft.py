@@ -27,8 +27,12 @@ from gym_fed.training.vision import (
 class Sft(Algorithm):
     """TRL's ``SFTTrainer`` on rows that are tokenised here, so that nothing is cached or mapped by processes."""
 
-    assistant_only_default = True
-    packing_default = False
+    packs = True
+    per_example = True
+    shards = True
+    uses_model_loss = True
+    reads_images = True
+    federates = True
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         assistant_only = self.assistant_only(config)

@@ -16,6 +16,8 @@ from gym_fed.training.job import Job
 class Simpo(WholePairs):
     """The reward is the mean log-probability itself: no reference model."""
 
+    federates = True
+
     def build(self, job: Job) -> Any:
         from trl.experimental.cpo import CPOConfig, CPOTrainer
 

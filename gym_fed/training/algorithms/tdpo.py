@@ -9,10 +9,7 @@ With ``u`` the DPO margin ``log pi(y_w|x)/ref(y_w|x) - log pi(y_l|x)/ref(y_l|x)`
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch.nn.functional import logsigmoid
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.algorithms.preference import TdpoSettings
 from gym_fed.training.algorithms._preference import (
@@ -23,9 +20,15 @@ from gym_fed.training.algorithms._preference import (
 )
 from gym_fed.training.job import Job
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Tdpo(Pairs):
     """TRL's ``DPOTrainer`` with another loss. The reference's whole distributions are needed at every step."""
+
+    uses_reference = True
+    federates = True
 
     def build(self, job: Job) -> Any:
         from trl import DPOConfig
@@ -43,7 +46,8 @@ class Tdpo(Pairs):
             max_length=None,  # cut already
         )
         trainer = build_on_ids(job, TdpoTrainer, arguments, reference=True)
-        trainer.settings = settings
+        trainer.answer_terms = answer_terms
+        trainer.pair_loss = lambda chosen, rejected: tdpo_loss(chosen, rejected, settings)
         return trainer
 
 
@@ -82,6 +86,8 @@ def tdpo_loss(
     settings: TdpoSettings,
 ) -> torch.Tensor:
     """The loss ``[n]`` of pairs; an answer is its lead over the reference and its sequential KL, ``[n]`` each."""
+    from torch.nn.functional import logsigmoid
+
     u = chosen[0] - rejected[0]
     if settings.variant == 1:
         return -logsigmoid(settings.beta * (u - (rejected[1] - chosen[1])))

@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from gym_fed.config.training import TrainingConfig
-
-_ROLLOUTS = ("ppo", "grpo", "gspo", "rloo")
-_AGAINST_REFERENCE = ("dpo", "kto", "tdpo")
-_START_AT_ZERO = ("default", "gaussian", "orthogonal")
+from gym_fed.kinds import ALGORITHMS, TUNING
 
 
 def writes_answers(config: TrainingConfig) -> bool:
-    """Whether the model that is trained writes the answers that it learns from."""
-    return config.algorithm in _ROLLOUTS or (
-        config.distillation is not None and config.distillation.lmbda > 0
-    )
+    """Whether the model that is trained writes answers that it learns from."""
+    writes: bool = ALGORITHMS.type_of(config.algorithm).writes_answers(config)
+    return writes
 
 
 def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", "either"] | None:
@@ -25,14 +21,11 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
     off for the moment is in that of the policy. Whether an adapter that does not start at zero is asked beforehand is
     known only when it is there: ``either``.
     """
-    from gym_fed.training.tuning.registry import get_tuning
-
-    if config.algorithm == "npo":
-        return "evaluation"
-    if config.algorithm not in _AGAINST_REFERENCE:
+    algorithm, tuning = ALGORITHMS.type_of(config.algorithm), TUNING.type_of(config.finetuning)
+    if not algorithm.uses_reference:
         return None
-    beforehand = getattr(getattr(config, config.algorithm), "precompute_ref_log_probs", None)
-    if beforehand or not get_tuning(config.finetuning).is_adapter:
+    settings = getattr(config, config.algorithm, None)
+    beforehand = algorithm.scores_reference_once or getattr(settings, "precompute_ref_log_probs", None)
+    if beforehand or not tuning.is_adapter:
         return "evaluation"
-    start = "default" if config.lora is None else config.lora.init_lora_weights
-    return "training" if start in _START_AT_ZERO else "either"
+    return "training" if tuning.starts_as_base(config) else "either"

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from gym_fed.config.training import TrainingConfig
 
 
 class Feature:
     """One key of the top level. Stateless; asked only when the key is on."""
+
+    Settings: ClassVar[type[BaseModel] | None] = None
+    """What the key holds, for a feature of another package; None is true or false. Those of ours are keys of the
+    config (``gym_fed/config/compute.py``), which says their types."""
+
+    per_example: ClassVar[bool] = False
+    """Whether gradients of single examples (``privacy``) have been tried with it."""
 
     def check(self, config: TrainingConfig) -> None:
         """Refuse what this feature, machine or installation cannot honour, before anything is loaded.

@@ -6,6 +6,7 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING
 from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.base import Feature
 
@@ -15,7 +16,7 @@ class MixtureOfDepths(Feature):
 
     def check(self, config: TrainingConfig) -> None:
         problem = None
-        if config.finetuning != "full":
+        if not TUNING.type_of(config.finetuning).trains_all:
             problem = f"finetuning: {config.finetuning} would not train the routers"
         elif (found := _of_the_algorithm(config)) is not None:
             problem = found
@@ -53,7 +54,7 @@ def check_routed(model: Any, config: TrainingConfig) -> None:
 
 
 def _of_the_algorithm(config: TrainingConfig) -> str | None:
-    if config.algorithm == "reward_model" or writes_answers(config):
+    if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM" or writes_answers(config):
         return f"{config.algorithm} needs a model that all blocks and a cache belong to"
     if reference_mode(config) is not None:
         return (

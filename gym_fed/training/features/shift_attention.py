@@ -8,6 +8,7 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.attention import attention_of
 from gym_fed.training.features.base import Feature
@@ -29,7 +30,7 @@ class ShiftAttention(Feature):
                 f"shift_attention: the reference of {config.algorithm} attends to everything, so the policy would not "
                 "begin at it",
                 "remove the key"
-                if config.algorithm == "npo"
+                if ALGORITHMS.type_of(config.algorithm).scores_reference_once
                 else "remove the key, or use finetuning: lora with its default start and no precompute_ref_log_probs",
             )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TUNING
 from gym_fed.training.optimizers.base import OptimizerChoice
 from gym_fed.training.requirements import require_cuda, require_package
 
@@ -31,6 +32,8 @@ class MadeOptimizer(OptimizerChoice):
         betas: Whether it takes ``betas``; without, ``adam_beta1`` and ``adam_beta2`` are refused.
         fixed: Arguments that are not the user's.
         gpu: Why it needs a CUDA GPU; empty when it does not.
+        shards: See ``OptimizerChoice``.
+        per_example: The same.
     """
 
     source: str
@@ -39,6 +42,8 @@ class MadeOptimizer(OptimizerChoice):
     betas: bool = True
     fixed: Mapping[str, Any] = field(default_factory=dict)
     gpu: str = ""
+    shards: bool = False
+    per_example: bool = False
 
     def check(self, config: TrainingConfig) -> None:
         what = f"optimizer: {config.optimizer}"
@@ -160,7 +165,7 @@ def refuse_adapters(config: TrainingConfig, why: str) -> None:
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
-    if config.finetuning not in ("full", "freeze"):
+    if TUNING.type_of(config.finetuning).is_adapter:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"optimizer: {config.optimizer} {why}; finetuning is {config.finetuning}",

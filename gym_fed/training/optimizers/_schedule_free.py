@@ -24,6 +24,7 @@ class ScheduleFree(MadeOptimizer):
         warms_up: Whether it takes ``warmup_steps``.
     """
 
+    replaces_schedule = True
     package: str | None = "schedulefree"
     warms_up: bool = True
 

@@ -39,11 +39,14 @@ def _galore(
 
 TABLE: dict[str, MadeOptimizer] = {
     # Of torch and transformers.
-    "sgd": MadeOptimizer("torch.optim:SGD", betas=False),
-    "adagrad": MadeOptimizer("torch.optim:Adagrad", betas=False),
-    "rmsprop": MadeOptimizer("torch.optim:RMSprop", betas=False),
+    "sgd": MadeOptimizer("torch.optim:SGD", betas=False, shards=True, per_example=True),
+    "adagrad": MadeOptimizer("torch.optim:Adagrad", betas=False, per_example=True),
+    "rmsprop": MadeOptimizer("torch.optim:RMSprop", betas=False, per_example=True),
     "adafactor": MadeOptimizer(  # Shazeer and Stern 2018, with the learning rate that is given
-        "transformers:Adafactor", betas=False, fixed={"scale_parameter": False, "relative_step": False}
+        "transformers:Adafactor",
+        betas=False,
+        fixed={"scale_parameter": False, "relative_step": False},
+        per_example=True,
     ),
     # Dettmers et al. 2022: the state in 8 bits, block by block; small tensors keep 32.
     "adamw_8bit": _bnb("AdamW", bits=8),

@@ -14,6 +14,8 @@ from gym_fed.training.optimizers._made import MadeOptimizer, called, refuse_lora
 class AdamMini(MadeOptimizer):
     """``pytorch_optimizer.AdamMini``, told the model's heads."""
 
+    of_one_model = "groups the weights by the heads of one model"
+
     def __init__(self) -> None:
         super().__init__("pytorch_optimizer:AdamMini", package="pytorch_optimizer")
 

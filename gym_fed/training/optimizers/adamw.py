@@ -12,6 +12,10 @@ from gym_fed.training.optimizers.base import OptimizerChoice
 class AdamW(OptimizerChoice):
     """What transformers takes by default; under LoRA+ and LoRA-FA what PEFT builds."""
 
+    shards = True
+    per_example = True
+    makes_lora_fa = True
+
     def check(self, config: TrainingConfig) -> None:
         import torch
 

@@ -10,6 +10,24 @@ from gym_fed.config.training import TrainingConfig
 class OptimizerChoice:
     """One value of ``optimizer``. Stateless. Either ``arguments`` or ``make`` is overridden."""
 
+    shards: bool = False
+    """Whether it takes weights that are split over processes."""
+
+    per_example: bool = False
+    """Whether noised gradients are all that it needs, so that ``privacy`` may use it."""
+
+    replaces_schedule: bool = False
+    """Whether it takes the place of a schedule: it warms up by itself under a constant one, or refuses to."""
+
+    makes_lora_fa: bool = False
+    """Whether it becomes LoRA-FA's own optimiser, where ``lora.lora_fa`` asks for that."""
+
+    of_one_model: str = ""
+    """What it does with the layers of one model, so that no second one (a critic) can be trained beside it."""
+
+    of_one_process: str = ""
+    """What it does that several processes would not do alike."""
+
     def check(self, config: TrainingConfig) -> None:
         """Refuse what this optimiser, machine or installation cannot honour, before anything is loaded.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from gym_fed.config.private_training import PRIVATE_ALGORITHMS
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
+from gym_fed.training.active_features import active_features
 from gym_fed.training.requirements import require_package
-
-_FEATURES = {"attention", "rope_scaling"}
-_TUNING = ("full", "freeze", "lora")
-_OPTIMIZERS = ("adamw", "sgd", "adagrad", "rmsprop", "adafactor")
 
 
 def check_privacy(config: TrainingConfig, num_processes: int) -> None:
@@ -29,26 +26,20 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
 
 def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str, str]]:
     """Whether it is so, why it is refused, and what to do."""
-    from gym_fed.training.features.registry import feature_names
-
-    features = [
-        name
-        for name in feature_names()
-        if name not in _FEATURES and getattr(config, name) not in (None, False, "no", "auto")
-    ]
-    joins = config.packing or (config.packing is None and config.algorithm == "pretrain")
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    features = [name for name, feature in active_features(config).items() if not feature.per_example]
+    joins = config.packing or (config.packing is None and algorithm.packing_default)
     default = TrainingConfig.model_fields["max_grad_norm"].default
     return [
         (
-            config.algorithm not in PRIVATE_ALGORITHMS,
+            not algorithm.per_example,
             f"algorithm: {config.algorithm} is not accounted for (its losses may look at several rows at once)",
-            f"use {' or '.join(PRIVATE_ALGORITHMS)}",
+            "use sft or pretrain",
         ),
         (
-            config.finetuning not in _TUNING,
-            f"finetuning: gradients of single examples are tried with {', '.join(_TUNING)} alone, not with "
-            f"{config.finetuning}",
-            "use one of them",
+            not TUNING.type_of(config.finetuning).per_example,
+            f"finetuning: gradients of single examples are not tried with {config.finetuning}",
+            "use full, freeze or lora",
         ),
         (
             config.lora is not None and config.lora.use_dora,
@@ -56,9 +47,9 @@ def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str
             "set it to false",
         ),
         (
-            config.optimizer not in _OPTIMIZERS,
+            not OPTIMIZERS.new(config.optimizer).per_example,
             f"optimizer: {config.optimizer} may need more than noised gradients",
-            f"use one of {', '.join(_OPTIMIZERS)}",
+            "use one such as adamw or sgd",
         ),
         (
             bool(joins),

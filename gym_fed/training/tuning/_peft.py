@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
 from gym_fed.training.vision_parts import frozen_parts, narrow_targets
 
 if TYPE_CHECKING:
@@ -121,9 +122,8 @@ def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
 
 def task_type(config: TrainingConfig) -> str:
     """PEFT's name of what the algorithm's model does."""
-    from gym_fed.training.algorithms.registry import get_algorithm
-
-    return get_algorithm(config.algorithm).task_type
+    task: str = ALGORITHMS.type_of(config.algorithm).task_type
+    return task
 
 
 def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import BaseModel
+
 from gym_fed.config.training import TrainingConfig
 
 
@@ -16,6 +18,35 @@ class Tuning(ABC):
 
     is_adapter: ClassVar[bool] = True
     """Whether the model's own weights stay as they are and what is trained is saved alone."""
+
+    Settings: ClassVar[type[BaseModel] | None] = None
+    """What the section of its name holds; None has no section. One of ours is a key of the config
+    (``gym_fed/config/tuning.py``), which says its type, and needs none here."""
+
+    trains_all: ClassVar[bool] = False
+    """Whether every weight of the model is trained."""
+
+    on_quantized: ClassVar[bool] = True
+    """Whether it trains beside weights in few bits; only adapters do."""
+
+    per_example: ClassVar[bool] = False
+    """Whether gradients of single examples (``privacy``) have been tried with it."""
+
+    federates: ClassVar[bool] = False
+    """Whether a hub may ask for it: the difference it makes travels as values, or as LoRA's factors."""
+
+    sends_factors: ClassVar[bool] = False
+    """Of those that federate: whether an update is LoRA's two factors a weight, instead of values."""
+
+    @classmethod
+    def starts_as_base(cls, config: TrainingConfig) -> bool:
+        """Whether the prepared model answers as the base does, before its first step."""
+        return True
+
+    @classmethod
+    def own_optimizer(cls, config: TrainingConfig) -> str | None:
+        """Why the optimiser knows the layers of this method alone, with the setting that asks for it; else None."""
+        return None
 
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most methods refuse nothing
         """Refuse a config that this method, machine or installation cannot honour, before anything is loaded.

@@ -16,6 +16,8 @@ from gym_fed.training.tuning.base import Tuning
 class Boft(Tuning):
     """``(B_m ... B_1) W`` with butterfly factors B; PEFT's CPU path needs no compiler."""
 
+    on_quantized = False
+
     def check(self, config: TrainingConfig) -> None:
         from gym_fed.training.tuning._checks import refuse_quantization
 

@@ -13,6 +13,9 @@ from gym_fed.training.vision_parts import outside_tower
 class Freeze(_Full):
     """Whole-model training of a few layers; saved as a whole model."""
 
+    trains_all = False
+    federates = False
+
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         settings = config.freeze
         assert settings is not None  # filled in by the config

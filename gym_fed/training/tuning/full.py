@@ -14,6 +14,10 @@ class Full(Tuning):
     """All weights of the model, in place."""
 
     is_adapter = False
+    trains_all = True
+    on_quantized = False
+    per_example = True
+    federates = True
 
     def check(self, config: TrainingConfig) -> None:
         from gym_fed.training.tuning._checks import refuse_quantization

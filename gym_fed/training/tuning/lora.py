@@ -8,25 +8,43 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-import torch
-
-from gym_fed.config.training import LoraSettings, TrainingConfig
+from gym_fed.config.training import TrainingConfig
+from gym_fed.config.tuning import LoraSettings
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import OPTIMIZERS
 from gym_fed.training.quantization import require_quantised
 from gym_fed.training.tuning._peft import save_adapter, task_type, wrap
 from gym_fed.training.tuning.base import Tuning
 from gym_fed.training.vision_parts import frozen_parts
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["Lora", "LoraFactors", "add_lora", "frozen_factor", "lora_factors", "save_adapter"]
 
-LoraFactors = dict[str, tuple[torch.Tensor, torch.Tensor, float]]
+LoraFactors: TypeAlias = "dict[str, tuple[torch.Tensor, torch.Tensor, float]]"
+
+_START_AT_ZERO = ("default", "gaussian", "orthogonal")
 
 
 class Lora(Tuning):
     """Two factors beside each linear layer, Hu et al. 2021."""
+
+    per_example = True
+    federates = True
+    sends_factors = True
+
+    @classmethod
+    def starts_as_base(cls, config: TrainingConfig) -> bool:
+        return config.lora is None or config.lora.init_lora_weights in _START_AT_ZERO
+
+    @classmethod
+    def own_optimizer(cls, config: TrainingConfig) -> str | None:
+        if config.lora is None or not config.lora.lora_fa:
+            return None
+        return "lora.lora_fa: its optimiser projects the gradients of adapters alone"
 
     def check(self, config: TrainingConfig) -> None:
         from gym_fed.training.tuning._checks import refuse_quantization
@@ -44,7 +62,7 @@ class Lora(Tuning):
             refuse_quantization(config, f"lora.init_lora_weights {start} changes the base's weights")
         if settings.bias != "none":
             refuse_quantization(config, "lora.bias trains weights of the base")
-        if settings.lora_fa and config.optimizer != "adamw":
+        if settings.lora_fa and not OPTIMIZERS.new(config.optimizer).makes_lora_fa:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"lora.lora_fa: has an optimiser of its own, an AdamW; optimizer is {config.optimizer}",
@@ -140,6 +158,9 @@ def frozen_factor(seed: int, name: str, rank: int, width: int) -> torch.Tensor:
     Its bits are SHAKE-256 of seed and name, so that no library's generator decides whether two contributors agree.
     Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
     """
+    import numpy as np
+    import torch
+
     stream = hashlib.shake_256(f"frozen A\n{seed}\n{name}".encode()).digest(4 * rank * width)
     fractions = (np.frombuffer(stream, "<u4") >> 8).astype(np.float32) * np.float32(2.0**-23) - np.float32(
         1.0
@@ -148,6 +169,7 @@ def frozen_factor(seed: int, name: str, rank: int, width: int) -> torch.Tensor:
 
 
 def _freeze_a(model: Any, seed: int) -> None:
+    import torch
     from peft.tuners.lora import LoraLayer
 
     for name, layer in model.get_base_model().named_modules():

@@ -1,36 +1,27 @@
-"""Finds features by file name; to add one, drop ``KEY.py`` with one subclass of ``Feature`` into this folder."""
+"""The features that a config turns on, and what they do to a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.training.registry import Registry
+from gym_fed.kinds import FEATURES
+from gym_fed.training.features.base import Feature
 
-if TYPE_CHECKING:
-    from gym_fed.training.features.base import Feature
-
-_FEATURES: Registry[Feature] = Registry("gym_fed.training.features", "feature")
 _OFF = (None, False, "no", "auto")
 
 
-def feature_names() -> list[str]:
-    """Every feature, in alphabetical order: each is a key of ``TrainingConfig``."""
-    return _FEATURES.names()
-
-
-def active_features(config: TrainingConfig) -> list[Feature]:
-    """The features whose keys are on, in alphabetical order."""
-    from gym_fed.training.features.base import Feature
-
-    return [_FEATURES.get(name, Feature) for name in feature_names() if getattr(config, name) not in _OFF]
+def active_features(config: TrainingConfig) -> dict[str, Feature]:
+    """The features whose keys are on, by name, in alphabetical order."""
+    return {name: FEATURES.new(name) for name in FEATURES.names() if getattr(config, name, None) not in _OFF}
 
 
 def feature_arguments(config: TrainingConfig) -> dict[str, Any]:
     """What the active features add to the arguments of every trainer."""
-    return {key: value for one in active_features(config) for key, value in one.arguments(config).items()}
+    active = active_features(config).values()
+    return {key: value for one in active for key, value in one.arguments(config).items()}
 
 
 def apply_features(model: Any, config: TrainingConfig) -> Any:
@@ -42,7 +33,7 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
     """
     from gym_fed.training.features.mixture_of_depths import check_routed
 
-    for feature in active_features(config):
+    for feature in active_features(config).values():
         feature.apply(model, config)
     check_routed(model, config)
     return model
@@ -53,6 +44,6 @@ def featured(model: Any, config: TrainingConfig) -> Iterator[None]:
     """The model with the changes that last as long as the run."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     with ExitStack() as stack:
-        for feature in active_features(config):
+        for feature in active_features(config).values():
             stack.enter_context(feature.during(base, config))
         yield

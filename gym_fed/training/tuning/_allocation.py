@@ -1,0 +1,72 @@
+"""AdaLoRA's allocator over a run: asked after every step, and kept in checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gym_fed.config.tuning import AdaLoraSettings
+from gym_fed.errors import ErrorCode, GymError
+
+_STATE = "adalora.safetensors"
+
+
+class Allocation(TrainerCallback):
+    """Lets the allocator move ranks after each step.
+
+    PEFT would cut masked triplets out of what it saves, and cannot load that into a model of full rank; so the pattern
+    is kept here, and files hold every triplet, the masked ones as zeros.
+    """
+
+    def __init__(self, model: Any, settings: AdaLoraSettings) -> None:
+        self._tuner = model.base_model
+        self._config = model.peft_config["default"]
+        self._settings = settings
+        self._pattern: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        total = state.max_steps
+        self._config.total_step = total
+        self._config.tinit = int(self._settings.warmup_fraction * total)
+        self._config.tfinal = int(self._settings.final_fraction * total)
+        if self._config.tinit + self._config.tfinal >= total:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"adalora: a run of {total} steps leaves none in which ranks fall",
+                "train longer, or lower adalora.warmup_fraction and final_fraction",
+            )
+        if state.global_step:
+            self._load(Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._config.rank_pattern = self._pattern
+        self._tuner.update_and_allocate(state.global_step + 1)
+        self._pattern, self._config.rank_pattern = self._config.rank_pattern, None
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        import torch
+        from safetensors.torch import save_file
+
+        allocator = self._tuner.rankallocator
+        tensors = {
+            f"{kind}/{name}": value.contiguous()
+            for kind in ("ipt", "exp_avg_ipt", "exp_avg_unc")
+            for name, value in getattr(allocator, kind).items()
+        }
+        tensors |= {f"pattern/{name}": torch.tensor(kept) for name, kept in (self._pattern or {}).items()}
+        save_file(tensors, str(Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE))
+
+    def _load(self, file: Path) -> None:
+        from safetensors.torch import load_file
+
+        device = next(self._tuner.parameters()).device
+        pattern = {}
+        for key, value in load_file(str(file)).items():
+            kind, _, name = key.partition("/")
+            if kind == "pattern":
+                pattern[name] = value.tolist()
+            else:
+                getattr(self._tuner.rankallocator, kind)[name] = value.to(device)
+        self._pattern = pattern or None
