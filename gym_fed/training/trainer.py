@@ -27,6 +27,7 @@ from gym_fed.tracking.experiment import Experiment
 from gym_fed.training import processes
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.batch_size import find_batch_size, known_sizes, remember_sizes
 from gym_fed.training.checks import check_config, check_graders
 from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
 from gym_fed.training.hooks import OnReport, OnRows, OnStep, RunHooks, ShouldStop

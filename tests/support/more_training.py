@@ -92,7 +92,7 @@ class Watch(Feature):
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        SEEN.append(getattr(config, "watch").word)
+        SEEN.append(config.watch.word)
         yield
 
 
