@@ -25,8 +25,8 @@ from gym_fed.delta.encode import encode_delta
 from gym_fed.errors import GymError
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.wire.limits import DELTA_STYPE
+from gym_fed.wire.service import HubStub
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_fed.wire.v1 import hub_pb2_grpc
 
 GIVE_UP_SECONDS = 90.0
 
@@ -180,6 +180,6 @@ class Newcomer(threading.Thread):
         while not self.stopped.wait(0.5):
             channel = new_channel(grpc, f"{HONEST_HOST}:{self.hub.port}", self.pem)
             with suppress(grpc.RpcError):
-                stub = hub_pb2_grpc.HubStub(channel)
+                stub = HubStub(channel)
                 self.calls.timed(lambda: stub.Status(pb.StatusRequest(), timeout=30, wait_for_ready=True))  # noqa: B023
             channel.close()

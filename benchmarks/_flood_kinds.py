@@ -19,8 +19,8 @@ from gym_client.join import enter
 from gym_fed.errors import GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.wire.limits import SESSION_KEY
+from gym_fed.wire.service import HubStub
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_fed.wire.v1 import hub_pb2_grpc
 
 FLOODS = ("instances", "work streams", "mute uploads", "mute TCP", "calls", "enrolments", "status")
 
@@ -140,7 +140,7 @@ class Flood:
         await self._together([again(index) for index in range(400)])
 
     def _stubs(self, number: int) -> list[Any]:
-        return [hub_pb2_grpc.HubStub(new_channel(grpc.aio, self.address, self.pem)) for _ in range(number)]
+        return [HubStub(new_channel(grpc.aio, self.address, self.pem)) for _ in range(number)]
 
     async def _together(self, work: list[Any]) -> None:
         tasks = [asyncio.ensure_future(one) for one in work]

@@ -1,7 +1,8 @@
 """Regenerates gym_fed/wire/_generated from proto/ (`make proto`); `--check` tells whether that is needed.
 
-The stubs' imports of each other are rewritten to their place inside gym_fed: left alone they would say
-``from gym.fed.v1 import ...``, and a top-level module ``gym`` belongs to another well-known package.
+Messages only: ``gym_fed.wire.service`` reads the calls from their description. Imports are rewritten to their place
+inside gym_fed: left alone they would say ``from gym.fed.v1 import ...``, and a top-level module ``gym`` belongs to
+another well-known package.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ PACKAGE = "gym_fed.wire._generated"
 
 
 def generate() -> dict[str, str]:
-    """Path below ``OUT`` to text, of every stub that proto/ gives."""
+    """Path below ``OUT`` to text, of every module that proto/ gives."""
     from grpc_tools import protoc
 
     names = sorted(str(p.relative_to(PROTO)) for p in PROTO.rglob("*.proto"))
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
+        outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi")]
         if protoc.main(["protoc", f"-I{PROTO}", *outputs, *names]):
             raise SystemExit("protoc refuses the definitions in proto/")
         stubs = sorted(p for p in Path(folder).rglob("*.py*"))
@@ -59,7 +60,7 @@ def main() -> None:
             (package / "__init__.py").touch()
             if package == OUT:
                 break
-    print(f"{len(made)} stubs, {len(different)} of them changed")
+    print(f"{len(made)} modules, {len(different)} of them changed")
 
 
 if __name__ == "__main__":

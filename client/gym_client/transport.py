@@ -24,8 +24,8 @@ from gym_fed.identity.tls import TLS_NAME, fingerprint
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, SESSION_KEY
 from gym_fed.wire.protocol import require_hub
+from gym_fed.wire.service import HubStub
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_fed.wire.v1 import hub_pb2_grpc
 
 _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _MIN_SECONDS_LEFT = 60
@@ -222,7 +222,7 @@ class HubClient:
             self._channel = grpc.secure_channel(str(self.address), credentials, options=options)
         else:
             self._channel = grpc.insecure_channel(str(self.address), options=options)
-        self._stub: Any = hub_pb2_grpc.HubStub(self._channel)
+        self._stub: Any = HubStub(self._channel)
 
     def _metadata(self, method: str) -> tuple[tuple[tuple[str, str], ...], str]:
         if method in _OPEN_CALLS:  # a session, if there is one, has them counted as the account's

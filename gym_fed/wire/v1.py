@@ -1,5 +1,5 @@
-"""The generated messages and stubs of ``gym.fed.v1`` under one short name."""
+"""The generated messages of ``gym.fed.v1`` under a short name."""
 
-from gym_fed.wire._generated.gym.fed.v1 import hub_pb2, hub_pb2_grpc
+from gym_fed.wire._generated.gym.fed.v1 import hub_pb2
 
-__all__ = ["hub_pb2", "hub_pb2_grpc"]
+__all__ = ["hub_pb2"]

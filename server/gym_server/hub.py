@@ -19,7 +19,6 @@ from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.text import plain, whole_number
 from gym_fed.wire.limits import KEEPALIVE_SECONDS
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_fed.wire.v1 import hub_pb2_grpc
 from gym_server import privacy
 from gym_server.admission import Candidate, Receipt
 from gym_server.downloads import Downloads
@@ -38,7 +37,7 @@ from gym_server.transfers import Transfers, read_ahead
 from gym_server.variant_calls import VariantCalls
 
 
-class Hub(EntranceCalls, LedgerCalls, VariantCalls, hub_pb2_grpc.HubServicer):
+class Hub(EntranceCalls, LedgerCalls, VariantCalls):
     """The service. Refusals are raised as ``GymError``; the guard turns them into gRPC status and trailer."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:

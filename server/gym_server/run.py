@@ -17,7 +17,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.tls import private_pem
 from gym_fed.open_files import raise_file_limit
 from gym_fed.wire.limits import server_options
-from gym_fed.wire.v1 import hub_pb2_grpc
+from gym_fed.wire.service import add_hub
 from gym_server import privacy
 from gym_server.checks_at_start import check_at_start
 from gym_server.connections import ConnectionLimiter, require_free
@@ -143,7 +143,7 @@ class _Server:
         options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections, log))
         guard = AuthInterceptor(self._fed.accounts, limits, on_call=limiter.called)
         server = grpc.aio.server(interceptors=[guard], options=options)
-        hub_pb2_grpc.add_HubServicer_to_server(hub, server)
+        add_hub(hub, server)
         port = self._bind(server)
         stopping = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -22,8 +22,8 @@ from gym_client.trust import establish
 from gym_fed.errors import GymError
 from gym_fed.identity.tls import TLS_NAME
 from gym_fed.wire.limits import CHANNEL_OPTIONS, SESSION_KEY
+from gym_fed.wire.service import HubStub
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_fed.wire.v1 import hub_pb2_grpc
 from tests.support.hub import HubProcess
 
 FLOOD_HOST = "[::1]"
@@ -96,7 +96,7 @@ def stubs(stack: ExitStack, client: HubClient, number: int) -> list[Any]:
         credentials = grpc.ssl_channel_credentials(client.pin.certificate_pem.encode())
         channel = grpc.secure_channel(str(client.address), credentials, options=[*CHANNEL_OPTIONS, *own])
         stack.callback(channel.close)
-        found.append(hub_pb2_grpc.HubStub(channel))
+        found.append(HubStub(channel))
     return found
 
 

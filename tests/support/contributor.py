@@ -24,8 +24,8 @@ from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.identity.tls import TLS_NAME, fingerprint
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.limits import CHANNEL_OPTIONS, DELTA_STYPE, PROTOCOL, SESSION_KEY
+from gym_fed.wire.service import HubStub
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_fed.wire.v1 import hub_pb2_grpc
 
 
 class RawContributor:
@@ -40,7 +40,7 @@ class RawContributor:
             grpc.ssl_channel_credentials(root_certificates=pem),
             options=[*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME)],
         )
-        self.stub = hub_pb2_grpc.HubStub(self.channel)
+        self.stub = HubStub(self.channel)
         self.key = key or SigningKey.generate()
         self.name = name
         self.status = self.stub.Status(pb.StatusRequest(), timeout=30)

@@ -30,7 +30,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_fed.wire.limits import server_options
-from gym_fed.wire.v1 import hub_pb2_grpc
+from gym_fed.wire.service import add_hub
 from tests.support.hub import QUICK_ENROLMENT
 from tests.support.wait import SECONDS
 
@@ -67,7 +67,7 @@ class LoopbackHub:
         self._server = grpc.aio.server(
             interceptors=[AuthInterceptor(self.fed.accounts, limits)], options=options
         )
-        hub_pb2_grpc.add_HubServicer_to_server(Hub(self.fed, wakeups), self._server)
+        add_hub(Hub(self.fed, wakeups), self._server)
         keys = self.fed.folder / "keys"
         pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())
         port = self._server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))

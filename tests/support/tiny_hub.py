@@ -22,11 +22,11 @@ from gym_fed.ledger.heads import EntryProof, Head, SignedHead
 from gym_fed.ledger.merkle import Tree
 from gym_fed.wire.errors import to_status
 from gym_fed.wire.limits import CHANNEL_OPTIONS, CHUNK_BYTES, PROTOCOL, SESSION_KEY
+from gym_fed.wire.service import add_hub
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_fed.wire.v1 import hub_pb2_grpc
 
 
-class TinyHub(hub_pb2_grpc.HubServicer):
+class TinyHub:
     """Start it with ``start``; everything it saw is in its attributes."""
 
     def __init__(self, folder: Path, insecure: bool = False) -> None:
@@ -68,7 +68,7 @@ class TinyHub(hub_pb2_grpc.HubServicer):
     def start(self) -> TinyHub:
         """Listen on the port of before, or on a free one."""
         self._grpc = grpc.server(ThreadPoolExecutor(8), options=CHANNEL_OPTIONS)
-        hub_pb2_grpc.add_HubServicer_to_server(self, self._grpc)
+        add_hub(self, self._grpc)
         address = f"127.0.0.1:{self.port}"
         if self.insecure:
             self.port = self._grpc.add_insecure_port(address)
