@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Payload = dict[str, Tensor]
 Params = dict[str, int | float | str]
 Shape = tuple[int, ...]
+
+ROW = -1
+"""In place of a number of columns: as many as a row has."""
 
 _CHUNK = 1 << 16
 
@@ -38,13 +41,43 @@ class Encoded:
     payload: Payload
 
 
+@dataclass(frozen=True)
+class MergeForm:
+    """What a merge reads of a delta: updates of one and the same form are merged as they are, others decoded.
+
+    Attributes:
+        kind: ``signs`` (``Codec.signs``), ``factors`` (``Codec.factors``) or ``values``: decoded a block at a time.
+        group_size: Of signs: the columns that share a scale; None for one scale a tensor.
+        since: The version of merging that brought it. Recipes of older versions see values, so that a soup of theirs
+            can be made again to the bit.
+    """
+
+    kind: Literal["signs", "factors", "values"]
+    group_size: int | None = None
+    since: int = 1
+
+
+VALUES = MergeForm("values")
+
+
 class Codec(ABC):
     """One way to write down a delta. Stateless; one instance a process.
 
-    A tensor of any shape is seen as a matrix ``[rows, cols]``: ``cols`` is its last (input) dimension.
+    A tensor of any shape is seen as a matrix ``[rows, cols]``: ``cols`` is its last (input) dimension. What is abstract
+    here is all that a codec needs; everything else has a default that decodes, and facts that claim nothing.
     """
 
     name: ClassVar[str]
+
+    coarse: ClassVar[bool] = False
+    """Whether it loses a third or more of a fine-tune's norm, as one and two bits a weight do."""
+
+    trains_bits: ClassVar[bool] = False
+    """Whether distillation may train the bits beside the scales: for a codec whose ``signs`` are its field ``bits``."""
+
+    compact: ClassVar[tuple[Mapping[str, int | str], ...]] = ()
+    """Parameters with which a soup may be written small (``gym_fed.soup.compact``); ``ROW`` is as many columns as a row
+    has."""
 
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
@@ -86,6 +119,55 @@ class Codec(ABC):
         """The whole delta, ``shape`` float32 on the CPU."""
         rows, _ = as_matrix(shape)
         return self.decode_rows(payload, shape, params, 0, rows).reshape(shape)
+
+    def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
+        """The payload of ``factor`` times the delta, with the same parameters.
+
+        By default the delta is decoded and encoded again. Codecs that are linear in their scales multiply those, so
+        that codes and signs stay as they are and only the scales' number format rounds.
+
+        Args:
+            payload: Checked; it is not changed.
+            shape: Of the tensor.
+            params: Of the payload.
+            factor: Finite and above 0.
+
+        Raises:
+            CodecError: For another factor, and where the result is not finite.
+        """
+        delta = self.decode(payload, shape, params).mul_(positive(factor))
+        return self.encode(delta, **params).payload
+
+    def scaled_params(self, params: Params, factor: float) -> Params | None:
+        """The parameters of ``factor`` times the delta, where they alone say it; None where ``scaled`` has to."""
+        del params, factor
+        return None
+
+    def rank(self, params: Params) -> int | None:
+        """The rank of a delta that is written as factors; None for any other."""
+        del params
+        return None
+
+    def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor] | None:
+        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` of a delta ``scaling(params) * b @ a``; None for any other."""
+        del payload, shape, params
+        return None
+
+    def scaling(self, params: Params) -> float:
+        """What the product of the factors is multiplied by."""
+        del params
+        return 1.0
+
+    def factor_params(self, group: int) -> Params | None:
+        """Parameters with which it writes one side of a low-rank delta ``[r, width]``, of which ``group`` values of a
+        row share their scales; None where it is no codec for that."""
+        del group
+        return None
+
+    def merge_form(self, shape: Shape, params: Params) -> MergeForm:
+        """What a merge reads of a delta with these parameters."""
+        del shape
+        return VALUES if self.rank(params) is None else MergeForm("factors")
 
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix | None:
         """The delta as sign bits and their scales, where it is exactly that; None where it is not.
@@ -149,6 +231,26 @@ def sum_of_squares(tensor: Tensor) -> float:
         chunk = flat[start : start + _CHUNK].to(torch.float64).numpy()
         total += float(np.square(chunk).sum())
     return total
+
+
+def positive(factor: float) -> float:
+    """``factor``, or ``CodecError`` where it is not a finite number above 0."""
+    if not math.isfinite(factor) or factor <= 0.0:
+        raise CodecError(f"a delta is scaled by a finite number above 0, not by {factor!r}")
+    return factor
+
+
+def scaled_fields(payload: Payload, factor: float, fields: tuple[str, ...]) -> Payload:
+    """A payload with some of its fields multiplied in float32 and rounded to their own number format.
+
+    Raises:
+        CodecError: For a factor that is not above 0, and for a product that is not finite.
+    """
+    made = dict(payload)
+    for field in fields:
+        made[field] = (payload[field].to(torch.float32) * positive(factor)).to(payload[field].dtype)
+        check_finite(made[field], f"{field.removesuffix('s')} times {factor:g}")
+    return made
 
 
 def only_known(params: Mapping[str, Any], known: tuple[str, ...], codec: str) -> None:

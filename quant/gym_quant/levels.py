@@ -29,6 +29,7 @@ from gym_quant.codec import (
     as_matrix,
     check_finite,
     only_known,
+    scaled_fields,
     sum_of_squares,
     to_matrix,
     whole_number,
@@ -195,6 +196,13 @@ class LevelCodec(Codec):
         return ResidentLevels(
             payload, rows, cols, decode, device, float(self.largest(shared, symmetric).max())
         )
+
+    def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
+        """Levels are linear in the shared numbers: every code stays."""
+        return scaled_fields(payload, factor, self.fields(is_symmetric(params)))
+
+    def factor_params(self, group: int) -> Params | None:
+        return self.normalise({"group_size": group, "scale_dtype": "bfloat16"}, ())
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
         """Decoded a block of rows at a time."""

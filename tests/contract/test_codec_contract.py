@@ -90,6 +90,70 @@ def test_the_norm_is_that_of_the_decoded_delta(case: tuple[str, dict[str, Any]])
         assert norm == pytest.approx(float(decoded.double().norm()), rel=1e-6)
 
 
+@pytest.mark.parametrize("factor", [2.0**-7, 0.3, 1.0, 1.375])
+def test_a_scaled_payload_decodes_to_the_scaled_delta_and_has_its_norm(
+    case: tuple[str, dict[str, Any]], factor: float
+) -> None:
+    codec = get_codec(case[0])
+    for shape in shapes_for(case[0]):
+        encoded = codec.encode(delta_of(shape), **case[1])
+        before = {key: field.clone() for key, field in encoded.payload.items()}
+        found = codec.scaled(encoded.payload, shape, encoded.params, factor)
+        assert all(torch.equal(before[key], field) for key, field in encoded.payload.items())
+        described = {key: (field.dtype, tuple(field.shape)) for key, field in found.items()}
+        assert described == codec.payload_spec(shape, encoded.params)
+        codec.check(found, shape, encoded.params)
+        wanted = codec.decode(encoded.payload, shape, encoded.params).double() * factor
+        rounding = 2.0**-5 if torch.bfloat16 in {field.dtype for field in found.values()} else 2.0**-20
+        assert float((codec.decode(found, shape, encoded.params) - wanted).norm()) <= rounding * wanted.norm()
+        assert codec.norm(found, shape, encoded.params) == pytest.approx(float(wanted.norm()), rel=rounding)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_delta_is_scaled_by_nothing_but_finite_numbers_above_zero(
+    case: tuple[str, dict[str, Any]], factor: float
+) -> None:
+    codec = get_codec(case[0])
+    encoded = codec.encode(delta_of((64, 172)), **case[1])
+    with pytest.raises(CodecError, match="finite number above 0"):
+        codec.scaled(encoded.payload, (64, 172), encoded.params, factor)
+
+
+def test_scales_that_overflow_their_number_format_are_refused(case: tuple[str, dict[str, Any]]) -> None:
+    codec = get_codec(case[0])
+    encoded = codec.encode(delta_of((64, 172)) * 1e30, **case[1])
+    with pytest.raises(CodecError):
+        codec.scaled(encoded.payload, (64, 172), encoded.params, 1e38)
+
+
+def test_parameters_that_scale_a_delta_alone_leave_its_payload(case: tuple[str, dict[str, Any]]) -> None:
+    codec, shape = get_codec(case[0]), (64, 172)
+    encoded = codec.encode(delta_of(shape), **case[1])
+    params = codec.scaled_params(encoded.params, 0.3)
+    if params is not None:
+        assert codec.normalise(params, shape) == params
+        wanted = codec.decode(encoded.payload, shape, encoded.params) * 0.3
+        torch.testing.assert_close(codec.decode(encoded.payload, shape, params), wanted)
+
+
+def test_the_form_that_a_merge_reads_is_what_the_codec_gives(case: tuple[str, dict[str, Any]]) -> None:
+    codec, shape = get_codec(case[0]), (64, 172)
+    encoded = codec.encode(delta_of(shape), **case[1])
+    form = codec.merge_form(shape, encoded.params)
+    decoded = codec.decode(encoded.payload, shape, encoded.params)
+    signs = codec.signs(encoded.payload, shape, encoded.params)
+    factors = codec.factors(encoded.payload, shape, encoded.params)
+    assert (form.kind == "signs") == (signs is not None)
+    assert (form.kind == "factors") == (factors is not None) == (codec.rank(encoded.params) is not None)
+    if signs is not None:
+        assert signs.group_size == form.group_size
+    if factors is not None:
+        a, b = factors
+        assert a.shape[0] == codec.rank(encoded.params)
+        product = codec.scaling(encoded.params) * (b.double() @ a.double())
+        torch.testing.assert_close(product.float(), decoded)
+
+
 def test_encoding_twice_gives_the_same_bytes_and_leaves_the_delta_alone(
     case: tuple[str, dict[str, Any]],
 ) -> None:

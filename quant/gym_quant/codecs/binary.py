@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gym_quant.bitstream import Bytes, Floats
-from gym_quant.codec import Params, Payload, Shape, as_matrix
+from gym_quant.codec import VALUES, MergeForm, Params, Payload, Shape, as_matrix
 from gym_quant.kernels import SignMatrix
 from gym_quant.levels import LevelCodec, Shared, group_size, is_symmetric
 from gym_quant.splits import best_split, float64_sums
@@ -26,6 +26,7 @@ class Binary(LevelCodec):
 
     name = "binary"
     bits = 1
+    coarse = True
 
     def fields(self, symmetric: bool) -> tuple[str, ...]:
         return ("scales",) if symmetric else ("scales", "offsets")
@@ -38,6 +39,9 @@ class Binary(LevelCodec):
         if not symmetric:
             grid += shared[1]
         return grid
+
+    def merge_form(self, shape: Shape, params: Params) -> MergeForm:
+        return MergeForm("signs", group_size(params), since=2) if is_symmetric(params) else VALUES
 
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix | None:
         """Symmetric: the bits of ``bitdelta``, laid out alike."""

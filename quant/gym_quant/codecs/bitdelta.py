@@ -17,15 +17,18 @@ import torch
 from torch import Tensor
 
 from gym_quant.codec import (
+    ROW,
     Codec,
     CodecError,
     Encoded,
+    MergeForm,
     Params,
     Payload,
     Shape,
     as_matrix,
     check_finite,
     only_known,
+    scaled_fields,
     whole_number,
 )
 from gym_quant.kernels import SignMatrix, decode_signs, encode_signs
@@ -45,6 +48,9 @@ class BitDelta(Codec):
     """
 
     name = "bitdelta"
+    coarse = True
+    trains_bits = True
+    compact = ({}, {"group_size": ROW})
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("group_size", "scale_dtype"), self.name)
@@ -82,6 +88,13 @@ class BitDelta(Codec):
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix:
         scales = payload["scales"].to(torch.float32)
         return SignMatrix(payload["bits"], scales, as_matrix(shape)[1], _group_size(params))
+
+    def merge_form(self, shape: Shape, params: Params) -> MergeForm:
+        return MergeForm("signs", _group_size(params))
+
+    def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
+        """The scale is the norm: every sign stays."""
+        return scaled_fields(payload, factor, ("scales",))
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
         scales = payload["scales"]

@@ -19,6 +19,7 @@ from gym_quant.codec import (
     as_matrix,
     check_finite,
     only_known,
+    scaled_fields,
     sum_of_squares,
     to_matrix,
 )
@@ -34,6 +35,7 @@ class Dense(Codec):
     """
 
     name = "dense"
+    compact = ({"dtype": "bfloat16"},)
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("dtype",), self.name)
@@ -53,6 +55,9 @@ class Dense(Codec):
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         return payload["values"][start:stop].to(torch.float32, copy=True)
+
+    def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
+        return scaled_fields(payload, factor, ("values",))
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
         check_finite(payload["values"], "value")

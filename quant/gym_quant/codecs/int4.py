@@ -6,6 +6,7 @@ Clips are tried from the largest magnitude down to 4% of it, each 0.87 of the la
 
 from __future__ import annotations
 
+from gym_quant.codec import ROW
 from gym_quant.uniform import UniformCodec
 
 
@@ -14,5 +15,6 @@ class Int4(UniformCodec):
 
     name = "int4"
     bits = 4
+    compact = ({"group_size": ROW}, {"group_size": 64, "scale_dtype": "bfloat16"})
     shrink = tuple(0.87**k for k in range(24))
     refinements = 4

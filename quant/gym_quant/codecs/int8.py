@@ -6,6 +6,7 @@ Symmetric: ``scale = max |delta| / 127`` and codes 1 to 255 (value ``scale * (co
 
 from __future__ import annotations
 
+from gym_quant.codec import ROW
 from gym_quant.uniform import UniformCodec
 
 
@@ -14,3 +15,4 @@ class Int8(UniformCodec):
 
     name = "int8"
     bits = 8
+    compact = ({"group_size": ROW},)

@@ -24,6 +24,8 @@ from gym_quant.codec import (
     as_matrix,
     check_finite,
     only_known,
+    positive,
+    scaled_fields,
     to_matrix,
     whole_number,
 )
@@ -147,6 +149,30 @@ class Lora(Codec):
             return payload["a"], payload["b"]
         (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
         return decode_side(payload, parts, cols, group, "a"), decode_side(payload, parts, rows, group, "b").T
+
+    def rank(self, params: Params) -> int:
+        return int(params["rank"])
+
+    def scaling(self, params: Params) -> float:
+        return float(params.get("scaling", 1.0))
+
+    def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
+        """Of a product one side is enough: ``b``, or its scales and offsets."""
+        return scaled_fields(
+            payload,
+            factor,
+            tuple(name for name, field in payload.items() if name[0] == "b" and field.is_floating_point()),
+        )
+
+    def scaled_params(self, params: Params, factor: float) -> Params | None:
+        """Factors as trained have a scaling of their own, to the bit."""
+        if is_quantised(params):
+            return None
+        product = self.scaling(params) * positive(factor)
+        if not math.isfinite(product):
+            raise CodecError(f"scaling times {factor:g} is {product}, not a finite number")
+        rest = {name: value for name, value in params.items() if name != "scaling"}
+        return rest if product == 1.0 else {**rest, "scaling": product}
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         """Multiplied in float64, where products of bfloat16 numbers add up exactly unless their exponents lie

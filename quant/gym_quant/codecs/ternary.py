@@ -20,7 +20,7 @@ from gym_quant.bitstream import (
     packed_trits_width,
     unpack_trits,
 )
-from gym_quant.codec import CodecError
+from gym_quant.codec import ROW, CodecError
 from gym_quant.levels import LevelCodec, Shared
 from gym_quant.splits import best_split, float64_sums
 
@@ -33,6 +33,8 @@ class Ternary(LevelCodec):
 
     name = "ternary"
     bits = 2  # in memory; packed, a byte holds five
+    coarse = True
+    compact = ({"group_size": ROW},)
 
     def fields(self, symmetric: bool) -> tuple[str, ...]:
         return ("scales",) if symmetric else ("scales", "negative_scales")
