@@ -35,6 +35,7 @@ from gym_quant.codec import (
     whole_number,
 )
 from gym_quant.compensation import compensated_codes
+from gym_quant.planes import codes_a_byte, from_planes, to_planes
 from gym_quant.resident import Resident, ResidentLevels
 
 SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,6 +43,8 @@ _MAX_GROUP = 1 << 31
 _BLOCK = 1 << 18
 _SAMPLE = 1 << 20
 _FLOOR = 1e-6
+_COMPARED = 16
+"""Up to so many codes a comparison each is faster than looking every code up."""
 
 Shared = tuple[Floats, ...]
 """The numbers a group shares, one array a field, in the order of ``fields``."""
@@ -59,6 +62,11 @@ class LevelCodec(Codec):
     """
 
     bits: ClassVar[int]
+
+    @property
+    def levels(self) -> int:
+        """How many codes there are."""
+        return 1 << self.bits
 
     @abstractmethod
     def fields(self, symmetric: bool) -> tuple[str, ...]:
@@ -79,8 +87,8 @@ class LevelCodec(Codec):
     def dequantise(self, codes: Bytes, shared: Shared, symmetric: bool) -> Floats:
         """Value of each code in float32: the codec's definition.
 
-        A sum of the shared numbers, each times a number that depends on the code alone: on other devices than the CPU
-        a delta is decoded by tables of these (``decode_by_tables``).
+        A sum of the shared numbers, each times a number that depends on the code alone, added in their order:
+        serving decodes by these numbers.
         """
 
     def largest(self, shared: Shared, symmetric: bool) -> Floats:
@@ -179,22 +187,24 @@ class LevelCodec(Codec):
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """Signs where it is signs; else the codes and shared numbers as they are in the file."""
+        """Signs where it is signs; else the codes, in planes, and the shared numbers, in the bytes of the file."""
         signs = super().resident(payload, shape, params, device)
         if signs is not None:
             return signs
         rows, cols = as_matrix(shape)
         symmetric = is_symmetric(params)
+        packed = payload["codes"].numpy()
+        planes = np.empty((rows, -(-cols // codes_a_byte(self.levels))), dtype=np.uint8)
+        for start, stop in row_blocks(rows, cols):
+            planes[start:stop] = to_planes(self.unpack(packed[start:stop], cols), self.levels)
         shared = tuple(payload[f].to(torch.float32).numpy() for f in self.fields(symmetric))
-
-        def decode(fields: Payload) -> Tensor:
-            if fields["codes"].device.type != "cpu":
-                return decode_by_tables(self, fields, cols, params)
-            count = len(fields["codes"])
-            return self.decode_rows(fields, (count, cols), params, 0, count)
-
         return ResidentLevels(
-            payload, rows, cols, decode, device, float(self.largest(shared, symmetric).max())
+            {**payload, "codes": torch.from_numpy(planes)},
+            rows,
+            cols,
+            lambda fields: _from_planes(self, fields, cols, params),
+            device,
+            float(self.largest(shared, symmetric).max()),
         )
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
@@ -267,36 +277,64 @@ class LevelCodec(Codec):
             raise CodecError("a scale is so large that its largest code overflows float32")
 
 
-def decode_by_tables(codec: LevelCodec, fields: Payload, cols: int, params: Params) -> Tensor:
-    """What ``decode_rows`` gives, bit for bit, in operations that every device of torch has: ``[n, cols]`` float32.
-
-    Args:
-        codec: Whose payload it is.
-        fields: Some rows of the payload, all on one device.
-        cols: Of the delta.
-        params: Of the payload.
-    """
+def _from_planes(codec: LevelCodec, fields: Payload, cols: int, params: Params) -> Tensor:
+    """What ``decode_rows`` gives, bit for bit, of rows with codes in planes: ``[n, cols]`` float32 on their device."""
     symmetric, group = is_symmetric(params), group_size(params)
-    packed = fields["codes"].to(torch.int32)
-    total: Tensor | None = None
-    for place, field in enumerate(codec.fields(symmetric)):
+    codes = from_planes(fields["codes"], codec.levels, cols)
+    tables = _coefficients(codec, symmetric)
+    last = max(at for at, table in enumerate(tables) if not _is_constant(table))
+    values: Tensor | None = None
+    for at, (field, table) in enumerate(zip(codec.fields(symmetric), tables, strict=True)):
         numbers = fields[field].to(torch.float32)
-        if group is not None and group < cols:
-            numbers = numbers.repeat_interleave(group, dim=1)[:, :cols]
-        table = _byte_table(codec, symmetric, place, packed.device)
-        term = table[packed].flatten(1)[:, :cols] * numbers
-        total = term if total is None else total.add_(term)
-    assert total is not None
-    return total
+        if values is not None and _is_constant(table):
+            for part, shared in _by_group(values, numbers, group):
+                part.add_(shared * table[0])
+            continue
+        term = _looked_up(table, codes, in_place=at == last)
+        for part, shared in _by_group(term, numbers, group):
+            part.mul_(shared)
+        values = term if values is None else values.add_(term)
+    assert values is not None
+    return values
+
+
+def _is_constant(table: tuple[float, ...]) -> bool:
+    return len(set(table)) == 1
 
 
 @functools.cache
-def _byte_table(codec: LevelCodec, symmetric: bool, place: int, device: torch.device) -> Tensor:
-    """What the codes of every byte multiply one shared number with: ``[256, codes a byte]`` float32."""
-    each = max(n for n in range(1, 9) if codec.packed_width(n) == 1)
-    codes = codec.unpack(np.arange(256, dtype=np.uint8)[:, None], each)
-    unit = tuple(np.full(1, at == place, np.float32) for at in range(len(codec.fields(symmetric))))
-    return torch.from_numpy(np.ascontiguousarray(codec.dequantise(codes, unit, symmetric))).to(device)
+def _coefficients(codec: LevelCodec, symmetric: bool) -> tuple[tuple[float, ...], ...]:
+    """What every code multiplies each shared number with."""
+    codes, count = np.arange(codec.levels, dtype=np.uint8), len(codec.fields(symmetric))
+    units = [tuple(np.full(1, at == place, np.float32) for at in range(count)) for place in range(count)]
+    return tuple(tuple(codec.dequantise(codes, unit, symmetric).tolist()) for unit in units)
+
+
+def _looked_up(table: tuple[float, ...], codes: Tensor, in_place: bool) -> Tensor:
+    """The table's number of every code (float32, perhaps written over), in few operations on vectors."""
+    start, step = table[0], table[1] - table[0]
+    if all(value == start + step * code for code, value in enumerate(table)):
+        return (codes if in_place else codes.clone()).mul_(step).add_(start)
+    if len(table) > _COMPARED:
+        return torch.tensor(table, device=codes.device)[codes.to(torch.int32)]
+    used = [(code, value) for code, value in enumerate(table) if value]
+    found = (codes == used[0][0]).to(torch.float32).mul_(used[0][1])
+    for code, value in used[1:]:
+        found.add_((codes == code).to(torch.float32), alpha=value)
+    return found
+
+
+def _by_group(values: Tensor, numbers: Tensor, group: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of ``[n, cols]`` and the shared numbers in a shape that goes with them."""
+    cols = values.shape[1]
+    if group is None or group >= cols:
+        yield values, numbers
+        return
+    whole = cols // group
+    if whole:
+        yield values[:, : whole * group].view(len(values), whole, group), numbers[:, :whole, None]
+    if whole * group < cols:
+        yield values[:, whole * group :], numbers[:, whole:]
 
 
 def column_weights(importance: Tensor, cols: int) -> Floats:

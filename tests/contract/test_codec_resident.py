@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gym_quant import codec_names, get_codec
+from gym_quant import codec_names, get_codec, resident
 from gym_quant.codec import Encoded
 from gym_quant.kernels import ResidentSigns
-from gym_quant.levels import LevelCodec, decode_by_tables
+from gym_quant.levels import LevelCodec
+from gym_quant.planes import codes_a_byte, from_planes, to_planes
 from gym_quant.registry import CODECS
 from gym_quant.resident import Resident, Transposed
 from gym_quant.sides import payload_size
@@ -27,6 +28,12 @@ MLP = (576, 1536)
 """A matrix of SmolLM2-135M's MLP."""
 
 CASES = [(name, params) for name in codec_names() for params in settings_of(name)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 rows, so that there are several."""
+    monkeypatch.setattr(resident, "_BLOCK", 64 * COLS)
 
 
 @functools.cache
@@ -119,12 +126,19 @@ def test_a_codec_of_at_most_8_bits_a_weight_takes_the_bytes_of_its_codes_and_sca
 
 
 @pytest.mark.parametrize("name", [n for n in codec_names() if issubclass(CODECS.type_of(n), LevelCodec)])
-def test_tables_of_bytes_decode_to_the_same_bits(name: str) -> None:
-    codec = get_codec(name)
-    assert isinstance(codec, LevelCodec)
+def test_codes_in_planes_decode_to_the_bits_that_the_file_s_codes_decode_to(name: str) -> None:
     for params in settings_of(name):
-        made, whole = encoded(name, params)
-        assert torch.equal(decode_by_tables(codec, made.payload, COLS, made.params), whole), params
+        held, whole = packed(name, params)
+        assert torch.equal(held.decode_block(0, ROWS), whole), params
+
+
+@pytest.mark.parametrize("levels", [2, 3, 4, 5, 6, 16, 200, 256])
+def test_planes_give_back_every_code(levels: int) -> None:
+    for cols in (1, 7, 40):
+        codes = np.random.default_rng(cols).integers(0, levels, (9, cols), dtype=np.uint8)
+        packed = to_planes(codes, levels)
+        assert packed.shape[1] == -(-cols // codes_a_byte(levels))
+        assert (from_planes(torch.from_numpy(packed), levels, cols).numpy() == codes).all()
 
 
 @pytest.mark.parametrize("params", GROUPS, ids=str)

@@ -36,6 +36,10 @@ class Ternary(LevelCodec):
     coarse = True
     compact = ({"group_size": ROW},)
 
+    @property
+    def levels(self) -> int:
+        return 3
+
     def fields(self, symmetric: bool) -> tuple[str, ...]:
         return ("scales",) if symmetric else ("scales", "negative_scales")
 
