@@ -15,8 +15,9 @@ inputs not counted. All sides must give the same answer, to a millionth of its l
 ByzFL's NNM is left out where it would take more than half of the memory that is free (17 GB for 32 contributors).
 
 ByzFL is no dependency, since its package pulls CUDA: fetch it by ``pip download byzfl==0.0.11 --no-deps`` and name the
-wheel, or a folder it is unpacked in; without it those columns are absent. Of two of its rules the answer may differ:
-its Krum and Multi-Krum sum n - f - 1 neighbours, ours, Flower's and the paper's n - f - 2.
+wheel, or a folder it is unpacked in; without it those columns are absent. Of three rules of the peers the answer may
+differ: ByzFL's Krum and Multi-Krum sum n - f - 1 neighbours, ours, Flower's and the paper's n - f - 2; Flower's Bulyan
+scores all updates once, where the paper's (El Mhamdi et al. 2018, sec. 4) and ours score anew after each that is taken.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FORMS = {"flower": ("flower-ten", "flower-one"), "byzfl": ("byzfl-torch", "byzfl
 CLOSE = 1.5
 """Forms that are at most so much slower than the fastest at a tenth of the size are measured in full."""
 SAME = 1e-6
-ANOTHER = {("byzfl", "krum"), ("byzfl", "multi_krum")}
+ANOTHER = {("byzfl", "krum"), ("byzfl", "multi_krum"), ("flower", "bulyan")}
 DEFAULT, CLASSIC = "byzantine_robust", "norm_cap+nnm+trimmed_mean"
 PACKED_SECONDS, PACKED_MB = 0.050, 64.0
 TIMES_FASTER = 3.0
