@@ -180,14 +180,31 @@ class Codec(ABC):
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """The delta as serving keeps it: packed, in memory of its own on ``device``.
+        """The delta as serving keeps it, in memory of its own on ``device``: signs and factors as what they are.
 
-        None: serving decodes it once to the base's number format, as fits codecs of more than 8 bits a weight.
+        Quantised factors stay packed. None: serving decodes the delta once to the base's number format, as fits codecs
+        of more than 8 bits a weight. A codec of fewer gives a form of ``gym_quant.resident`` or its own.
         """
         from gym_quant.kernels.resident import ResidentSigns
+        from gym_quant.resident import ResidentFactors
 
         signs = self.signs(payload, shape, params)
-        return None if signs is None else ResidentSigns.of(signs, device)
+        if signs is not None:
+            return ResidentSigns.of(signs, device)
+        factors = self.factors(payload, shape, params)
+        if factors is None:
+            return None
+        rows, cols = as_matrix(shape)
+        if sum(f.nbytes for f in factors) <= self.payload_bytes(shape, params):
+            plain = dict(zip("ab", factors, strict=True))
+            return ResidentFactors(plain, rows, cols, None, device, self.scaling(params))
+
+        def decode(fields: Payload) -> tuple[Tensor, Tensor]:
+            found = self.factors(fields, shape, params)
+            assert found is not None
+            return found
+
+        return ResidentFactors(payload, rows, cols, decode, device, self.scaling(params))
 
     def payload_bytes(self, shape: Shape, params: Params) -> int:
         """Size of the payload in bytes."""

@@ -178,10 +178,10 @@ class ResidentFactors(Resident):
     """A low-rank delta ``scaling * b @ a``, kept as the factors of its file; quantised ones stay packed.
 
     Args:
-        fields: The payload.
+        fields: The payload, or ``a`` and ``b`` themselves.
         rows: Of the delta.
         cols: Of the delta.
-        decode: The payload to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``, on the fields' device.
+        decode: A payload on the CPU to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``; None: the fields are these.
         device: Where it is kept; every field is copied.
         scaling: Of the product.
     """
@@ -193,7 +193,7 @@ class ResidentFactors(Resident):
         fields: Fields,
         rows: int,
         cols: int,
-        decode: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
+        decode: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]] | None,
         device: torch.device,
         scaling: float = 1.0,
     ) -> None:
@@ -206,18 +206,17 @@ class ResidentFactors(Resident):
 
     def factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """``a`` ``[r, cols]`` and ``scaling * b`` ``[rows, r]`` in a number format; perhaps views of what is kept."""
-        a, b = self._decode(self._fields)
+        a, b = self._factors()
         if self.scaling != 1.0:
             b = b.to(torch.float32) * self.scaling
         return a.to(dtype), b.to(dtype)
 
     def scaled_once(self, dtype: torch.dtype) -> ResidentFactors:
         """The same with its scaling in ``b``, where that takes no more memory: plain factors of ``dtype``."""
-        a, b = self._decode(self._fields)
-        if self.scaling == 1.0 or b.dtype != dtype or b.nbytes + a.nbytes > self.nbytes:
+        if self.scaling == 1.0 or self._decode is not None or self._fields["b"].dtype != dtype:
             return self
-        fields = dict(zip("ab", self.factors(dtype), strict=True))
-        return ResidentFactors(fields, self.rows, self.cols, _plain_factors, self._device)
+        _, b = self.factors(dtype)
+        return ResidentFactors({"a": self._fields["a"], "b": b}, self.rows, self.cols, None, self._device)
 
     def decode_rows(self, rows: Tensor) -> Tensor:
         return self._product(rows)
@@ -225,8 +224,14 @@ class ResidentFactors(Resident):
     def decode_block(self, start: int, stop: int) -> Tensor:
         return self._product(slice(start, stop))
 
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        if self._decode is None:
+            return self._fields["a"], self._fields["b"]
+        a, b = self._decode({name: field.cpu() for name, field in self._fields.items()})
+        return a.to(self._device), b.to(self._device)
+
     def _product(self, rows: Tensor | slice) -> Tensor:
-        a, b = self._decode(self._fields)
+        a, b = self._factors()
         return (b[rows].to(torch.float32) * self.scaling) @ a.to(torch.float32)
 
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -271,7 +276,3 @@ class Transposed(Resident):
 def copied(fields: Fields, device: torch.device) -> dict[str, Tensor]:
     """Fields in memory of their own."""
     return {name: field.to(device, copy=True).contiguous() for name, field in fields.items()}
-
-
-def _plain_factors(fields: Fields) -> tuple[Tensor, Tensor]:
-    return fields["a"], fields["b"]

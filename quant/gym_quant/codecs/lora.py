@@ -31,7 +31,6 @@ from gym_quant.codec import (
 )
 from gym_quant.exact import RightFactor, gram
 from gym_quant.factors import Components, components_of_matrix, components_of_product, parse_plan
-from gym_quant.resident import ResidentFactors
 from gym_quant.sides import GROUP, check_side, decode_side, encode_sides, side_spec
 
 _DEFAULT = "bfloat16"
@@ -201,19 +200,6 @@ class Lora(Codec):
         if peak * abs(float(params.get("scaling", 1.0))) > torch.finfo(torch.float32).max:
             raise CodecError("the product of its factors may overflow float32")
         _check_cancelling(*factors)
-
-    def resident(
-        self, payload: Payload, shape: Shape, params: Params, device: torch.device
-    ) -> ResidentFactors:
-        """Factors as they are in the file. Quantised ones are decoded, on the CPU, when variants of a step change."""
-
-        def decode(fields: Payload) -> tuple[Tensor, Tensor]:
-            if not is_quantised(params):
-                return fields["a"], fields["b"]
-            a, b = self.factors({name: field.cpu() for name, field in fields.items()}, shape, params)
-            return a.to(device), b.to(device)
-
-        return ResidentFactors(payload, *as_matrix(shape), decode, device, float(params.get("scaling", 1.0)))
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
         """``|BA|_F = sqrt(sum((B'B) * (AA')))`` in float64, from two ``r x r`` Gram matrices."""
