@@ -62,7 +62,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 """Of codecs whose defaults are not the only usual choice; others run with their defaults."""
 ROWS, PROMPT, CONTEXT = 8, 512, 16
 STEPS = {"1 row": 1, "8 rows": ROWS, "prompt of 512": PROMPT}
-TURNS, QUICK_TURNS = 9, 5
+TURNS, QUICK_TURNS = 5, 3
 
 
 @dataclass

@@ -73,7 +73,7 @@ def _add_linear(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: 
     flat, y = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
     for packed in plan.packed:
         index = rows.few_in(packed)
-        if bool((index >= 0).any()):
+        if len(index) and (packed.place is None or bool((index >= 0).any())):
             step.products[packed.form, packed.batch.kernel] += 1
             _add_few(packed, index, rows, step.few(x, flat, rows), y, step.path)
         for variant, start, stop in rows.bulk:

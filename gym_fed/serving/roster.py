@@ -79,7 +79,11 @@ class Roster:
         if site.kind == "norm":
             return SitePlan((), None, {}, self._stacked(weights), self._stacked(biases), {})
         if site.kind == "embedding":
-            return SitePlan((), None, {}, None, None, weights)
+            lookups = {
+                v: FactorOperand(o.held.unpacked()) if isinstance(o, FactorOperand) else o
+                for v, o in weights.items()
+            }
+            return SitePlan((), None, {}, None, None, lookups)
         biased = self._stacked(biases) if biases else None
         packed: dict[tuple[type[Resident], str], dict[int, Resident]] = {}
         factors: dict[int, FactorOperand] = {}

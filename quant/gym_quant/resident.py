@@ -218,6 +218,13 @@ class ResidentFactors(Resident):
         _, b = self.factors(dtype)
         return ResidentFactors({"a": self._fields["a"], "b": b}, self.rows, self.cols, None, self._device)
 
+    def unpacked(self) -> ResidentFactors:
+        """The same with factors that are decoded, for as long as it is used at every step."""
+        if self._decode is None:
+            return self
+        fields = dict(zip("ab", self._factors(), strict=True))
+        return ResidentFactors(fields, self.rows, self.cols, None, self._device, self.scaling)
+
     def decode_rows(self, rows: Tensor) -> Tensor:
         return self._product(rows)
 

@@ -131,7 +131,7 @@ class ScriptedEngine:
             "healthy": True,
             "finished": dict(zero.finished),
             "sign_products": {},
-            "packed_products": {},
+            "packed_products": {"levels": 3},
         }
         return EngineStats(
             **{**told, "first_token": zero.first_token.snapshot(), "per_token": zero.per_token.snapshot()}

@@ -235,6 +235,7 @@ async def test_metrics_count_by_routes_that_nobody_can_choose(client: httpx.Asyn
     assert 'gym_api_requests_total{route="other",status="404"} 3.0' in text
     assert 'gym_api_request_seconds_count{route="/v1/completions"} 1.0' in text
     assert "gym_engine_healthy 1.0" in text
+    assert 'gym_engine_packed_products_total{form="levels"} 3.0' in text
     assert 'gym_engine_first_token_seconds_bucket{le="+Inf"} 0.0' in text
     assert "name1" not in text
     assert "elsewhere" not in text
