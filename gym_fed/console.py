@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
@@ -42,7 +42,7 @@ class TextConsole(Console):
     """
 
     def __init__(self, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         # Before rich drops some control characters without a trace.
@@ -71,6 +71,22 @@ def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
     sys.stdout.flush()
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+"""``--json`` of the commands whose result is one document."""
+
+
+def tell(as_json: bool, document: Any, *text: RenderableType | Callable[[], None]) -> None:
+    """The result of a command: ``document`` under ``--json``, otherwise ``text``, or what prints it."""
+    if as_json:
+        print_json(document)
+        return
+    for part in text:
+        if callable(part):
+            part()
+        else:
+            out.print(part)
 
 
 def _print_version(value: bool) -> None:

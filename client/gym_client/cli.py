@@ -12,7 +12,7 @@ import typer
 from gym_client import from_hub
 from gym_client.key_cli import PassphraseFile, key_app, open_home, transfer
 from gym_client.ledger_cli import ledger_app, rewards
-from gym_fed.console import VersionOption, err, out, print_json, run_app
+from gym_fed.console import AsJson, VersionOption, err, out, run_app, tell
 from gym_fed.errors import GymError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ HomeFolder = Annotated[
     typer.Option("--home", envvar="GYM_HOME", help="Keys, receipts and caches.", show_default="~/.gym-fed"),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -129,7 +128,7 @@ def join(
         if not as_json:
             raise
         sys.stdout.write(json.dumps({"event": "error", "error": error.to_dict()}, sort_keys=True) + "\n")
-        err.print(str(error), markup=False)
+        err.print(str(error))
         raise typer.Exit(error.exit_code) from error
     summary: dict[str, Any] = {
         "num_submitted": result.num_submitted,
@@ -141,7 +140,7 @@ def join(
         return
     balance = "unknown" if result.balance is None else f"{result.balance} credits"
     told = f"{result.num_submitted} updates sent; balance {balance}; receipts in {folder.receipts_path}"
-    out.print(told, markup=False)
+    out.print(told)
 
 
 @app.command()
@@ -178,11 +177,7 @@ def status(
         "round_download_bytes": told.round_download_bytes,
         **moved.to_dict(),
     }
-    if as_json:
-        print_json(found)
-        return
-    out.print(account_table(found))
-    out.print(traffic_line(found), markup=False)
+    tell(as_json, found, account_table(found), traffic_line(found))
 
 
 @app.command()
@@ -200,11 +195,10 @@ def leave(
         contributor = client.pin.contributor
         client.call("Leave", pb.LeaveRequest())
         client.forget_enrolment()
-    if as_json:
-        print_json({"left": contributor, "server": client.pin.server})
-        return
-    out.print(
-        f"{contributor} has left {client.pin.name or client.address}; join again at any time", markup=False
+    tell(
+        as_json,
+        {"left": contributor, "server": client.pin.server},
+        f"{contributor} has left {client.pin.name or client.address}; join again at any time",
     )
 
 
@@ -216,20 +210,14 @@ def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
     from gym_client.terminal import privacy_table
 
     rows = PrivacyBook(Home.open(home)).summary()
-    if as_json:
-        print_json(rows)
-        return
-    out.print(privacy_table(rows) if rows else "no update was trained with privacy here")
+    tell(as_json, rows, privacy_table(rows) if rows else "no update was trained with privacy here")
 
 
 @app.command("id")
 def show_id(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
     """Your id, which a coordinator's allow-list needs. Makes the key on first use."""
     key = open_home(home, passphrase_file).key
-    if as_json:
-        print_json({"contributor": key.contributor, "public_key": key.public_key.hex()})
-        return
-    out.print(key.contributor)
+    tell(as_json, {"contributor": key.contributor, "public_key": key.public_key.hex()}, key.contributor)
 
 
 def _enrolled(

@@ -120,10 +120,10 @@ class PlainDisplay(Display):
         self._told = ("", -1)
 
     def tell(self, event: str, text: str, **fields: Any) -> None:
-        self._console.print(plain(text, MAX_NEWS), markup=False)
+        self._console.print(plain(text, MAX_NEWS))
 
     def still(self, what: str, seconds: float) -> None:
-        self._console.print(f"{plain(what, MAX_NEWS)} ({seconds:.0f} s)", markup=False)
+        self._console.print(f"{plain(what, MAX_NEWS)} ({seconds:.0f} s)")
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         step = (phase, _LINES_PER_PHASE * done // total if total else 0)
@@ -131,7 +131,7 @@ class PlainDisplay(Display):
             return
         self._told = step
         what = "" if loss is None else f", loss {loss:.4f}"
-        self._console.print(f"{_LABELS.get(phase, phase)} {done}/{total}{what}", markup=False)
+        self._console.print(f"{_LABELS.get(phase, phase)} {done}/{total}{what}")
 
 
 class JsonDisplay(Display):
@@ -176,7 +176,7 @@ class TerminalDisplay(Display):
 
     def tell(self, event: str, text: str, **fields: Any) -> None:
         self._stop_spinner()
-        self._console.print(plain(text, MAX_NEWS), markup=False)
+        self._console.print(plain(text, MAX_NEWS))
 
     def busy(self, what: str) -> None:
         self._stop_spinner()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_client import from_hub
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json, tell
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ HomeFolder = Annotated[
     Path | None,
     typer.Option("--home", envvar="GYM_HOME", help="Keys, receipts and caches.", show_default="~/.gym-fed"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PassphraseFile = Annotated[
     Path | None,
     typer.Option(
@@ -73,10 +72,10 @@ def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_jso
         print_json(found)
         return
     lock = "under a passphrase" if found["encrypted"] else "not under a passphrase: gym-client key encrypt"
-    out.print(f"{found['public_key']} in {found['path']}, {lock}", markup=False)
+    out.print(f"{found['public_key']} in {found['path']}, {lock}")
     for line in found["servers"]:
         late = "" if line["current"] else ", with an older key: gym-client key rotate"
-        out.print(f"{line['contributor']} at {line['address']}{late}", markup=False)
+        out.print(f"{line['contributor']} at {line['address']}{late}")
 
 
 @key_app.command()
@@ -104,7 +103,7 @@ def encrypt(
     if as_json:
         print_json({"path": str(store.main_path), "encrypted": True, "files": files, "by": KEY_DERIVATION})
         return
-    out.print(f"{store.main_path} is under the passphrase now ({KEY_DERIVATION})", markup=False)
+    out.print(f"{store.main_path} is under the passphrase now ({KEY_DERIVATION})")
     err.print("There is no way back without the passphrase: keep it where you keep such things.")
 
 
@@ -117,10 +116,11 @@ def decrypt(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_
     store = Keystore(folder.folder)
     with folder.locked():
         files = store.decrypt()
-    if as_json:
-        print_json({"path": str(store.main_path), "encrypted": False, "files": files})
-        return
-    out.print(f"{store.main_path} is not under a passphrase any more", markup=False)
+    tell(
+        as_json,
+        {"path": str(store.main_path), "encrypted": False, "files": files},
+        f"{store.main_path} is not under a passphrase any more",
+    )
 
 
 @key_app.command()
@@ -142,10 +142,11 @@ def export(
     else:
         secret = PassphraseSource(PASSPHRASE_VARIABLE, passphrase_file).create(str(file))
     key.save(file, secret)
-    if as_json:
-        print_json({"path": str(file), "public_key": key.public_key.hex()})
-        return
-    out.print(f"{file} holds the private key under its passphrase", markup=False)
+    tell(
+        as_json,
+        {"path": str(file), "public_key": key.public_key.hex()},
+        f"{file} holds the private key under its passphrase",
+    )
 
 
 @key_app.command("import")
@@ -169,10 +170,11 @@ def import_key(
             )
         key = SigningKey.load(file, passphrases(folder.folder).get)
         write_atomically(path, file.read_bytes(), mode=0o600)
-    if as_json:
-        print_json({"path": str(path), "public_key": key.public_key.hex()})
-        return
-    out.print(f"{path} is {key.public_key.hex()}; join as before, and the hub knows you by it", markup=False)
+    tell(
+        as_json,
+        {"path": str(path), "public_key": key.public_key.hex()},
+        f"{path} is {key.public_key.hex()}; join as before, and the hub knows you by it",
+    )
 
 
 @key_app.command()
@@ -190,10 +192,7 @@ def rotate(
     folder = open_home(home, passphrase_file)
     with folder.locked():
         found = run(folder, another)
-    if as_json:
-        print_json(found)
-    else:
-        out.print(f"the key is {found['public_key']} now", markup=False)
+    tell(as_json, found, f"the key is {found['public_key']} now")
     _report(
         found["servers"],
         "rotated",
@@ -279,7 +278,7 @@ def transfer(
     import datetime
 
     when = datetime.datetime.fromtimestamp(told["settles_at"]).astimezone() if "settles_at" in told else "now"
-    out.print(f"{told['amount']} credits for {told['to']}: {told['status']}, settles {when}", markup=False)
+    out.print(f"{told['amount']} credits for {told['to']}: {told['status']}, settles {when}")
 
 
 def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool) -> None:
@@ -288,8 +287,8 @@ def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool
         who = f"{line['contributor']} at {line['address']}"
         if not as_json:
             text = f"{who}: {done}" if line[done] else f"{who}: not {done}: {line['error']['message']}"
-            out.print(text, markup=False)
+            out.print(text)
     failed = [GymError.from_dict(line["error"]) for line in servers if not line[done]]
     if failed:
-        err.print(f"not at every hub; {remedy}", markup=False)
+        err.print(f"not at every hub; {remedy}")
         raise typer.Exit(failed[0].exit_code)

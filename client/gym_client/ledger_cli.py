@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_client import from_hub
-from gym_client.key_cli import AsJson, HomeFolder, PassphraseFile, Server, open_home
-from gym_fed.console import err, out, print_json
+from gym_client.key_cli import HomeFolder, PassphraseFile, Server, open_home
+from gym_fed.console import AsJson, err, out, print_json, tell
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ def rewards(
             raise GymError(ErrorCode.USAGE, "--ledger belongs to --verify", "add --verify")
         pin = _pin(folder, server)
         checked = verify_copy(folder, ledger, bytes.fromhex(pin.ledger_key), Tally(pin.contributor))
-        if as_json:
-            print_json({"contributor": pin.contributor, "verified": checked.to_dict()})
-        else:
-            out.print(checked.text(), markup=False)
+        tell(as_json, {"contributor": pin.contributor, "verified": checked.to_dict()}, checked.text())
         return
     found = _ask(folder, server, insecure, verify, as_json)
     if as_json:
@@ -59,11 +56,9 @@ def rewards(
         return
     out.print(rewards_table(found))
     if verify:
-        out.print(found["verified_text"], markup=False)
+        out.print(found["verified_text"])
     else:
-        err.print(
-            f"receipts in {folder.receipts_path}; gym-client rewards --verify checks all of it", markup=False
-        )
+        err.print(f"receipts in {folder.receipts_path}; gym-client rewards --verify checks all of it")
 
 
 def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json: bool) -> dict[str, Any]:
@@ -177,10 +172,11 @@ def compare(
     heads = Heads(folder, key)
     before = len(heads.kept())
     heads.see(theirs, prove, statements=statements)
-    if as_json:
-        print_json({"same": True, "server": pin.server, "size": theirs.size, "heads": before})
-        return
-    out.print(f"the same ledger: their {theirs.size} entries, and {before} heads seen here")
+    tell(
+        as_json,
+        {"same": True, "server": pin.server, "size": theirs.size, "heads": before},
+        f"the same ledger: their {theirs.size} entries, and {before} heads seen here",
+    )
 
 
 @ledger_app.command()
@@ -210,17 +206,16 @@ def restored(
                 loss = loss_of(folder, error.signed)
                 if not as_json:
                     for line in loss.lines():
-                        err.print(line, markup=False)
+                        err.print(line)
                 if not accept:
                     raise
                 accept_restore(folder, bytes.fromhex(client.pin.ledger_key), error.signed)
                 accepted.append(loss.to_dict())
-    if as_json:
-        print_json({"accepted": accepted})
-    else:
-        out.print(
-            f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub shows all it signed"
-        )
+    tell(
+        as_json,
+        {"accepted": accepted},
+        f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub shows all it signed",
+    )
 
 
 def _pin(folder: Home, server: str | None) -> ServerPin:

@@ -43,7 +43,7 @@ class TerminalConsent(Consent):
         if self._as_json:
             self._write({"event": "server-key", "address": str(address), "fingerprint": fingerprint})
         else:
-            err.print(f"{address} is new here. Its key: {fingerprint}", markup=False)
+            err.print(f"{address} is new here. Its key: {fingerprint}")
             err.print(
                 "Compare it with what the coordinator published; from now on only this key is accepted."
             )
@@ -77,7 +77,7 @@ class TerminalConsent(Consent):
             self._write({"event": "hub-restored", **loss.to_dict()})
         else:
             for line in loss.lines():
-                err.print(line, markup=False)
+                err.print(line)
         if self._accept_restore:
             return True
         if not (sys.stdin.isatty() and err.is_terminal):

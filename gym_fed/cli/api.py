@@ -72,7 +72,7 @@ def serve(
     def on_listening(address: str) -> None:
         if settings.host not in LOOPBACK:
             err.print("note: this is plain HTTP: beyond a network you trust, put a proxy with TLS before it")
-        err.print(f"listening at {address}; loading {settings.base} ...", markup=False)
+        err.print(f"listening at {address}; loading {settings.base} ...")
 
     def on_ready(address: str, serving: Serving) -> None:
         err.print("ready")
@@ -144,18 +144,15 @@ def _introduce(address: str, serving: Serving) -> None:
     more = 0 if serving.store is None else serving.store.count() + 1 - _SHOWN_MODELS
     shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
     key = "YOUR-KEY" if serving.config.api_keys is not None else "none-needed"
-    out.print(f"serving {shown}", markup=False)
-    out.print(f"at {address}/v1", markup=False)
+    out.print(f"serving {shown}")
+    out.print(f"at {address}/v1")
     out.print(
         f"""
 from openai import OpenAI
 client = OpenAI(base_url="{address}/v1", api_key="{key}")
 print(client.chat.completions.create(model="{names[-1] if len(names) <= _SHOWN_MODELS else names[1]}",
     messages=[{{"role": "user", "content": "Hello"}}]).choices[0].message.content)
-""",
-        markup=False,
+"""
     )
     if serving.config.api_keys is None:
-        out.print(
-            "no API keys: every program of this machine may use every model; Ctrl-C leaves", markup=False
-        )
+        out.print("no API keys: every program of this machine may use every model; Ctrl-C leaves")

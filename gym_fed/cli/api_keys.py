@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import err, out, print_json, print_table
+from gym_fed.console import AsJson, err, out, print_json, print_table, tell
 
 app = typer.Typer(help="Who may use a server, and which models of it.", no_args_is_help=True)
 
 FileOption = Annotated[
     Path, typer.Option("--file", metavar="FILE", help="The server's api_keys; made where there is none.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NameArgument = Annotated[str, typer.Argument(help="Of whoever gets the key.")]
 DEFAULT_FILE = Path("api_keys.json")
 _DAY_SECONDS = 24 * 60 * 60
@@ -40,7 +39,7 @@ def add(
     expires_days: Annotated[
         float | None, typer.Option("--expires-days", min=0.0, help="From now; without it, never.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a key and show it, this once: the file has its hash alone."""
     from gym_fed.serving.api.keys import KeyFile
@@ -58,12 +57,12 @@ def add(
     if as_json:
         print_json({"name": name, "key": key, "file": str(file), "expires_at": expires_at})
         return
-    err.print(f"the key of {name}, which is shown this once and kept nowhere:", markup=False)
-    out.print(key, markup=False)
+    err.print(f"the key of {name}, which is shown this once and kept nowhere:")
+    out.print(key)
 
 
 @app.command("list")
-def list_(file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
+def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """Show whose keys there are, and what each may use."""
     from rich.text import Text
 
@@ -89,15 +88,12 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def remove(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
+def remove(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """Take a key away; a running server refuses it from its next request on, and ends no answer that is under way."""
     from gym_fed.serving.api.keys import KeyFile
 
     KeyFile(file).remove(name)
-    if as_json:
-        print_json({"removed": name, "file": str(file)})
-    else:
-        out.print(f"the key of {name} is gone", markup=False)
+    tell(as_json, {"removed": name, "file": str(file)}, f"the key of {name} is gone")
 
 
 def _day(seconds: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import err, out, print_json
+from gym_fed.console import err, tell
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def batch(
     identity = _identity(settings, given, seed)
     with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:
         left = len(given.custom_ids) - len(output.done)
-        err.print(f"{given.path}: {len(given.custom_ids)} requests, {left} to do", markup=False, style="dim")
+        err.print(f"{given.path}: {len(given.custom_ids)} requests, {left} to do", style="dim")
         try:
             report = _run(settings, given, output, seed)
         except KeyboardInterrupt:
@@ -114,26 +114,25 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
 
 def _tell(report: BatchReport, target: Path, errors: Path | None, as_json: bool) -> None:
     """The figures; a run with failures leaves with an exit code of its own."""
-    if as_json:
-        print_json(
-            {
-                "total": report.total,
-                "succeeded": report.done - report.failed,
-                "failed": report.failed,
-                "resumed": report.resumed,
-                "prompt_tokens": report.prompt_tokens,
-                "completion_tokens": report.completion_tokens,
-                "seconds": round(report.seconds, 3),
-                "tokens_per_second": round(report.tokens_per_second, 3),
-                "output": str(target),
-                "errors": str(errors) if errors else None,
-            }
-        )
-    else:
-        out.print(f"{report.done - report.failed} answers in {target}", markup=False)
+    tell(
+        as_json,
+        {
+            "total": report.total,
+            "succeeded": report.done - report.failed,
+            "failed": report.failed,
+            "resumed": report.resumed,
+            "prompt_tokens": report.prompt_tokens,
+            "completion_tokens": report.completion_tokens,
+            "seconds": round(report.seconds, 3),
+            "tokens_per_second": round(report.tokens_per_second, 3),
+            "output": str(target),
+            "errors": str(errors) if errors else None,
+        },
+        f"{report.done - report.failed} answers in {target}",
+    )
     if report.failed:
         where = errors or target
-        err.print(f"{report.failed} of {report.total} requests failed: see {where}", markup=False)
+        err.print(f"{report.failed} of {report.total} requests failed: see {where}")
         raise typer.Exit(ErrorCode.DATA_INVALID.exit_code)
 
 
@@ -179,14 +178,14 @@ def _progress() -> Iterator[Callable[[BatchReport], None]]:
             nonlocal told
             if report.done == report.total or time.monotonic() - told > LINE_SECONDS:
                 told = time.monotonic()
-                err.print(f"{report.done}/{report.total}  {_figures(report)}", markup=False)
+                err.print(f"{report.done}/{report.total}  {_figures(report)}")
 
         yield line
         return
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    figures = TextColumn("{task.fields[figures]}", markup=False)
+    figures = TextColumn("{task.fields[figures]}")
     with Progress("batch", BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as bar:
         task = bar.add_task("batch", total=None, figures="")
         yield lambda report: bar.update(

@@ -153,5 +153,5 @@ def _local(model: str, variants: Path | None, device: str) -> Writer:
         if error.code is not ErrorCode.MODEL_INVALID or variants is not None:
             raise
         writer = open_plain(model, device=device)
-        err.print(f"{error.message}: it answers by transformers' own generation", markup=False, style="dim")
+        err.print(f"{error.message}: it answers by transformers' own generation", style="dim")
         return writer

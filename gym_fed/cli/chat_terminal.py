@@ -146,7 +146,7 @@ class Terminal:
         sys.stdout.flush()
 
     def _note(self, text: str) -> None:
-        err.print(text, markup=False, style="dim")
+        err.print(text, style="dim")
 
     # What begins with a slash: the first line of each docstring is its help.
 

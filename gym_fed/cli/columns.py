@@ -15,4 +15,4 @@ def print_columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), i
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        console.out.print(f"{indent}{'  '.join(cells).rstrip()}", markup=False)
+        console.out.print(f"{indent}{'  '.join(cells).rstrip()}")

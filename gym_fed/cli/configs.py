@@ -9,14 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.cli.columns import print_columns
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json, tell
 from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(
     help="Training recipes: list, copy, check, and take over from LLaMA-Factory.", no_args_is_help=True
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 Allow = Annotated[
     bool,
@@ -28,15 +27,16 @@ Set = Annotated[
 
 
 @app.command("ls")
-def list_recipes(as_json: Json = False) -> None:
+def list_recipes(as_json: AsJson = False) -> None:
     """List the recipes that come with the package."""
     from gym_fed.config.recipes import recipes
 
     found = recipes()
-    if as_json:
-        print_json([{"name": r.name, "file": str(r.file), "summary": r.summary} for r in found])
-    else:
-        print_columns([(r.name, r.summary) for r in found], indent="")
+    tell(
+        as_json,
+        [{"name": r.name, "file": str(r.file), "summary": r.summary} for r in found],
+        lambda: print_columns([(r.name, r.summary) for r in found], indent=""),
+    )
 
 
 @app.command("cp")
@@ -44,7 +44,7 @@ def copy_recipe(
     name: Annotated[str, typer.Argument(help="A recipe of `gym configs ls`.")],
     dest: Annotated[Path, typer.Argument(help="A file, or a folder to put it in.")] = Path("."),
     overwrite: Overwrite = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a recipe, and the rows that come with it, to be changed and trained."""
     from gym_fed.config.recipes import get_recipe, relocated
@@ -61,7 +61,7 @@ def copy_recipe(
     if as_json:
         print_json({"recipe": recipe.name, "file": str(file), "data": [str(target) for target in rows]})
     else:
-        err.print(f"{file}; train it with: gym train {file}", markup=False)
+        err.print(f"{file}; train it with: gym train {file}")
 
 
 @app.command("validate")
@@ -76,7 +76,7 @@ def validate_file(
         ),
     ] = False,
     allow_untranslated: Allow = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a config without training: every key, whether model, rows and rewards are there, and the machine."""
     from gym_fed.config.llamafactory.files import load_training_config
@@ -91,16 +91,16 @@ def validate_file(
         print_json({"file": str(file), "valid": True, "algorithm": settings.algorithm, "notes": notes})
         return
     for note in notes:
-        err.print(f"note: {note}", markup=False)
+        err.print(f"note: {note}")
     what = "a valid config" if schema_only else "a valid config that can run here"
-    out.print(f"{file}: {what} ({settings.algorithm}, {settings.finetuning})", markup=False)
+    out.print(f"{file}: {what} ({settings.algorithm}, {settings.finetuning})")
 
 
 @app.command("schema")
 def print_schema(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to a file.")] = None,
     overwrite: Overwrite = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """The JSON schema of gym train's files, for editors that complete and check as one types."""
     from gym_fed.config.training import TrainingConfig
@@ -117,8 +117,8 @@ def print_schema(
     if as_json:
         print_json({"file": str(output), "comment": line})
     else:
-        err.print(f"{output}; let a YAML file begin with:", markup=False)
-        out.print(line, markup=False)
+        err.print(f"{output}; let a YAML file begin with:")
+        out.print(line)
 
 
 @app.command("import")
@@ -129,7 +129,7 @@ def import_file(
     ] = None,
     overwrite: Overwrite = False,
     allow_untranslated: Allow = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a LLaMA-Factory file in our words; comments say what was left out, and why."""
     from gym_fed.config.llamafactory.files import as_yaml, load_training_config
@@ -141,9 +141,9 @@ def import_file(
     if as_json:
         print_json({"file": None if output is None else str(output), "config": text, "notes": notes})
     elif output is None:
-        out.print(text, markup=False, end="")
+        out.print(text, end="")
     else:
-        err.print(f"{output}; {len(notes)} keys left out; train it with: gym train {output}", markup=False)
+        err.print(f"{output}; {len(notes)} keys left out; train it with: gym train {output}")
 
 
 def _is_copy(file: Path, source: Path) -> bool:

@@ -12,7 +12,7 @@ import typer
 from gym_fed.cli.data_files import convert, dedup, mix
 from gym_fed.cli.data_inspect import inspect
 from gym_fed.cli.data_registry import list_datasets, pull, push
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ class SplitName(StrEnum):
 
 @app.command("tasks")
 def list_tasks(
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
     from gym_fed.data.tasks.registry import all_tasks
@@ -47,7 +47,7 @@ def list_tasks(
         print_json([{"name": t.name, "group": t.group, "summary": t.summary} for t in tasks])
         return
     for task in tasks:
-        out.print(f"{task.name:10} {task.group:12} {task.summary}", markup=False)
+        out.print(f"{task.name:10} {task.group:12} {task.summary}")
 
 
 @app.command("generate")
@@ -63,7 +63,7 @@ def generate_file(
         SplitName, typer.Option("--split", help="The two never share a prompt.")
     ] = SplitName.train,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write rows of one or more tasks as JSONL, in the messages format."""
     from gym_fed.data.tasks.registry import generate_with_rehearsal
@@ -76,7 +76,7 @@ def generate_file(
     if as_json:
         print_json({"file": str(file), "num_rows": len(rows)})
     else:
-        err.print(f"{len(rows)} rows in {file}", markup=False)
+        err.print(f"{len(rows)} rows in {file}")
 
 
 @app.command("score")
@@ -88,7 +88,7 @@ def score(
     num: Annotated[int, typer.Option("--num", min=1, help="Held-out prompts per task.")] = 200,
     seed: Annotated[int, typer.Option("--seed", help="Another seed draws other prompts.")] = 0,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Share of held-out prompts that a model answers exactly, task by task."""
     from gym_fed.data.tasks.registry import all_tasks, generate, get_task
@@ -104,6 +104,6 @@ def score(
         rows = generate(entry.name, num, seed=seed, split="heldout")
         figures[entry.name] = exact_match(loaded.model, loaded.tokenizer, rows)
         if not as_json:
-            out.print(f"{entry.name:10} {entry.group:12} {figures[entry.name]:7.1%}", markup=False)
+            out.print(f"{entry.name:10} {entry.group:12} {figures[entry.name]:7.1%}")
     if as_json:
         print_json({"model": model, "num": num, "seed": seed, "exact_match": figures})

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.cli.data_options import ColumnsOption, FormatName, counted
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import harmless
 
@@ -22,7 +22,6 @@ OutOption = Annotated[
     Path, typer.Option("-o", "--out", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 FormatOption = Annotated[FormatName, typer.Option("--format", help="How rows are laid out.")]
 
 
@@ -46,7 +45,7 @@ def convert(
         bool, typer.Option("--allow-loss", help="Also pairs as judgements, or as their chosen answer.")
     ] = False,
     overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a dataset in another format. A row that would lose something is refused by its place."""
     if to is FormatName.auto:
@@ -89,7 +88,7 @@ def mix(
         StoppingRule, typer.Option("--stopping", help="When the mixture ends.")
     ] = StoppingRule.first_exhausted,
     overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Mix datasets: the next row is from a source with the probability that its weight is of all weights."""
     from gym_fed.data.pipeline import DataPipeline
@@ -139,7 +138,7 @@ def dedup(
     ] = True,
     format: FormatOption = FormatName.auto,
     overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Keep the first of equal (and, with --near, of nearly equal) rows, as they were written; show what went."""
     from gym_fed.data.reading import iter_raw
@@ -209,6 +208,6 @@ def _tell(as_json: bool, figures: dict[str, Any], text: str) -> None:
         print_json(figures)
     else:
         first, *rest = text.split("\n")
-        err.print(first, markup=False)
+        err.print(first)
         for line in rest:
-            out.print(line, markup=False)
+            out.print(line)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.data_options import ColumnsOption, FormatName, counted
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import harmless
 
@@ -48,7 +48,7 @@ def inspect(
     allow_untranslated: Annotated[
         bool, typer.Option("--allow-untranslated", help="Of a LLaMA-Factory file: leave out what we lack.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""
     of_files = {
@@ -63,7 +63,7 @@ def inspect(
 
         config, notes = load_training_config(source, set_ or [], allow_untranslated=allow_untranslated)
         for note in notes:
-            err.print(f"note: {note}", markup=False)
+            err.print(f"note: {note}")
         view = _of_config(config, model, limit)
     else:
         _refuse(of_configs, "training configs", "leave it away")
@@ -94,7 +94,7 @@ def inspect(
             _print(place, sequence, view.tokenizer)
     _print_figures(figures, view.model, view.max_length)
     if statistics.prompts == statistics.rows:
-        out.print("all rows are prompts, for training by rewards; sft needs completions, too", markup=False)
+        out.print("all rows are prompts, for training by rewards; sft needs completions, too")
         counts = RowCounts(unread=counts.unread)
     _print_counts(counts, view.max_length)
 
@@ -220,9 +220,9 @@ def _print(place: str, sequence: Sequence, tokenizer: Any) -> None:
     length = len(sequence.encoded["input_ids"])
     cut = f", the last {sequence.cut} cut off" if sequence.cut else ""
     name = "" if sequence.name == "row" else f" {sequence.name}"
-    out.print(f"{place}{name}: {length} tokens{cut}", style="bold", markup=False)
+    out.print(f"{place}{name}: {length} tokens{cut}", style="bold")
     for segment in sequence.segments(tokenizer):
-        out.print(_visible(segment), style=_LEARNT if segment.learnt else _READ, markup=False, end="")
+        out.print(_visible(segment), style=_LEARNT if segment.learnt else _READ, end="")
     out.print("\n")
 
 
@@ -233,14 +233,12 @@ def _visible(segment: Segment) -> str:
 
 def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) -> None:
     lengths = f"mean {figures['tokens_mean']:.1f}, 95% within {figures['tokens_p95']}, longest {figures['tokens_max']}"
-    out.print(f"{figures['rows']} rows, {figures['tokens']} tokens of {model}: {lengths}", markup=False)
-    out.print(f"{figures['share_learnt']:.1%} of the tokens are learnt", markup=False)
+    out.print(f"{figures['rows']} rows, {figures['tokens']} tokens of {model}: {lengths}")
+    out.print(f"{figures['share_learnt']:.1%} of the tokens are learnt")
     if max_length is not None:
-        out.print(f"{figures['sequences_cut']} sequences are cut at max_length={max_length}", markup=False)
+        out.print(f"{figures['sequences_cut']} sequences are cut at max_length={max_length}")
     if figures["nothing_to_learn"]:
-        err.print(
-            f"{figures['nothing_to_learn']} sequences have nothing to learn", style="yellow", markup=False
-        )
+        err.print(f"{figures['nothing_to_learn']} sequences have nothing to learn", style="yellow")
 
 
 def _print_counts(counts: RowCounts, max_length: int | None) -> None:
@@ -248,8 +246,8 @@ def _print_counts(counts: RowCounts, max_length: int | None) -> None:
     from gym_fed.data.rows import unread_in_words
 
     if counts.rows:
-        out.print(counts.describe(max_length), markup=False)
+        out.print(counts.describe(max_length))
     if (unread := unread_in_words(counts.unread)) is not None:
-        out.print(unread, markup=False)
+        out.print(unread)
     if (problem := counts.warning(max_length)) is not None:
-        err.print(f"warning: {problem}", style="yellow", markup=False)
+        err.print(f"warning: {problem}", style="yellow")

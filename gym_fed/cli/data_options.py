@@ -43,7 +43,7 @@ def counted(items: Iterable[T], what: str) -> Iterator[T]:
         for number, item in enumerate(items, 1):
             yield item
             if number % _EVERY == 0:
-                err.print(f"{number} {what}", markup=False)
+                err.print(f"{number} {what}")
         return
 
     from rich.progress import Progress, TextColumn, TimeElapsedColumn

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json
 
 StoreOption = Annotated[
     str,
@@ -15,7 +15,6 @@ StoreOption = Annotated[
         "--store", envvar="GYM_DATASETS", help="A folder or fsspec URL, such as s3://bucket/datasets."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 def push(
@@ -26,7 +25,7 @@ def push(
         str | None, typer.Option("--licence", help="SPDX identifier, such as CC-BY-4.0, or LicenseRef-NAME.")
     ] = None,
     description: Annotated[str, typer.Option("--description", help="What it is.")] = "",
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Publish a file or folder as the next version of a dataset. A licence is needed."""
     from gym_fed.data.registry import DatasetRegistry
@@ -35,9 +34,7 @@ def push(
     if as_json:
         print_json(manifest.model_dump())
     else:
-        err.print(
-            f"{name}@{manifest.version}: {len(manifest.files)} files under {manifest.licence}", markup=False
-        )
+        err.print(f"{name}@{manifest.version}: {len(manifest.files)} files under {manifest.licence}")
 
 
 def pull(
@@ -46,7 +43,7 @@ def pull(
     ],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where its files go.")],
     store: StoreOption,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a dataset, verified; a stopped pull continues, and no file is overwritten."""
     from gym_fed.data.registry import DatasetRegistry
@@ -56,12 +53,11 @@ def pull(
         print_json(manifest.model_dump())
     else:
         err.print(
-            f"{manifest.name}@{manifest.version} in {folder}: {len(manifest.files)} files under {manifest.licence}",
-            markup=False,
+            f"{manifest.name}@{manifest.version} in {folder}: {len(manifest.files)} files under {manifest.licence}"
         )
 
 
-def list_datasets(store: StoreOption, as_json: JsonOption = False) -> None:
+def list_datasets(store: StoreOption, as_json: AsJson = False) -> None:
     """List the datasets of a store, each in its newest version."""
     from gym_fed.data.registry import DatasetRegistry
 
@@ -72,4 +68,4 @@ def list_datasets(store: StoreOption, as_json: JsonOption = False) -> None:
     for manifest in found:
         size = sum(file.num_bytes for file in manifest.files)
         line = f"{manifest.name}@{manifest.version}  {manifest.licence}  {size} bytes  {manifest.description}"
-        out.print(line.rstrip(), markup=False)
+        out.print(line.rstrip())

@@ -11,6 +11,7 @@ import typer
 from gym_fed import console
 from gym_fed.cli.delta_compare import compare
 from gym_fed.cli.delta_encode import encode
+from gym_fed.console import AsJson
 
 if TYPE_CHECKING:
     from gym_fed.delta.encode import EncodeReport
@@ -20,7 +21,6 @@ app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_he
 app.command()(encode)
 app.command()(compare)
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
 
 
@@ -42,7 +42,7 @@ def diff(
         str, typer.Option(help="Codec of norms and other small tensors: dense, bitdelta.")
     ] = "dense",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    json_: _Json = False,
+    json_: AsJson = False,
 ) -> None:
     """Write TUNED minus BASE as a delta."""
     from gym_fed.errors import ErrorCode, GymError
@@ -65,25 +65,21 @@ def diff(
     kept = [t for t in report.tensors if t.codec is not None]
     console.out.print(
         f"{output}: {len(kept)} tensors, {report.size_bytes:,} bytes, "
-        f"{report.bits_per_weight:.3f} bits a weight, norm {report.norm:.4g}",
-        markup=False,
+        f"{report.bits_per_weight:.3f} bits a weight, norm {report.norm:.4g}"
     )
-    console.out.print(f"sha256 {report.sha256}", markup=False)
+    console.out.print(f"sha256 {report.sha256}")
 
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta.")], json_: _Json = False
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta.")], json_: AsJson = False
 ) -> None:
     """Check a delta and show what is in it."""
     from gym_fed.delta.file import DeltaFile
 
     with DeltaFile.open(file) as delta:
         summary = _summary(delta)
-    if json_:
-        console.print_json(summary)
-    else:
-        _print_summary(summary)
+    console.tell(json_, summary, lambda: _print_summary(summary))
 
 
 @app.command()
@@ -92,7 +88,7 @@ def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta made from this base.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model; must not exist.")],
     scale: Annotated[float, typer.Option(help="Multiply the delta by this.")] = 1.0,
-    json_: _Json = False,
+    json_: AsJson = False,
 ) -> None:
     """Write BASE plus the delta as a model folder that transformers loads."""
     import os
@@ -122,10 +118,11 @@ def apply(
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    if json_:
-        console.print_json({"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale})
-    else:
-        console.out.print(f"wrote {output}", markup=False)
+    console.tell(
+        json_,
+        {"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale},
+        f"wrote {output}",
+    )
 
 
 def _write(

@@ -10,6 +10,7 @@ import typer
 
 from gym_fed import console
 from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
+from gym_fed.console import AsJson
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.delta_error import LayerError
@@ -26,7 +27,7 @@ def compare(
     ] = None,
     max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 64,
     plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Show bits, error of the weights and error of the outputs of every layer."""
     from gym_fed.data.reading import load_rows

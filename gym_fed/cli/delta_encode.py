@@ -9,6 +9,7 @@ import typer
 
 from gym_fed import console
 from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
+from gym_fed.console import AsJson
 
 if TYPE_CHECKING:
     from gym_fed.quantization.report import QuantReport
@@ -41,7 +42,7 @@ def encode(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Encode TUNED minus BASE, calibrated and distilled on text of your own, and show what each layer lost."""
     from gym_fed.data.reading import load_rows
@@ -61,10 +62,7 @@ def encode(
         unaligned=unaligned,
         progress=not json_,
     )
-    if json_:
-        console.print_json(report.to_dict())
-    else:
-        _show(report)
+    console.tell(json_, report.to_dict(), lambda: _show(report))
     if plot is not None:
         draw_errors(plot, {output.name: _errors(report)})
 
@@ -101,13 +99,12 @@ def _show(report: QuantReport) -> None:
         found = report.distillation
         console.out.print(
             f"distilled {found.num_scales:,} scales in {found.steps} steps, {found.seconds:.1f} s: "
-            f"{found.loss} {found.loss_before:.4f} > {found.loss_after:.4f}",
-            markup=False,
+            f"{found.loss} {found.loss_before:.4f} > {found.loss_after:.4f}"
         )
     else:
-        console.out.print("not distilled: no --data, or distill_steps=0", markup=False)
-    console.out.print(f"safety projection: {report.safety}", markup=False)
+        console.out.print("not distilled: no --data, or distill_steps=0")
+    console.out.print(f"safety projection: {report.safety}")
     for layer in report.layers:
         if layer.replaced:
-            console.out.print(f"  projected {layer.name}: cosine {layer.cosine}", markup=False)
-    console.out.print(f"{report.size_bytes:,} bytes, sha256 {report.sha256}", markup=False)
+            console.out.print(f"  projected {layer.name}: cosine {layer.cosine}")
+    console.out.print(f"{report.size_bytes:,} bytes, sha256 {report.sha256}")

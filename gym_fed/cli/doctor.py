@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from gym_fed import console
+from gym_fed.console import AsJson
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+def doctor(json_: AsJson = False) -> None:
     """Check versions, devices, kernels, disk, clock and commands; exit with 1 when something fails."""
     from gym_fed.doctor.finding import Level
     from gym_fed.doctor.registry import run_checks, worst

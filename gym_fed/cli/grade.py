@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 
 
@@ -28,7 +28,7 @@ def grade(
     output: Annotated[
         Path | None, typer.Option("--output", help="Write every answer with its rewards to this JSONL file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the mean reward of each grader, and of their weighted sum."""
     from gym_fed.config.rewards import RewardSections
@@ -63,9 +63,9 @@ def grade(
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_atomically(output, text.encode())
-        err.print(f"{len(lines)} answers in {output}", markup=False)
+        err.print(f"{len(lines)} answers in {output}")
     if as_json:
         print_json({"num_rows": len(grades.samples), "means": grades.means})
         return
     for name, mean in grades.means.items():
-        out.print(f"{name:20} {mean:.4f}", markup=False)
+        out.print(f"{name:20} {mean:.4f}")

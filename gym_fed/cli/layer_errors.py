@@ -79,4 +79,4 @@ def draw_errors(path: Path, found: dict[str, list[LayerError]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-    console.err.print(f"wrote {path}", markup=False)
+    console.err.print(f"wrote {path}")

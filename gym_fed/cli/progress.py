@@ -27,22 +27,22 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
 
         def line(report: StepReport) -> None:
             if report.evaluation is not None:
-                err.print(f"  after step {report.step}  {_evaluation(report)}", markup=False)
+                err.print(f"  after step {report.step}  {_evaluation(report)}")
             elif report.step % logging_steps == 0 or report.step == report.total:
-                err.print(f"step {report.step}/{report.total}  {_figures(report)}", markup=False)
+                err.print(f"step {report.step}/{report.total}  {_figures(report)}")
 
         yield line
         return
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    figures = TextColumn("{task.fields[figures]}", markup=False)
+    figures = TextColumn("{task.fields[figures]}")
     with Progress("training", BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as bar:
         task = bar.add_task("training", total=None, figures="")
 
         def show(report: StepReport) -> None:
             if report.evaluation is not None:
-                bar.console.print(f"after step {report.step}  {_evaluation(report)}", markup=False)
+                bar.console.print(f"after step {report.step}  {_evaluation(report)}")
                 return
             bar.update(task, completed=report.step, total=report.total, figures=_figures(report))
 
@@ -55,11 +55,11 @@ def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
     from gym_fed.data.rows import unread_in_words
 
     def say(name: str, counts: RowCounts) -> None:
-        err.print(f"{name}: {counts.describe(max_length)}", markup=False)
+        err.print(f"{name}: {counts.describe(max_length)}")
         if (unread := unread_in_words(counts.unread)) is not None:
-            err.print(f"{name}: {unread}", markup=False)
+            err.print(f"{name}: {unread}")
         if (problem := counts.warning(max_length)) is not None:
-            err.print(f"warning: {name}: {problem}", markup=False, style="yellow")
+            err.print(f"warning: {name}: {problem}", style="yellow")
 
     return say
 
@@ -73,7 +73,7 @@ def readable_warnings() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: object, **more: object) -> None:
         if issubclass(category, RunWarning):
-            err.print(f"warning: {message}", markup=False)
+            err.print(f"warning: {message}")
         else:
             before(message, category, *rest, **more)  # type: ignore[arg-type]  # what Python gave
 

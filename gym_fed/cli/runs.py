@@ -13,6 +13,7 @@ import yaml
 
 from gym_fed import console
 from gym_fed.cli.columns import print_columns
+from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is_help=True)
@@ -22,7 +23,6 @@ _SHOWN_POINTS = 60
 _ACTIVE_SECONDS = 120
 """Where locks do not tell, a run without a result may be running while its figures are not older."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 
 
@@ -41,7 +41,7 @@ def list_runs(
         console.print_json(runs)
         return
     if not runs:
-        console.err.print(f"no runs in {root}", markup=False)
+        console.err.print(f"no runs in {root}")
         return
     rows = [("run", "status", "algorithm", "model", "steps", "loss", "eval loss")]
     rows += [
@@ -85,12 +85,12 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: As
         if where["git"] is not None:
             dirty = " with changes" if where["git"]["dirty"] else ""
             rows.append(("commit", f"{where['git']['commit']}{dirty}"))
-    console.out.print(str(run), markup=False)
+    console.out.print(str(run))
     print_columns(rows)
     losses = [line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
     if losses:
-        console.out.print(f"  loss  {sparkline(losses)}", markup=False)
-    console.out.print("settings", markup=False)
+        console.out.print(f"  loss  {sparkline(losses)}")
+    console.out.print("settings")
     print_columns([(key, _short(value)) for key, value in _flat(found["config"]).items()])
 
 
@@ -119,7 +119,7 @@ def compare(runs: Runs, as_json: AsJson = False) -> None:
     rows += [(f"last {key}" if key in settings else key, *map(_short, v)) for key, v in figures.items()]
     print_columns(rows)
     if not settings:
-        console.out.print("the settings are the same", markup=False)
+        console.out.print("the settings are the same")
 
 
 @app.command()
@@ -150,7 +150,7 @@ def plot(
         console.print_json({"series": series, "picture": None if output is None else str(output)})
         return
     if output is not None:
-        console.out.print(f"drawn in {output}", markup=False)
+        console.out.print(f"drawn in {output}")
         return
     for name, of_runs in series.items():
         rows = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -12,6 +12,7 @@ from gym_fed import console
 from gym_fed.cli.columns import print_columns
 from gym_fed.cli.soup_merge import merge
 from gym_fed.cli.soup_statistics import statistics
+from gym_fed.console import AsJson
 
 app = typer.Typer(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
 app.command()(merge)
@@ -21,7 +22,7 @@ _KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")
 
 
 @app.command()
-def rules(json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+def rules(json_: AsJson = False) -> None:
     """List every rule: what it needs, whether it withstands liars, and how many updates it takes."""
     found = _rules()
     if json_:

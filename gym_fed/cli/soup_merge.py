@@ -11,6 +11,7 @@ from gym_fed import console
 from gym_fed.cli.columns import print_columns
 from gym_fed.cli.soup_inputs import Judge
 from gym_fed.cli.soup_work import Aggregation, Method, Work, Write, run
+from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def merge(
         bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Merge fine-tunes of one base into one delta."""
     from gym_fed.soup.registry import aggregator_names, method_names
@@ -120,10 +121,7 @@ def merge(
         shown=not json_,
     )
     told = {"rule": rule, "pre_aggregators": pre or [], **told}
-    if json_:
-        console.print_json(told)
-    else:
-        _show(told)
+    console.tell(json_, told, lambda: _show(told))
 
 
 def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:
@@ -203,23 +201,22 @@ def _show(told: dict[str, Any]) -> None:
         weight, norm, part = f"{row['weight']:g}", f"{row['norm']:.4g}", f"{100 * row['part']:z.1f}%"
         rows.append((row["update"], weight, norm, clip, part))
     rule = " > ".join([*told["pre_aggregators"], told["rule"]])
-    console.out.print(f"{told['file']}: {rule}", style="bold", markup=False)
+    console.out.print(f"{told['file']}: {rule}", style="bold")
     print_columns(rows, right=(1, 2, 3, 4))
     for name, why in told["refused"].items():
-        console.out.print(f"refused {name}: {why}", markup=False)
+        console.out.print(f"refused {name}: {why}")
     for step in told["found"].get("steps", ()):
         name = told["updates"][step["model"]]["update"]
         alone = "no score" if step["alone"] is None else f"score {step['alone']:.4f}"
-        console.out.print(f"{name}: {alone} alone; {step['refused'] or 'joined'}", markup=False)
+        console.out.print(f"{name}: {alone} alone; {step['refused'] or 'joined'}")
     if averaged := told["found"].get("merged_by_mean"):
-        console.out.print(f"no statistics, so merged by mean: {', '.join(averaged)}", markup=False)
+        console.out.print(f"no statistics, so merged by mean: {', '.join(averaged)}")
     for key, losses in told["losses"].items():
-        console.out.print(f"{key}: loss {losses['base']:.4f} > {losses['soup']:.4f}", markup=False)
+        console.out.print(f"{key}: loss {losses['base']:.4f} > {losses['soup']:.4f}")
     codecs = ", ".join(f"{name} {count}" for name, count in sorted(told["codecs"].items()))
     console.out.print(
         f"norm {told['norm']:.4g}, {told['size_bytes']:,} bytes, {told['bits_per_weight']:.3f} bits per weight; "
-        f"error of the encoding {told['encoding_error']:.2%} (tensors: {codecs or 'none, the soup is zero'})",
-        markup=False,
+        f"error of the encoding {told['encoding_error']:.2%} (tensors: {codecs or 'none, the soup is zero'})"
     )
-    console.out.print(f"base {told['base']['name']} {told['base']['digest']}", markup=False)
-    console.out.print(f"sha256 {told['sha256']}", markup=False)
+    console.out.print(f"base {told['base']['name']} {told['base']['digest']}")
+    console.out.print(f"sha256 {told['sha256']}")

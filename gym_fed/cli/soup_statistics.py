@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gym_fed import console
+from gym_fed.console import AsJson
 
 
 def statistics(
@@ -20,7 +21,7 @@ def statistics(
     max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 256,
     max_length: Annotated[int, typer.Option(min=2, help="Rows are cut to so many tokens.")] = 256,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
     from gym_fed.data.reading import load_rows
@@ -37,10 +38,8 @@ def statistics(
     found = measure(tuned, loaded.tokenizer, rows, max_length=max_length)
     save_statistics(output, kind, found)
     told = {"file": str(output), "kind": kind, "num_rows": len(rows), "num_tensors": len(found)}
-    if json_:
-        console.print_json({**told, "size_bytes": output.stat().st_size})
-    else:
-        console.out.print(
-            f"{output}: {kind} of {len(found)} tensors on {len(rows)} rows, {output.stat().st_size:,} bytes",
-            markup=False,
-        )
+    console.tell(
+        json_,
+        {**told, "size_bytes": output.stat().st_size},
+        f"{output}: {kind} of {len(found)} tensors on {len(rows)} rows, {output.stat().st_size:,} bytes",
+    )

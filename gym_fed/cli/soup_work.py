@@ -208,7 +208,7 @@ def _open(inputs: Inputs, names: list[str], skip_broken: bool) -> tuple[dict[int
                     error.code, error.message, f"{hint}or go on without it: --skip-broken"
                 ) from error
             refused[name] = error.message
-            console.err.print(f"left out: {error.message}", markup=False)
+            console.err.print(f"left out: {error.message}")
     if not opened:
         raise GymError(ErrorCode.USAGE, f"none of the {len(names)} updates can be used")
     return opened, refused

@@ -47,7 +47,7 @@ def train(
 
     out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes speaks
     for note in notes:
-        err.print(f"note: {note}", markup=False)
+        err.print(f"note: {note}")
 
     from gym_fed.training.run_folder import RunFolder
 
@@ -57,7 +57,7 @@ def train(
         RunFolder(settings.output_dir).require_unfinished()
     if nproc is not None and nproc > 1:
         _in_processes(settings, nproc)
-    err.print(f"loading {settings.model or 'a new model'} ...", markup=False)
+    err.print(f"loading {settings.model or 'a new model'} ...")
 
     from gym_fed.training.trainer import Trainer
 
@@ -70,9 +70,9 @@ def train(
         if is_main():
             print_json(result.summary())
         return
-    out.print(learned(result), markup=False)
+    out.print(learned(result))
     if settings.save_final:
-        out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}", markup=False)
+        out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}")
 
 
 def learned(result: TrainResult) -> str:

@@ -57,12 +57,12 @@ def tune(
     )
     if best is not None:
         file = settings.output_dir / "best.yaml"
-        console.out.print(f"best: trial {best.number}; train with it: gym train {file}", markup=False)
+        console.out.print(f"best: trial {best.number}; train with it: gym train {file}")
 
 
 def _told(result: TrialResult) -> None:
     what = _figure(result) if result.state == "complete" else result.why or result.state
-    console.err.print(f"trial {result.number}: {what}  ({_settings(result)})", markup=False)
+    console.err.print(f"trial {result.number}: {what}  ({_settings(result)})")
 
 
 def _progress() -> Any:
@@ -73,7 +73,6 @@ def _progress() -> Any:
     def show(number: int, report: StepReport) -> None:
         console.err.print(
             f"trial {number}  step {report.step}/{report.total}  loss {report.loss:.4f}   ",
-            markup=False,
             end="\r" if report.step < report.total else "\n",
         )
 

@@ -11,7 +11,6 @@ from gym_fed import console
 from gym_fed.cli.variant_check import gc, trust, verify
 from gym_fed.cli.variant_create import create, rebase
 from gym_fed.cli.variant_options import (
-    JsonOption,
     KeyOption,
     NameArgument,
     StoreOption,
@@ -20,6 +19,7 @@ from gym_fed.cli.variant_options import (
     store_folder,
 )
 from gym_fed.cli.variant_wire import hub_app, pull, push
+from gym_fed.console import AsJson
 
 if TYPE_CHECKING:
     from gym_fed.identity.variant import SignedVariant
@@ -48,7 +48,7 @@ def add(
     note: Annotated[str, typer.Option("--note", help="For people: what it was made from.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Take the place of the one there is.")] = False,
     store: StoreOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put a delta into the store, signed with your own key; a running server has it at once."""
     from gym_fed.errors import ErrorCode, GymError
@@ -70,7 +70,7 @@ def add(
 def list_variants(
     user: Annotated[str | None, typer.Option("--user", help="Only those of this owner.")] = None,
     store: StoreOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the variants of a store."""
     from gym_fed.tables import TextTable
@@ -97,28 +97,24 @@ def list_variants(
 
 
 @app.command()
-def show(name: NameArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def show(name: NameArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show what is known of a variant, and where its file is."""
     with open_store(store) as opened:
         record = opened.get(name)
         found = {**record.to_dict(), "file": str(opened.path(name))}
-    if as_json:
-        console.print_json(found)
-        return
-    _print_fields(found)
+    console.tell(as_json, found, lambda: _print_fields(found))
 
 
 @app.command()
-def remove(name: NameArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def remove(name: NameArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
     """Take a variant out of the store; requests that use it are finished, new ones are refused."""
     with open_store(store) as opened:
         record = opened.remove(name)
     if record is None:
         damaged = {"name": name, "damaged": True}
-        if as_json:
-            console.print_json(damaged)
-        else:
-            console.out.print(f"removed {name}, whose row was damaged; gym variant gc removes its file")
+        console.tell(
+            as_json, damaged, f"removed {name}, whose row was damaged; gym variant gc removes its file"
+        )
         return
     _show(record, as_json, f"removed {record.name}, revision {record.revision} of {record.owner}")
 
@@ -160,12 +156,9 @@ def _signed(
 
 
 def _show(record: VariantRecord, as_json: bool, line: str) -> None:
-    if as_json:
-        console.print_json(record.to_dict())
-    else:
-        console.out.print(line, markup=False)
+    console.tell(as_json, record.to_dict(), line)
 
 
 def _print_fields(found: dict[str, Any]) -> None:
     for key, value in found.items():
-        console.out.print(f"{key:<13}{'-' if value is None else value}", markup=False)
+        console.out.print(f"{key:<13}{'-' if value is None else value}")

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed import console
-from gym_fed.cli.variant_options import JsonOption, StoreOption, open_store
+from gym_fed.cli.variant_options import StoreOption, open_store
+from gym_fed.console import AsJson
 
 
 def verify(
@@ -17,7 +18,7 @@ def verify(
         bool, typer.Option("--allow-unsigned", help="A variant without a signature is in order.")
     ] = False,
     store: StoreOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check variants byte by byte: hash, form, base, manifest, signature. The first fault gives the exit code."""
     from gym_fed.errors import ErrorCode, GymError
@@ -39,23 +40,20 @@ def verify(
                 told.append({"name": one, "ok": True})
             if not as_json:
                 problem = f"{faults[-1].message}\n  {faults[-1].hint}" if not told[-1]["ok"] else "ok"
-                console.out.print(f"{one}: {problem}", markup=False)
+                console.out.print(f"{one}: {problem}")
     if as_json:
         console.print_json(told)
     elif faults:
-        console.err.print(f"{len(faults)} of {len(told)} variants are not in order", markup=False)
+        console.err.print(f"{len(faults)} of {len(told)} variants are not in order")
     if faults:
         raise typer.Exit(faults[0].exit_code)
 
 
-def gc(store: StoreOption = None, as_json: JsonOption = False) -> None:
+def gc(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Remove files that no variant has: what a killed add or remove left."""
     with open_store(store) as opened:
         files, size = opened.gc()
-    if as_json:
-        console.print_json({"files": files, "bytes": size})
-    else:
-        console.out.print(f"removed {files} files of {size:,} bytes", markup=False)
+    console.tell(as_json, {"files": files, "bytes": size}, f"removed {files} files of {size:,} bytes")
 
 
 def trust(
@@ -65,7 +63,7 @@ def trust(
         bool, typer.Option("--revoke", help="Refuse what it signed, from now on and for good.")
     ] = False,
     store: StoreOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let a key sign variants of a user, as after a rotation; or refuse it for good."""
     import re
@@ -81,4 +79,4 @@ def trust(
         console.print_json({"user": user, "public_key": public_key, "trusted": not revoke})
     else:
         verdict = "is refused from now on" if revoke else "may sign"
-        console.out.print(f"key {public_key[:16]} {verdict} for {user}", markup=False)
+        console.out.print(f"key {public_key[:16]} {verdict} for {user}")

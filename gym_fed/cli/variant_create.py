@@ -12,15 +12,8 @@ import typer
 from gym_fed.cli.data_options import ColumnsOption
 from gym_fed.cli.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.train import stop_on_ctrl_c
-from gym_fed.cli.variant_options import (
-    JsonOption,
-    KeyOption,
-    StoreOption,
-    open_store,
-    signing_key,
-    store_folder,
-)
-from gym_fed.console import err, out, print_json
+from gym_fed.cli.variant_options import KeyOption, StoreOption, open_store, signing_key, store_folder
+from gym_fed.console import AsJson, err, out, print_json, tell
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -87,7 +80,7 @@ def create(
     key: KeyOption = None,
     unsigned: Unsigned = False,
     device: Device = "auto",
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a variant from a person's own rows. Stopped work is continued by the same command."""
     from gym_fed.data.columns import parse_columns
@@ -118,10 +111,10 @@ def create(
     if as_json:
         print_json(made.to_dict())
         return
-    out.print(told(made), markup=False)
+    out.print(told(made))
     if as_chat is not False and made.signed:
         where = "" if store is None else f" --variants {store}"
-        out.print(f"try it with: gym chat {base}{where} --variant {made.name}", markup=False)
+        out.print(f"try it with: gym chat {base}{where} --variant {made.name}")
 
 
 def rebase(
@@ -157,7 +150,7 @@ def rebase(
     key: KeyOption = None,
     unsigned: Unsigned = False,
     device: Device = "auto",
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Carry a variant to a new global version of its base; tells the loss before and after."""
     from gym_fed.data.columns import parse_columns
@@ -187,10 +180,7 @@ def rebase(
             overwrite=overwrite,
             listener=listener,
         )
-    if as_json:
-        print_json(moved.to_dict())
-        return
-    out.print(told_of_move(moved), markup=False)
+    tell(as_json, moved.to_dict(), told_of_move(moved))
 
 
 def told_of_move(moved: RebasedVariant) -> str:
@@ -280,7 +270,7 @@ def listening() -> Iterator[Listener]:
 
         class Terminal(Silent):
             def phase(self, what: str) -> None:
-                err.print(f"{what} ...", markup=False)
+                err.print(f"{what} ...")
 
             def rows(self, name: str, counts: RowCounts, max_length: int) -> None:
                 say_rows(max_length)(name, counts)
@@ -290,7 +280,7 @@ def listening() -> Iterator[Listener]:
 
             def distilled(self, step: int, total: int, loss: float) -> None:
                 if step % 25 == 0 or step == total:
-                    err.print(f"distilling scales: step {step}/{total}  loss {loss:.4f}", markup=False)
+                    err.print(f"distilling scales: step {step}/{total}  loss {loss:.4f}")
 
             def should_stop(self) -> bool:
                 return should_stop()

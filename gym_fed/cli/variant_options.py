@@ -18,7 +18,6 @@ StoreOption = Annotated[
         "--store", envvar="GYM_VARIANTS", help="Folder of the variants.", show_default="~/.gym-fed/variants"
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 KeyOption = Annotated[
     Path | None,
     typer.Option("--key", help="PEM file of the key that signs; by default this home's own."),

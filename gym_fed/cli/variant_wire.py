@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed import console
-from gym_fed.cli.variant_options import JsonOption, NameArgument, StoreOption, open_store, store_folder
+from gym_fed.cli.variant_options import NameArgument, StoreOption, open_store, store_folder
+from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def push(
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Bring a variant of the store to a hub, signed by your account there; cut short, the same command goes on."""
     shown = _readers(readers, public, private)
@@ -93,7 +94,7 @@ def pull(
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a variant from a hub into the store, checked against its owner's signature and the hub's ledger."""
     incoming = store_folder(store) / "incoming"
@@ -122,7 +123,7 @@ def list_hub(
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """List your variants at a hub, and those that you may read."""
     from gym_fed.tables import TextTable
@@ -150,7 +151,7 @@ def remove_hub(
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove a variant of yours from a hub; nobody reads it there any more. The store keeps its own."""
     with _enrolled(server, home, passphrase_file, insecure) as client:
@@ -293,7 +294,4 @@ def _enrolled(
 
 
 def _tell(found: dict[str, Any], as_json: bool, line: str) -> None:
-    if as_json:
-        console.print_json(found)
-    else:
-        console.out.print(line, markup=False)
+    console.tell(as_json, found, line)

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json, tell
 from gym_fed.errors import ErrorCode, GymError
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _HUB = Path("hub")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -61,7 +60,7 @@ def backup(
             except GymError as error:
                 if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):
                     raise
-                err.print(f"no backup this time: {error}", markup=False)
+                err.print(f"no backup this time: {error}")
             if pause is None:
                 return
             time.sleep(pause)
@@ -108,12 +107,11 @@ def restore(
                 "--from PLACE; or --fork alone, for a folder that was put back already",
             )
         signed = fork_in_place(folder, reason, at, known)
-        if as_json:
-            print_json(signed.to_dict())
-        else:
-            out.print(
-                f"signed: {folder} goes on from entry {signed.statement.restored_at_entry}", markup=False
-            )
+        tell(
+            as_json,
+            signed.to_dict(),
+            f"signed: {folder} goes on from entry {signed.statement.restored_at_entry}",
+        )
         return
     if at is not None:
         raise GymError(
@@ -127,8 +125,7 @@ def restore(
         return
     out.print(
         f"{found['dir']} is snapshot {found['snapshot']}, {found['objects']} objects; the ledger goes on from entry "
-        f"{found['entries']}",
-        markup=False,
+        f"{found['entries']}"
     )
     err.print(
         "What was signed later is undone: revocations, key rotations and transfers too. Then: gym-server run"
@@ -165,7 +162,7 @@ def check(
             for name, value in found.items()
             if name != "server"
         )
-        out.print(f"valid: {counts}", markup=False)
+        out.print(f"valid: {counts}")
 
 
 def gc(
@@ -203,11 +200,9 @@ def parse_duration(text: str) -> float:
 
 
 def _told_of_backup(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
-    out.print(
+    tell(
+        as_json,
+        found,
         f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, {found['files']} files, "
         f"{found['objects']} objects, {found['new_objects']} of them new ({found['new_bytes']} bytes)",
-        markup=False,
     )

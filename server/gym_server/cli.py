@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import VersionOption, err, fail, out, print_json, print_table, run_app
+from gym_fed.console import AsJson, VersionOption, err, fail, out, print_json, print_table, run_app, tell
 from gym_server.care_cli import add_care_commands
 from gym_server.invite_cli import invite, invites_app
 from gym_server.key_cli import add_key_commands
@@ -30,7 +30,6 @@ app.command()(invite)
 app.add_typer(invites_app, name="invites")
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Override = Annotated[list[str], typer.Option("--set", help="Override a config value: a.b=value.")]
 
 DEFAULT_FOLDER = Path("hub")
@@ -66,11 +65,12 @@ def init(
     source = PassphraseSource(PASSPHRASE_VARIABLE)
     secret = (lambda: source.create(f"the keys of {folder}")) if encrypt_keys else None
     server, fingerprint = init_hub(folder, name, base_model, enrolment, secret)
-    if as_json:
-        print_json({"dir": str(folder), "server": server, "fingerprint": fingerprint})
-        return
-    out.print(f"A hub in {folder}: id {server}, TLS key {fingerprint}")
-    out.print(f"Edit {folder}/gym-server.yaml, then: gym-server run --dir {folder}")
+    tell(
+        as_json,
+        {"dir": str(folder), "server": server, "fingerprint": fingerprint},
+        f"A hub in {folder}: id {server}, TLS key {fingerprint}",
+        f"Edit {folder}/gym-server.yaml, then: gym-server run --dir {folder}",
+    )
 
 
 @app.command()
@@ -165,10 +165,7 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = status_of(fed)
-    if as_json:
-        print_json(found)
-    else:
-        out.print(status_table(found))
+    tell(as_json, found, status_table(found))
 
 
 @app.command()
@@ -210,10 +207,7 @@ def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = rewards_shown(fed)
-    if as_json:
-        print_json(found)
-    else:
-        print_table(rewards_table(found, wide=not out.is_terminal))
+    tell(as_json, found, lambda: print_table(rewards_table(found, wide=not out.is_terminal)))
 
 
 @app.command()
@@ -232,13 +226,12 @@ def model(
 
     with Federation.open(folder) as fed:
         found = write_version(fed, output, version, dtype)
-    if as_json:
-        print_json(found)
-    else:
-        out.print(
-            f"version {found['height']} of {found['base_model']} is in {output}, in {found['dtype']}; "
-            f"try: gym chat {output}"
-        )
+    tell(
+        as_json,
+        found,
+        f"version {found['height']} of {found['base_model']} is in {output}, in {found['dtype']}; "
+        f"try: gym chat {output}",
+    )
 
 
 add_key_commands(app)

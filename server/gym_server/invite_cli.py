@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import err, out, print_json, print_table
+from gym_fed.console import AsJson, err, out, print_json, print_table, tell
 
 invites_app = typer.Typer(help="The invites that were made: list, cancel.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _HUB = Path("hub")
 _MOST = 1000
 
@@ -74,10 +73,7 @@ def cancel(
 
     with Federation.open(folder) as fed:
         cancelled = cancel_invites(fed, ids)
-    if as_json:
-        print_json({"cancelled": cancelled})
-        return
-    out.print(f"cancelled: {', '.join(cancelled)}")
+    tell(as_json, {"cancelled": cancelled}, f"cancelled: {', '.join(cancelled)}")
 
 
 def _time(seconds: float | None) -> str:

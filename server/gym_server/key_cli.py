@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import PIPE_COLUMNS, out, print_json, print_table
+from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_table, tell
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gym_fed.tables import TextTable
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Contributor = Annotated[str, typer.Argument(help="Id of the account, or how it begins.", show_default=False)]
 _HUB = Path("hub")
 
@@ -56,13 +55,11 @@ def revoke(
     with Federation.open(folder) as fed:
         contributor = whole_id(fed, contributor)
         found = fed.keys.revoke_as_coordinator(contributor, reason)
-    if as_json:
-        print_json(found)
-        return
-    out.print(
+    tell(
+        as_json,
+        found,
         f"the key of {contributor} is revoked, {found['cancelled_transfers']} transfers are cancelled; "
         f"another one: gym-server rebind {contributor} --public-key HEX",
-        markup=False,
     )
 
 
@@ -84,10 +81,7 @@ def rebind(
     with Federation.open(folder) as fed:
         contributor = whole_id(fed, contributor)
         found = fed.keys.rebind(contributor, key)
-    if as_json:
-        print_json(found)
-        return
-    out.print(f"{contributor} has the key {public_key} now", markup=False)
+    tell(as_json, found, f"{contributor} has the key {public_key} now")
 
 
 def accounts_table(found: list[dict[str, Any]], wide: bool = False) -> TextTable:

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import err, out, print_json
+from gym_fed.console import AsJson, err, out, print_json, tell
 from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(help="The append-only, hash-chained record under signed heads.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_FOLDER = Path("hub")
 
@@ -48,7 +47,7 @@ def show(
         print_json(entries)
     else:
         for entry in entries:
-            out.print(ledger_line(entry), markup=False)
+            out.print(ledger_line(entry))
 
 
 @app.command()
@@ -144,10 +143,7 @@ def export(
             for line in lines(entries, fed.ledger.heads()):
                 target.write(line.encode() + b"\n")
     found = {"file": str(file), "server": last.head.server, "entries": last.size, "hash": last.head.hash}
-    if as_json:
-        print_json(found)
-    else:
-        out.print(f"{last.size} entries in {file}; check it: gym-server ledger verify --file {file}")
+    tell(as_json, found, f"{last.size} entries in {file}; check it: gym-server ledger verify --file {file}")
 
 
 @app.command()
@@ -162,13 +158,12 @@ def replay(
 
     with Federation.open(folder) as fed:
         found = replay_round(fed, server_round)
-    if as_json:
-        print_json({"same": True, **found})
-    else:
-        out.print(
-            f"same: {found['updates']} updates by {found['aggregator']} give soup {found['soup']} again, "
-            f"version {found['version']}"
-        )
+    tell(
+        as_json,
+        {"same": True, **found},
+        f"same: {found['updates']} updates by {found['aggregator']} give soup {found['soup']} again, "
+        f"version {found['version']}",
+    )
 
 
 @app.command()
@@ -187,7 +182,7 @@ def rescore(
         print_json(found)
     else:
         for update, (then, now) in found["scores"].items():
-            out.print(f"{update[:12]} {then:+.6f} {'=' if then == now else '!='} {now:+.6f}", markup=False)
+            out.print(f"{update[:12]} {then:+.6f} {'=' if then == now else '!='} {now:+.6f}")
     if not found["same"]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
@@ -275,8 +270,8 @@ def attribute(
     for contributor, part in found.shares.items():
         out.print(f"{contributor} {part}")
     if is_new:
-        err.print(f"credited, and in the ledger as usage {usage_id}", markup=False)
+        err.print(f"credited, and in the ledger as usage {usage_id}")
     if is_new is None:
         err.print("nothing is credited: --record does that")
     if is_new is False:
-        err.print(f"usage {usage_id} was recorded before; nothing is credited twice", markup=False)
+        err.print(f"usage {usage_id} was recorded before; nothing is credited twice")

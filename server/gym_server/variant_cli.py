@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import out, print_json, print_table
+from gym_fed.console import AsJson, print_table, tell
 from gym_fed.text import plain
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="The variants that contributors keep on the hub.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _HUB = Path("hub")
 
 
@@ -27,10 +26,7 @@ def list_variants(folder: Folder = _HUB, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = variants_of(fed)
-    if as_json:
-        print_json(found)
-        return
-    print_table(variants_table(found))
+    tell(as_json, found, lambda: print_table(variants_table(found)))
 
 
 def variants_table(found: list[dict[str, Any]]) -> TextTable:
@@ -60,10 +56,7 @@ def remove(
 
     with Federation.open(folder) as fed:
         receipt = fed.variants.remove(owner, name, "coordinator", reason)
-    if as_json:
-        print_json(receipt)
-        return
-    out.print(plain(f"variant {name} of {owner} is removed, and the ledger says why"))
+    tell(as_json, receipt, plain(f"variant {name} of {owner} is removed, and the ledger says why"))
 
 
 @app.command()
@@ -78,10 +71,11 @@ def allow(
 
     with Federation.open(folder) as fed:
         fed.variants.allow(owner, name)
-    if as_json:
-        print_json({"owner": owner, "variant": name, "allowed": True})
-        return
-    out.print(plain(f"{owner} may put variant {name} again"))
+    tell(
+        as_json,
+        {"owner": owner, "variant": name, "allowed": True},
+        plain(f"{owner} may put variant {name} again"),
+    )
 
 
 def variants_of(fed: Any) -> list[dict[str, Any]]:

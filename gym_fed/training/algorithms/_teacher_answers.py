@@ -91,7 +91,7 @@ class TeacherAnswers:
                 _append(self._part, [line for line in lines if line["key"] not in known], "a")
             known.update((line["key"], line) for line in lines)
             if done // every != (done + len(batch)) // every or done + len(batch) == total:
-                console.err.print(f"teacher: {done + len(batch)} of {total} answers", markup=False)
+                console.err.print(f"teacher: {done + len(batch)} of {total} answers")
             done += len(batch)
 
     @torch.inference_mode()

@@ -96,8 +96,7 @@ def _labels(rows: list[Row]) -> list[bool]:
     if len(set(labels)) == 1:
         console.err.print(
             f"warning: kto: the label of all {len(labels)} rows is {str(labels[0]).lower()}: nothing shows what "
-            "answers of the other kind are like",
-            markup=False,
+            "answers of the other kind are like"
         )
     return labels
 

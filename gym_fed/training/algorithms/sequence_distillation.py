@@ -44,9 +44,7 @@ class SequenceDistillation(Algorithm):
                     f"{place} end none of the teacher's {unfinished} answers",
                     "raise it, or choose a teacher that ends its answers",
                 )
-            console.err.print(
-                f"{place}: {unfinished} of {len(rows)} answers do not end and are left out", markup=False
-            )
+            console.err.print(f"{place}: {unfinished} of {len(rows)} answers do not end and are left out")
         encoded = _Sft().encode(config, tokenizer, taught)
         dropped = RowCounts(rows=unfinished, dropped=unfinished)
         return EncodedRows(encoded, counts_of(encoded, len(taught)) + dropped)

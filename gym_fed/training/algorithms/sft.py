@@ -108,9 +108,7 @@ def _report_dropped_reasoning(config: TrainingConfig, rows: list[Row]) -> None:
         any(message.get(key) for message in row.get("messages", ()) for key in REASONING_KEYS) for row in rows
     )
     if count:
-        console.err.print(
-            f"reasoning: drop: {count} of {len(rows)} rows are learned without it", markup=False
-        )
+        console.err.print(f"reasoning: drop: {count} of {len(rows)} rows are learned without it")
 
 
 def _warn_of_learned_prompts(rows: list[Row]) -> None:
@@ -119,8 +117,7 @@ def _warn_of_learned_prompts(rows: list[Row]) -> None:
     if count:
         console.err.print(
             f"warning: packing: true learns the prompts of {count} of {len(rows)} rows, too; packing: bfd learns the "
-            "answers alone, and train_on_prompt: true says that prompts are meant",
-            markup=False,
+            "answers alone, and train_on_prompt: true says that prompts are meant"
         )
 
 

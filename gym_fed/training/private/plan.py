@@ -117,7 +117,7 @@ def _require_a_signal(plan: Plan) -> None:
     if share > _HOPELESS:
         raise GymError(ErrorCode.CONFIG_INVALID, figures, remedy)
     if share > 1:
-        console.err.print(f"{figures}; hardly anything will be learned. {remedy.capitalize()}", markup=False)
+        console.err.print(f"{figures}; hardly anything will be learned. {remedy.capitalize()}")
 
 
 def _noise_multiplier(privacy: TrainingPrivacy, sampling_probability: float, steps: int) -> float:
