@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -42,6 +43,12 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace ``path`` so that a crash leaves the old or the new content, never a mixture."""
     with atomic_file(path, mode) as file:
         file.write(data)
+
+
+def file_sha256(path: Path) -> str:
+    """Lower-case hex sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:

@@ -44,9 +44,9 @@ def load_data(path: str | None, format: str = "auto", columns: str | None = None
     stamp = file.stat() if file.is_file() else None
     key = (str(file), format, columns or "", stamp.st_mtime_ns if stamp else 0, stamp.st_size if stamp else 0)
     if key not in _cache:
-        from gym_client.downloads import file_sha256
         from gym_fed.data.columns import parse_columns
         from gym_fed.data.reading import load_rows
+        from gym_fed.files import file_sha256
 
         rows = load_rows(file, format, columns=parse_columns(columns))
         _cache.clear()

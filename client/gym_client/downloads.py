@@ -15,7 +15,6 @@ from gym_fed.hashed_file import HashedFile
 from gym_fed.wire.v1 import hub_pb2 as pb
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_CHUNK = 1 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -101,15 +100,6 @@ def download(
     os.replace(part, target)
     fsync_folder(target.parent)
     return target
-
-
-def file_sha256(path: Path) -> str:
-    """Lower-case hex sha256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _receive(

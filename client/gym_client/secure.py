@@ -27,7 +27,7 @@ from gym_client.tasks import TaskFolder, Trained, drop_old
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_fed.files import make_folder, write_atomically
+from gym_fed.files import file_sha256, make_folder, write_atomically
 from gym_fed.identity.keys import SigningKey, contributor_id
 from gym_fed.privacy.secure_aggregation.keys import (
     SECRET_BYTES,
@@ -246,8 +246,7 @@ class SecureRound:
             write_masked(delta, base, self._masks(state), bits, masked)
         failpoint("client-secure-masked")
         size = masked.stat().st_size
-        with masked.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = file_sha256(masked)
         masked.replace(folder.delta_path)
         return Trained(sha256, size, 1, {})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_client import from_hub
-from gym_client.downloads import ObjectCache, download, file_sha256
+from gym_client.downloads import ObjectCache, download
 from gym_client.heads import Heads
 from gym_client.hub_keys import key_for
 from gym_client.receipts import ask_proof, check_receipt
@@ -16,6 +16,7 @@ from gym_client.transport import HubClient
 from gym_client.uploads import upload
 from gym_client.variant_ledger import check_said
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
 from gym_fed.identity.variant import SignedVariant, VariantManifest
 from gym_fed.wire.v1 import hub_pb2 as pb
 

@@ -23,7 +23,7 @@ import numpy as np
 from gym_fed.data.encoding import Encoded
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.files import file_sha256, fsync_folder, write_atomically
 from gym_fed.version import __version__
 
 FORMAT_VERSION = 3
@@ -65,7 +65,7 @@ class EncodedCache:
         for name, sha256 in index["shards"].items():
             file = self._folder / name
             try:
-                if _sha256(file) != sha256:
+                if file_sha256(file) != sha256:
                     raise ValueError("its bytes have changed")
                 shard = load_file(file)
             except (OSError, ValueError, SafetensorError) as error:
@@ -96,7 +96,7 @@ class EncodedCache:
             while chunk := list(islice(source, _SHARD_ROWS)):
                 name = f"shard-{len(shards):05}.safetensors"
                 _write_shard(part / name, chunk)
-                shards[name] = _sha256(part / name)
+                shards[name] = file_sha256(part / name)
                 yield from chunk
             index = {"shards": shards, "recipe": self._recipe, "counts": counts.as_dict()}
             write_atomically(part / "index.json", json.dumps(index, indent=1, sort_keys=True).encode())
@@ -121,11 +121,6 @@ def _write_shard(file: Path, rows: list[Encoded]) -> None:
     }
     tensors["ends"] = np.cumsum([len(row["input_ids"]) for row in rows], dtype=np.int64)
     write_atomically(file, save(tensors))
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

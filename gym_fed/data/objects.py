@@ -10,7 +10,7 @@ from typing import Any
 
 from gym_fed.data.locations import filesystem
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import atomic_file, fsync_folder
+from gym_fed.files import atomic_file, file_sha256, fsync_folder
 
 _BLOCK_BYTES = 1 << 20
 
@@ -127,12 +127,6 @@ class Objects:
         if not self._fs.exists(root):
             return []
         return [str(path)[len(root) :].lstrip("/") for path in self._fs.find(root)]
-
-
-def file_sha256(path: Path) -> str:
-    """Hex sha256 of a local file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _object(sha256: str) -> str:

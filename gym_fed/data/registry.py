@@ -21,9 +21,9 @@ from pydantic import Field, ValidationError, field_validator
 from gym_fed.config.base import StrictModel
 from gym_fed.config.problems import first_problem
 from gym_fed.data.licences import checked_licence
-from gym_fed.data.objects import Objects, file_sha256
+from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.files import file_sha256, write_atomically
 
 CARD_NAME = ".gym-dataset.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?")

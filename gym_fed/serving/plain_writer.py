@@ -12,6 +12,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from transformers.generation.streamers import BaseStreamer
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.detokenizing import TextDecoder, TextStream
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _KNOWN = frozenset({"model", "messages", "prompt", "max_tokens", "seed", *_SAMPLING})
@@ -114,29 +115,23 @@ class _Stop(StoppingCriteria):
 
 
 class _Pieces(BaseStreamer):
-    """Hands on text as soon as it is whole: half a character of several bytes is held back."""
+    """Hands on text as soon as it is whole, as the engine does."""
 
     def __init__(self, tokenizer: Any, pieces: queue.SimpleQueue[str | None]) -> None:
-        self._tokenizer = tokenizer
+        self._decoder = TextDecoder(tokenizer)
         self._pieces = pieces
-        self._ids: list[int] = []
-        self._shown = 0
-        self._seen_prompt = False
+        self._stream: TextStream | None = None
 
     def put(self, value: torch.Tensor) -> None:
         """The prompt first, then a token at a time."""
-        if not self._seen_prompt:
-            self._seen_prompt = True
+        ids = value.flatten().tolist()
+        if self._stream is None:
+            self._stream = self._decoder.stream(ids)
             return
-        self._ids += value.flatten().tolist()
-        text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        if not text.endswith("\ufffd"):
-            self._show(text)
+        for token_id in ids:
+            self._pieces.put(self._stream.push(token_id))
 
     def end(self) -> None:
         """Hand on what was held back."""
-        self._show(self._tokenizer.decode(self._ids, skip_special_tokens=True))
-
-    def _show(self, text: str) -> None:
-        self._pieces.put(text[self._shown :])
-        self._shown = len(text)
+        if self._stream is not None:
+            self._pieces.put(self._stream.finish())

@@ -18,13 +18,13 @@ from sqlalchemy import select
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.private import PrivateRound
 from gym_server import private_merge
 from gym_server.federation import Federation
 from gym_server.secure.unmask import SecureSum, secure_sum
 from gym_server.soups import Ingredients, make_soup, state_files
-from gym_server.store.objects import file_sha256
 from gym_server.store.tables import rounds, updates
 
 log = logging.getLogger("gym_server")

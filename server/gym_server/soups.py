@@ -15,7 +15,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import make_folder
+from gym_fed.files import file_sha256, make_folder
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.optimizer import OptimizerState
@@ -25,7 +25,6 @@ from gym_fed.soup.votes_soup import soup_from_votes
 from gym_server.federation import Federation
 from gym_server.rounds import Version
 from gym_server.secure.unmask import SecureSum
-from gym_server.store.objects import file_sha256
 
 NOTHING_YET = "none.safetensors"
 RESIDUAL, OPTIMIZER = "residual", "optimizer"

@@ -106,7 +106,7 @@ def some_delta(folder: Path, seed: int = 0, digest: str = SPEC.digest) -> Path:
 
 def manifest_of(path: Path, name: str = "mine", **changes: Any) -> VariantManifest:
     """A manifest of a delta on the described base; ``sign_variant`` puts the owner in."""
-    from gym_client.downloads import file_sha256
+    from gym_fed.files import file_sha256
 
     said: dict[str, Any] = {
         "variant": name,

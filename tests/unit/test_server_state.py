@@ -21,7 +21,6 @@ from gym_server.publish import write_version
 from gym_server.replay import replay
 from gym_server.rounds import MERGING, Round
 from gym_server.setup import init_hub
-from gym_server.store.objects import file_sha256
 from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds, updates
 from sqlalchemy import select, update
 
@@ -29,6 +28,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.ledger.entries import GENESIS_HASH

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
 from gym_server.backup.backup import states_of
 from gym_server.backup.place import Place, object_name
 from gym_server.federation import Federation
-from gym_server.store.objects import file_sha256
 from gym_server.store.usage import essential
 
 

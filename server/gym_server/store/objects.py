@@ -19,11 +19,9 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, make_folder
+from gym_fed.files import file_sha256, fsync_folder, make_folder
 from gym_fed.hashed_file import BLOCK_BYTES, HashedFile
 from gym_server.store.remote import RemoteObjects
-
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -192,12 +190,3 @@ class ObjectStore:
         if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
             raise GymError(ErrorCode.USAGE, f"{sha256[:80]!r} is not a sha256 in hex")
         return f"{self._root}/{sha256[:2]}/{sha256}"
-
-
-def file_sha256(path: Path) -> str:
-    """Hex sha256 of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
