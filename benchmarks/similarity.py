@@ -29,7 +29,7 @@ from quality import Sequences, summed_loss
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.data import encode_rows
-from gym_fed.data.tasks.registry import generate
+from gym_fed.data.generated import generate
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile

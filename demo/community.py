@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.processes import BIN, REPOSITORY, Joiner, join_command
-from gym_fed.data.tasks.registry import all_tasks, generate, generate_mix
+from gym_fed.data.generated import generate, generate_mix
+from gym_fed.kinds import TASKS
 
 CONTRIBUTORS = {"ada": "shout", "ben": "size", "cleo": "initial"}
 """Who joins, and the one task that each knows and the base does not."""
@@ -19,7 +20,7 @@ KNOWN = ("copy", "reverse", "sort", "upper")
 EXAMPLES = 600
 REHEARSAL = 600
 """Rows of old tasks in every contributor's data, so that learning a new one does not cost the old ones."""
-BASE_TASKS = [name for name, task in all_tasks().items() if task.group == "base"]
+BASE_TASKS = [name for name in TASKS.names() if TASKS.type_of(name).group == "base"]
 HELDOUT_PER_TASK = 24
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from demo.community import CONTRIBUTORS, KNOWN
 from demo.processes import ask
 from gym_fed.console import out
-from gym_fed.data.tasks.registry import generate
+from gym_fed.data.generated import generate
 from gym_fed.evaluation import answer, exact_match, heldout_loss
 from gym_fed.models import load_model
 from gym_fed.tables import TextTable

@@ -102,6 +102,18 @@ FEATURES: Kind[Any] = Kind(
     "feature", "gym_fed.training.features", "gym_fed.training.features.base:Feature", "gym_fed.features"
 )
 
+GRADERS: Kind[Any] = Kind(
+    "grader", "gym_fed.evaluation.graders", "gym_fed.evaluation.graders.base:Grader", "gym_fed.graders"
+)
+TRACKERS: Kind[Any] = Kind(
+    "tracker", "gym_fed.tracking.trackers", "gym_fed.tracking.trackers.base:Tracker", "gym_fed.trackers"
+)
+FORMATS: Kind[Any] = Kind(
+    "format", "gym_fed.data.formats", "gym_fed.data.formats.base:Format", "gym_fed.formats"
+)
+TASKS: Kind[Any] = Kind("task", "gym_fed.data.tasks", "gym_fed.data.tasks.base:Task", "gym_fed.tasks")
+CHECKS: Kind[Any] = Kind("check", "gym_fed.doctor.checks", "gym_fed.doctor.check:Check", "gym_fed.checks")
+
 ALL: tuple[Registry[Any], ...] = (
     CODECS,
     AGGREGATORS,
@@ -113,5 +125,10 @@ ALL: tuple[Registry[Any], ...] = (
     TUNING,
     OPTIMIZERS,
     FEATURES,
+    GRADERS,
+    TRACKERS,
+    FORMATS,
+    TASKS,
+    CHECKS,
 )
 """Every kind; docs/support.md and `gym doctor` go through it."""

@@ -30,7 +30,7 @@ def load_data(path: str | None, format: str = "auto", columns: str | None = None
 
     Args:
         path: Of the file.
-        format: One of ``gym_fed.data.formats.FORMATS``, or ``auto``.
+        format: A name in ``gym_fed.kinds.FORMATS``, or ``auto``.
         columns: What the file calls its columns; see ``parse_columns``.
 
     Raises:
@@ -55,7 +55,7 @@ def load_data(path: str | None, format: str = "auto", columns: str | None = None
 
 
 def _example() -> Data:
-    from gym_fed.data.tasks.registry import generate_mix
+    from gym_fed.data.generated import generate_mix
 
     rows = generate_mix(_EXAMPLE_TASKS, _EXAMPLE_ROWS)
     what = f"built-in example ({', '.join(_EXAMPLE_TASKS)}); give your own with --data FILE"

@@ -14,6 +14,7 @@ from gym_fed.cli.data_inspect import inspect
 from gym_fed.cli.data_registry import list_datasets, pull, push
 from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TASKS
 
 app = typer.Typer(
     help="Look at datasets, convert, mix and share them; and text tasks made on this machine.",
@@ -40,14 +41,12 @@ def list_tasks(
     as_json: AsJson = False,
 ) -> None:
     """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
-    from gym_fed.data.tasks.registry import all_tasks
-
-    tasks = list(all_tasks().values())
+    tasks = [(name, TASKS.type_of(name)) for name in TASKS.names()]
     if as_json:
-        print_json([{"name": t.name, "group": t.group, "summary": t.summary} for t in tasks])
+        print_json([{"name": name, "group": task.group, "summary": task.summary} for name, task in tasks])
         return
-    for task in tasks:
-        out.print(f"{task.name:10} {task.group:12} {task.summary}")
+    for name, task in tasks:
+        out.print(f"{name:10} {task.group:12} {task.summary}")
 
 
 @app.command("generate")
@@ -66,7 +65,7 @@ def generate_file(
     as_json: AsJson = False,
 ) -> None:
     """Write rows of one or more tasks as JSONL, in the messages format."""
-    from gym_fed.data.tasks.registry import generate_with_rehearsal
+    from gym_fed.data.generated import generate_with_rehearsal
 
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
@@ -91,19 +90,19 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Share of held-out prompts that a model answers exactly, task by task."""
-    from gym_fed.data.tasks.registry import all_tasks, generate, get_task
+    from gym_fed.data.generated import generate
 
-    chosen = [get_task(name) for name in task] if task else list(all_tasks().values())
+    chosen = {name: TASKS.type_of(name).group for name in task or TASKS.names()}
 
     from gym_fed.evaluation.generation import exact_match
     from gym_fed.models import load_model
 
     loaded = load_model(model, device=device)
     figures: dict[str, float] = {}
-    for entry in chosen:
-        rows = generate(entry.name, num, seed=seed, split="heldout")
-        figures[entry.name] = exact_match(loaded.model, loaded.tokenizer, rows)
+    for name, group in chosen.items():
+        rows = generate(name, num, seed=seed, split="heldout")
+        figures[name] = exact_match(loaded.model, loaded.tokenizer, rows)
         if not as_json:
-            out.print(f"{entry.name:10} {entry.group:12} {figures[entry.name]:7.1%}")
+            out.print(f"{name:10} {group:12} {figures[name]:7.1%}")
     if as_json:
         print_json({"model": model, "num": num, "seed": seed, "exact_match": figures})

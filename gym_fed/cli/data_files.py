@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.cli.data_options import ColumnsOption, FormatName, counted
+from gym_fed.cli.data_options import ColumnsOption, FormatOption, counted
+from gym_fed.cli.member_name import MemberName
 from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import FORMATS
 from gym_fed.text import harmless
 
 _EXAMPLES = 5
@@ -22,7 +24,6 @@ OutOption = Annotated[
     Path, typer.Option("-o", "--out", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
-FormatOption = Annotated[FormatName, typer.Option("--format", help="How rows are laid out.")]
 
 
 class StoppingRule(StrEnum):
@@ -38,8 +39,8 @@ def convert(
     file: Annotated[
         Path, typer.Argument(metavar="OUT", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
     ],
-    to: Annotated[FormatName, typer.Option("--to", help="The format to write.")],
-    format: FormatOption = FormatName.auto,
+    to: Annotated[str, typer.Option("--to", click_type=MemberName(FORMATS), help="The format to write.")],
+    format: FormatOption = "auto",
     columns: ColumnsOption = None,
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="Also pairs as judgements, or as their chosen answer.")
@@ -48,9 +49,6 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Write a dataset in another format. A row that would lose something is refused by its place."""
-    if to is FormatName.auto:
-        raise GymError(ErrorCode.USAGE, "--to auto is no format", f"one of {', '.join(list(FormatName)[1:])}")
-
     from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.formats.base import BadRow
     from gym_fed.data.reading import iter_rows
@@ -62,15 +60,15 @@ def convert(
     unread: Counter[str] = Counter()
 
     def converted() -> Iterator[dict[str, Any]]:
-        for place, row in counted(iter_rows(source, format.value, rename=rename), "rows"):
+        for place, row in counted(iter_rows(source, format, rename=rename), "rows"):
             unread.update(unread_keys([row]))
             try:
-                yield from convert_row(row, to.value, allow_loss=allow_loss)
+                yield from convert_row(row, to, allow_loss=allow_loss)
             except BadRow as bad:
                 raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
 
     count = write_rows(file, converted(), overwrite=overwrite)
-    figures = {"file": str(file), "num_rows": count, "format": to.value, "unread": dict(unread)}
+    figures = {"file": str(file), "num_rows": count, "format": to, "unread": dict(unread)}
     lines = (f"{count} rows in {file}", unread_in_words(unread))
     _tell(as_json, figures, "\n".join(line for line in lines if line))
 
@@ -136,7 +134,7 @@ def dedup(
     exact: Annotated[
         bool, typer.Option("--exact/--no-exact", help="Drop rows equal to an earlier one.")
     ] = True,
-    format: FormatOption = FormatName.auto,
+    format: FormatOption = "auto",
     overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
@@ -153,7 +151,7 @@ def dedup(
     judge = DedupStep(exact, near).start(None, report)
 
     def kept() -> Iterator[dict[str, Any]]:
-        for place, raw, row in counted(iter_raw(source, format.value), "rows"):
+        for place, raw, row in counted(iter_raw(source, format), "rows"):
             report.read += 1
             reason = judge(place, row)
             if reason is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.data_options import ColumnsOption, FormatName, counted
+from gym_fed.cli.data_options import ColumnsOption, FormatOption, counted
 from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import harmless
@@ -34,7 +34,7 @@ def inspect(
         typer.Option("--model", help="Whose tokenizer to use. [default: the config's, or gym-nano]"),
     ] = None,
     num: Annotated[int, typer.Option("-n", "--num", min=0, help="How many rows to show.")] = 3,
-    format: Annotated[FormatName, typer.Option("--format", help="How rows are laid out.")] = FormatName.auto,
+    format: FormatOption = "auto",
     columns: ColumnsOption = None,
     max_length: Annotated[
         int | None, typer.Option("--max-length", min=2, help="Cut sequences to so many tokens.")
@@ -52,7 +52,7 @@ def inspect(
 ) -> None:
     """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""
     of_files = {
-        "--format": format is not FormatName.auto,
+        "--format": format != "auto",
         "--columns": columns is not None,
         "--max-length": max_length is not None,
     }
@@ -67,7 +67,7 @@ def inspect(
         view = _of_config(config, model, limit)
     else:
         _refuse(of_configs, "training configs", "leave it away")
-        view = _of_file(source, model, format.value, columns, max_length, limit)
+        view = _of_file(source, model, format, columns, max_length, limit)
 
     from gym_fed.data.preview import Statistics
     from gym_fed.data.row_counts import RowCounts

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 from typing import Annotated, TypeVar
 
 import typer
 
+from gym_fed.cli.member_name import MemberName
 from gym_fed.console import err
+from gym_fed.kinds import FORMATS
 
 T = TypeVar("T")
 
@@ -20,21 +21,11 @@ ColumnsOption = Annotated[
         help="What the file calls its columns, such as prompt=question,completion=answer.",
     ),
 ]
+FormatOption = Annotated[
+    str,
+    typer.Option("--format", click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out."),
+]
 _EVERY = 10_000
-
-
-class FormatName(StrEnum):
-    """Layouts of rows, as ``gym_fed.data.formats`` has them (a test compares the two)."""
-
-    auto = "auto"
-    alpaca = "alpaca"
-    sharegpt = "sharegpt"
-    messages = "messages"
-    preference = "preference"
-    kto = "kto"
-    completion = "completion"
-    prompt = "prompt"
-    text = "text"
 
 
 def counted(items: Iterable[T], what: str) -> Iterator[T]:

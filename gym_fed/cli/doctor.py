@@ -19,8 +19,8 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 def doctor(json_: AsJson = False) -> None:
     """Check versions, devices, kernels, disk, clock and commands; exit with 1 when something fails."""
+    from gym_fed.doctor.check import run_checks, worst
     from gym_fed.doctor.finding import Level
-    from gym_fed.doctor.registry import run_checks, worst
 
     findings = run_checks()
     level = worst(findings)

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.member import MemberOf
+from gym_fed.kinds import FORMATS, TASKS
 
-DataFormat = Literal[
-    "auto", "alpaca", "sharegpt", "messages", "preference", "kto", "completion", "prompt", "text"
-]
+DataFormat = Annotated[str, MemberOf(FORMATS, ("auto",))]
 _ONLY_WITH = {
     "format": ("path", "hub"),
     "columns": ("path", "hub"),
@@ -31,7 +31,7 @@ class DataConfig(StrictModel):
     """A file (.json, .jsonl, .csv, .tsv, .parquet, .txt, or one of them in .gz), a folder of such files, a pattern such
     as ``data/*.jsonl``, or an fsspec URL of any of these. Relative paths are taken from the working directory."""
 
-    tasks: list[str] | None = None
+    tasks: list[Annotated[str, MemberOf(TASKS)]] | None = None
     """Names of generated tasks (`gym data tasks` lists them), mixed in equal shares."""
 
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.credits import RewardsConfig
+from gym_fed.config.data_source import DataFormat
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.soup import SoupRecipe
@@ -76,7 +77,7 @@ class GateConfig(StrictModel):
 
     heldout: str | None = None
     """A data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none: no gate."""
-    format: str = "auto"
+    format: DataFormat = "auto"
     max_examples: int = Field(200, ge=1)
     max_length: int = Field(256, ge=8)
     max_loss_increase: float = Field(0.02, ge=0)
@@ -91,7 +92,7 @@ class RootConfig(StrictModel):
 
     data: str
     """A data file, or ``task:NAME`` entries joined by commas; it must not be the gate's held-out set."""
-    format: str = "auto"
+    format: DataFormat = "auto"
     max_examples: int = Field(200, ge=1)
 
 

@@ -1,12 +1,14 @@
-"""Where the figures of a run go beside its folder; names are those of ``gym_fed/tracking/trackers``."""
+"""Where the figures of a run go beside its folder; names are those of ``gym_fed.kinds.TRACKERS``."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.member import MemberOf
+from gym_fed.kinds import TRACKERS
 
 ALWAYS = ("jsonl", "tensorboard")
 """Trackers of every run; both write into its folder and nowhere else."""
@@ -30,7 +32,7 @@ class TrackerSettings(StrictModel):
 class TrackingSections(StrictModel):
     """Keys of the YAML's top level."""
 
-    tracking: list[Literal["jsonl", "tensorboard", "wandb", "mlflow", "trackio"]] = Field(
+    tracking: list[Annotated[str, MemberOf(TRACKERS)]] = Field(
         default_factory=lambda: list(ALWAYS), validate_default=True
     )
     """Who hears of the figures. ``jsonl`` and ``tensorboard`` always do; nothing leaves the machine unless asked."""

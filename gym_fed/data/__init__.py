@@ -8,10 +8,10 @@ from gym_fed.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.data.encoding import encode_rows as encode_rows
+    from gym_fed.data.generated import generate as generate
+    from gym_fed.data.generated import generate_mix as generate_mix
     from gym_fed.data.pipeline import DataPipeline as DataPipeline
     from gym_fed.data.reading import load_rows as load_rows
     from gym_fed.data.registry import DatasetRegistry as DatasetRegistry
-    from gym_fed.data.tasks.registry import generate as generate
-    from gym_fed.data.tasks.registry import generate_mix as generate_mix
 
 __all__, __getattr__ = lazy(__name__)

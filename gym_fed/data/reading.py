@@ -8,11 +8,11 @@ from typing import Any
 
 from gym_fed.data.columns import renaming
 from gym_fed.data.files import Placed, read_raw
-from gym_fed.data.formats import detect, reader
-from gym_fed.data.formats.base import BadRow, unread_noted
+from gym_fed.data.formats.base import BadRow, Format, as_object, unread_noted
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.rows import PlacedDict, Row
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import FORMATS
 
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
@@ -26,7 +26,7 @@ def load_rows(
     Args:
         path: A ``.json`` file with a list of rows, a ``.jsonl`` file with a row a line, ``.csv``, ``.parquet``, or a
             ``.txt`` file, which is one text; the same packed with gzip; a folder or pattern of them; an fsspec URL.
-        format: One of ``gym_fed.data.formats.FORMATS``, or ``auto`` to tell by the keys of a file's first row.
+        format: A name in ``gym_fed.kinds.FORMATS``, or ``auto`` to tell by the keys of a file's first row.
         columns: Names of columns in the file, by the name that the format expects.
 
     Returns:
@@ -50,7 +50,7 @@ def iter_rows(
         text_lines: ``.txt`` files are a row a line.
     """
     if format != "auto":
-        reader(format)  # an unknown format is refused before anything is opened
+        FORMATS.type_of(format)  # an unknown format is refused before anything is opened
     for file in find_files(path):
         empty = True
         for placed in _file_rows(file, format, rename, text_lines):
@@ -82,19 +82,39 @@ def converted(
     Raises:
         GymError: ``DATA_INVALID`` naming the place.
     """
+    reader: Format | None = None if format == "auto" else FORMATS.type_of(format)()
     for place, raw in raw_rows:
         try:
-            renamed = raw if rename is None else rename(raw)
-            if format == "auto":
-                format = detect(renamed)
+            renamed = as_object(raw if rename is None else rename(raw))
+            if reader is None:
+                reader = format_of(renamed)
             with unread_noted() as unread:
-                row = reader(format)(renamed)
+                row = reader.read(renamed)
             if "images" in row:
                 row["images"] = [_image(image, folder) for image in row["images"]]
                 _check_places_of_images(row)
         except BadRow as bad:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: {bad.problem}", bad.remedy) from bad
         yield place, PlacedDict.of(row, place, unread)
+
+
+def format_of(row: Row) -> Format:
+    """The first format that a row's keys match.
+
+    Raises:
+        BadRow: When they match none.
+    """
+    own = set(FORMATS.own())
+    types = [(name not in own, FORMATS.type_of(name)) for name in FORMATS.names()]
+    for _, found in sorted(types, key=lambda entry: (entry[0], entry[1].order)):
+        if found.matches(row):
+            format: Format = found()
+            return format
+    raise BadRow(
+        f"cannot tell the format from the keys {sorted(map(str, row))}",
+        "rows need messages, conversations (ShareGPT), instruction and output (Alpaca), prompt, or text; "
+        "columns names them otherwise, such as --columns prompt=question,completion=answer",
+    )
 
 
 def _file_rows(file: DataFile, format: str, rename: Rename | None, text_lines: bool) -> Iterator[PlacedRow]:

@@ -14,7 +14,7 @@ def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
     """Rows of ``source`` with their places, read as they are consumed; weight and role are the caller's to apply.
 
     Raises:
-        GymError: See ``load_rows``, ``hub_rows``, ``dataset_rows`` and ``get_task``.
+        GymError: See ``load_rows``, ``hub_rows``, ``dataset_rows`` and ``generate``.
     """
     return islice(_rows(source), source.num_examples)
 
@@ -33,7 +33,7 @@ def _rows(source: DataConfig) -> Iterator[PlacedRow]:
 
         yield from dataset_rows(source.dataset, source.dataset_info, seed=source.seed)
     else:
-        from gym_fed.data.tasks.registry import generate_mix
+        from gym_fed.data.generated import generate_mix
 
         tasks, count = source.tasks or [], source.num_examples or 0
         rows = generate_mix(tasks, count, seed=source.seed, max_turns=source.max_turns)

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gym_fed.data.files import JSON_CELLS, cell_value
-from gym_fed.data.formats import reader
-from gym_fed.data.formats.base import BadRow
-from gym_fed.data.rows import Row, RowKind, as_kind, kind_of
+from gym_fed.data.formats.base import BadRow, Format
+from gym_fed.data.rows import Row, as_kind, kind_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import atomic_file
+from gym_fed.kinds import FORMATS
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz")
 _BATCH_ROWS = 10_000
-_ALSO_IN_TURNS = ("weight", "reasoning_content", "name", "tool_call_id")
-_KINDS: dict[str, RowKind] = {"preference": "preference", "kto": "unpaired", "prompt": "prompt"}
 
 
 def check_output(file: Path, overwrite: bool) -> None:
@@ -65,13 +63,14 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
 
     Args:
         row: One of ``gym_fed.data.rows``.
-        format: One of ``gym_fed.data.formats.FORMATS``.
+        format: A name in ``gym_fed.kinds.FORMATS``.
         allow_loss: Also turn pairs into judgements, or into the chosen conversation.
 
     Raises:
         BadRow: Naming what would be lost.
     """
-    kind = _KINDS.get(format, "supervised")
+    into: Format = FORMATS.type_of(format)()
+    kind = into.kind
     found = kind_of(row)
     if found != kind and not allow_loss and not (found == "supervised" and kind == "prompt"):
         raise BadRow(
@@ -85,8 +84,8 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
         raise BadRow(f"{format} would lose {lost} of its answer", "choose messages, which holds everything")
     written = []
     for one in alike:
-        raw = _written(one, format)
-        if (back := reader(format)(raw)) != one:
+        raw = into.write(one)
+        if (back := into.read(raw)) != one:
             lost = ", ".join(_lost(one, back)) or "a part of it"
             raise BadRow(f"{format} would lose {lost}", "choose messages, which holds everything")
         written.append(raw)
@@ -110,72 +109,6 @@ def _lost(row: Row, back: Row) -> Iterator[str]:
                 yield from (f"{k!r} of message {number}" for k in before if before[k] != after.get(k))
         else:
             yield repr(key)
-
-
-def _written(row: Row, format: str) -> Row:
-    rest: Row = {key: row[key] for key in ("tools", "images", "forget") if key in row}
-    if format == "text":
-        if "text" not in row:
-            raise BadRow("has speakers, which text would lose", "choose messages or sharegpt")
-        return row
-    if format in ("alpaca", "sharegpt", "messages"):
-        if "messages" not in row:
-            remedy = "choose text"
-            if "completion" in row:
-                remedy = (
-                    "choose completion; a question and its answer are a conversation when they are read as "
-                    "--columns instruction=QUESTION,output=ANSWER"
-                )
-            raise BadRow(f"is no conversation, as {format} needs", remedy)
-        write = {"alpaca": _alpaca, "sharegpt": _sharegpt, "messages": _openai}[format]
-        return {**write(row["messages"]), **rest}
-    if format == "completion" and "messages" in row:
-        return {"prompt": row["messages"][:-1], "completion": row["messages"][-1:], **rest}
-    return row
-
-
-def _openai(messages: list[Row]) -> Row:
-    """Arguments of calls as text, which is how OpenAI writes them."""
-    return {"messages": [_with_text_arguments(message) for message in messages]}
-
-
-def _with_text_arguments(message: Row) -> Row:
-    if "tool_calls" not in message:
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        function = call["function"]
-        arguments = json.dumps(function["arguments"], ensure_ascii=False)
-        calls.append({**call, "function": {**function, "arguments": arguments}})
-    return {**message, "tool_calls": calls}
-
-
-def _sharegpt(messages: list[Row]) -> Row:
-    speakers = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
-    turns = []
-    for message in messages:
-        if "tool_calls" in message:
-            functions = [call["function"] for call in message["tool_calls"]]
-            value = json.dumps(functions[0] if len(functions) == 1 else functions, ensure_ascii=False)
-            turn = {"from": "function_call", "value": value}
-        else:
-            turn = {"from": speakers[message["role"]], "value": message["content"]}
-        turns.append({**turn, **{key: message[key] for key in _ALSO_IN_TURNS if key in message}})
-    return {"conversations": turns}
-
-
-def _alpaca(messages: list[Row]) -> Row:
-    row: Row = {}
-    if messages[0]["role"] == "system":
-        row["system"] = messages[0]["content"]
-        messages = messages[1:]
-    roles = [message["role"] for message in messages]
-    if not roles or roles != ["user", "assistant"] * (len(roles) // 2):
-        raise BadRow("is not question and answer in turn, as alpaca needs", "choose messages or sharegpt")
-    texts = [message["content"] for message in messages]
-    history = [list(texts[at : at + 2]) for at in range(0, len(texts) - 2, 2)]
-    row |= {"instruction": texts[-2], "input": "", "output": texts[-1]}
-    return {**row, "history": history} if history else row
 
 
 class _Counter:

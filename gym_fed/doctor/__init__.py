@@ -1,4 +1,4 @@
 """`gym doctor`: what this installation is made of, what is amiss with it, and what to do about that.
 
-A check is one function in a module of ``gym_fed/doctor/checks``; dropping a file there adds it.
+A check is a class in a file of ``gym_fed/doctor/checks``, or one of another package.
 """

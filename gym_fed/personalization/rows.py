@@ -117,7 +117,7 @@ def read_rows(
         source: Where the rows are.
         wanted: Refuse rows of the other kind.
         held_out: Share of the different rows; 0 holds none out.
-        format: Of ``gym_fed.data.formats``.
+        format: A name in ``gym_fed.kinds.FORMATS``, or ``auto``.
         columns: Names of columns in the rows, by the name that the format expects.
 
     Raises:

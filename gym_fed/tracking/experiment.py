@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from gym_fed.config.tracking import ALWAYS
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TRACKERS
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
-from gym_fed.tracking.trackers.registry import get_tracker
 
 
 class Experiment:
@@ -29,7 +29,7 @@ class Experiment:
 
     Args:
         folder: The run folder (a bare name means ``runs/NAME``); made when the first thing is logged.
-        trackers: Names of ``gym_fed/tracking/trackers``; ``jsonl`` and ``tensorboard`` are always among them.
+        trackers: Names in ``gym_fed.kinds.TRACKERS``; ``jsonl`` and ``tensorboard`` are always among them.
         project: What the run belongs to, for trackers that ask.
         name: The run's name there; by default the folder's.
         tags: Free words, for trackers that ask.
@@ -62,7 +62,7 @@ class Experiment:
             path = Path("runs") / folder
         self.folder = path
         self._trackers: list[Tracker] = [
-            get_tracker(t) for t in dict.fromkeys((*ALWAYS, *trackers)) if active
+            ready_tracker(t) for t in dict.fromkeys((*ALWAYS, *trackers)) if active
         ]
         self._run = RunInfo(path, project, name or path.name, tuple(tags), mode == "online", uri, from_step)
         self._open = False
@@ -126,6 +126,17 @@ class Experiment:
                 tracker.open(self._run)
             self._open = True
         return self._trackers
+
+
+def ready_tracker(name: str) -> Tracker:
+    """A new tracker whose package is there.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when there is none, ``MISSING_DEPENDENCY`` when its package is not installed.
+    """
+    tracker: Tracker = TRACKERS.type_of(name)()
+    tracker.check()
+    return tracker
 
 
 def _figure(key: str, value: Any) -> float:

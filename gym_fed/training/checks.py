@@ -10,7 +10,7 @@ from gym_fed.data.chat_templates.choice import read_chat_template
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.models import pick_device, resolve
-from gym_fed.tracking.trackers.registry import get_tracker
+from gym_fed.tracking.experiment import ready_tracker
 from gym_fed.training.active_features import active_features
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     check_spikes(config)
     check_batch_size(config)
     for name in config.tracking:
-        get_tracker(name)  # refuses one whose package is missing
+        ready_tracker(name)  # refuses one whose package is missing
     for feature in active_features(config).values():
         feature.check(config)
 
@@ -81,7 +81,7 @@ def check_inputs(config: TrainingConfig) -> None:
         GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
     """
     from gym_fed.data.sources import source_rows
-    from gym_fed.evaluation.graders.registry import build_graders
+    from gym_fed.evaluation.graders._combined import build_graders
     from gym_fed.training.template_check import check_template
     from gym_fed.training.vision import check_vision_keys
 

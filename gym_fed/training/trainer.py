@@ -82,7 +82,7 @@ class Trainer:
         on_report: OnReport | None = None,
         should_stop: ShouldStop | None = None,
     ) -> None:
-        from gym_fed.evaluation.graders.registry import build_graders
+        from gym_fed.evaluation.graders._combined import build_graders
 
         if (model is None) != (tokenizer is None):
             raise GymError(ErrorCode.USAGE, "a model in memory needs its tokenizer, and the other way round")

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from gym_fed.config.sections import GateConfig
 from gym_fed.config.task import SoupReference
+from gym_fed.data.generated import generate
 from gym_fed.data.reading import load_rows
 from gym_fed.data.rows import as_kind
-from gym_fed.data.tasks.registry import generate
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config.rewards import RewardModelConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Sample
 from gym_fed.evaluation.graders.reward_model import RewardModel as RewardGrader
+from gym_fed.evaluation.graders.reward_model import RewardModelConfig
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
 from gym_fed.training.algorithms._preference import encode_answers

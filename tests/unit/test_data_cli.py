@@ -12,10 +12,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gym_fed.cli.data_options import FormatName
 from gym_fed.cli.main import app
 from gym_fed.data import load_rows
-from gym_fed.data.formats import FORMATS
 from gym_fed.errors import ErrorCode, GymError
 
 ASK, SAY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
@@ -42,10 +40,6 @@ def error_of(done: Result) -> GymError:
 def write(file: Path, *rows: Any) -> Path:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
-
-
-def test_the_formats_of_the_commands_are_those_that_are_read() -> None:
-    assert [name.value for name in FormatName] == ["auto", *FORMATS]
 
 
 def test_inspect_shows_what_is_learnt_and_what_is_only_read(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from gym_fed.config.data_source import DataFormat
 from gym_fed.data import load_rows
-from gym_fed.data.formats import FORMATS
 from gym_fed.data.rows import as_kind, kind_of
 from gym_fed.errors import ErrorCode, GymError
 
@@ -41,13 +39,6 @@ def refusal(tmp_path: Path, row: Any, format: str = "auto") -> GymError:
     assert f"{tmp_path / 'rows.jsonl'}:1: " in caught.value.message
     assert caught.value.hint
     return caught.value
-
-
-def test_the_formats_of_the_config_are_those_with_a_file() -> None:
-    folder = Path(__file__).resolve().parents[2] / "gym_fed/data/formats"
-    helpers = {"__init__", "base", "turns", "answers", "labels"}
-    assert set(get_args(DataFormat)) - {"auto"} == set(FORMATS)
-    assert {file.stem for file in folder.glob("*.py")} - helpers == set(FORMATS)
 
 
 @pytest.mark.parametrize(

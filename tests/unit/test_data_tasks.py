@@ -6,18 +6,17 @@ import random
 
 import pytest
 
-from gym_fed.data.tasks.numbers import number_word
-from gym_fed.data.tasks.registry import (
-    all_tasks,
+from gym_fed.data.generated import (
     generate,
     generate_mix,
     generate_with_rehearsal,
-    get_task,
     is_heldout,
 )
+from gym_fed.data.tasks._number_words import number_word
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TASKS
 
-NAMES = list(all_tasks())
+NAMES = TASKS.names()
 
 
 def prompts(rows: list[dict[str, list[dict[str, str]]]]) -> set[str]:
@@ -48,9 +47,9 @@ def test_a_prompt_has_one_answer(name: str) -> None:
         assert answers.setdefault(user["content"], assistant["content"]) == assistant["content"]
 
 
-@pytest.mark.parametrize("name", [t.name for t in all_tasks().values() if t.group == "contributor"])
+@pytest.mark.parametrize("name", [name for name in NAMES if TASKS.type_of(name).group == "contributor"])
 def test_a_contributor_task_is_not_solved_by_copying(name: str) -> None:
-    make, rng = get_task(name).make, random.Random(0)
+    make, rng = TASKS.type_of(name).make, random.Random(0)
     for _ in range(300):
         prompt, answer = make(rng)
         assert prompt.partition(": ")[2] != answer
@@ -103,6 +102,6 @@ def test_rehearsal_puts_a_share_of_base_rows_among_the_new_ones() -> None:
 def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
     with pytest.raises(GymError) as caught:
         generate("juggle", 1)
-    assert caught.value.code is ErrorCode.NOT_FOUND
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "juggle" in caught.value.message
     assert "copy" in caught.value.hint

@@ -16,10 +16,9 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.doctor import registry
+from gym_fed.doctor.check import worst
 from gym_fed.doctor.checks import clock, commands, devices, disk, flower, kernels, versions
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import checks, worst
 
 GIB = 1 << 30
 OURS = versions.installed_distribution()
@@ -97,7 +96,7 @@ def test_openai_gym_beside_us_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_core_dependency_is_checked_and_fits_here() -> None:
-    findings = {f.check: f for f in versions.versions()}
+    findings = {f.check: f for f in versions.Versions().findings()}
     declared = {Requirement(r).name for r in OURS.requires or [] if "extra ==" not in r}
     assert {"torch", "transformers", "flwr", "grpcio"} <= declared
     assert findings.keys() == {f"version: {n}" for n in declared | {"gym-fed", "python"}}
@@ -144,7 +143,7 @@ def test_the_clock_is_judged_alike_in_every_time_zone(zone: str, monkeypatch: py
     try:
         monkeypatch.setenv("TZ", zone)
         time.tzset()
-        findings = {f.check: f for f in clock.clock()}
+        findings = {f.check: f for f in clock.Clock().findings()}
         assert findings["clock: date"].level is Level.OK
         assert findings["clock: zone"].level is Level.OK
     finally:
@@ -196,14 +195,14 @@ def test_the_processor_and_the_accelerators_are_listed() -> None:
 
 
 def test_flowers_outside_calls_are_off_and_a_loud_variable_is_named() -> None:
-    assert [f.level for f in flower.flower()] == [Level.OK]
+    assert [f.level for f in flower.Flower().findings()] == [Level.OK]
     finding = flower.judge_environment(dict(os.environ) | {"FLWR_TELEMETRY_ENABLED": "1"})
     assert finding.level is Level.WARN
     assert finding.finding == "FLWR_TELEMETRY_ENABLED is 1"
 
 
 def test_the_kernel_path_is_told() -> None:
-    (finding,) = kernels.kernels()
+    (finding,) = kernels.Kernels().findings()
     assert finding.level is Level.OK
     assert finding.finding
 
@@ -213,17 +212,12 @@ def test_a_finding_that_is_not_ok_must_name_a_remedy() -> None:
         Finding("x", Level.WARN, "bad")
 
 
-def test_a_dropped_in_check_is_run_and_two_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"versions", "commands", "clock", "disk", "kernels", "flower", "memory"} <= checks().keys()
-    monkeypatch.setattr(registry, "_CHECKS", {})
-
-    @registry.check
-    def mine() -> list[Finding]:
-        return [Finding("mine", Level.FAIL, "bad", "mend it")]
-
-    assert worst(mine()) is Level.FAIL
-    with pytest.raises(ValueError, match="mine"):
-        registry.check(type(mine)(mine.__code__, {}, "mine"))
+def test_the_worst_finding_counts() -> None:
+    assert worst([]) is Level.OK
+    assert (
+        worst([Finding("a", Level.FAIL, "bad", "mend it"), Finding("b", Level.WARN, "so", "look")])
+        is Level.FAIL
+    )
 
 
 @pytest.mark.parametrize(("level", "status"), [(Level.OK, 0), (Level.WARN, 0), (Level.FAIL, 1)])
@@ -231,7 +225,7 @@ def test_the_exit_code_follows_the_worst_finding(
     level: Level, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     findings = [Finding("a", Level.OK, "fine"), Finding("b", level, "seen", "do this")]
-    monkeypatch.setattr("gym_fed.doctor.registry.run_checks", lambda: findings)
+    monkeypatch.setattr("gym_fed.doctor.check.run_checks", lambda: findings)
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == status
     assert done.stdout.splitlines() == ["ok    a: fine", f"{level.value:<5} b: seen -> do this"]

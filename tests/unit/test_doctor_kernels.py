@@ -7,12 +7,12 @@ from gym_quant import kernels
 from gym_quant.kernels import native
 
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import checks
+from gym_fed.kinds import CHECKS
 
 
 def look() -> list[Finding]:
     """What the registered check finds."""
-    return list(checks()["kernels"]())
+    return list(CHECKS.type_of("kernels")().findings())
 
 
 def test_the_path_in_use_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from gym_fed.config.rewards import ExactConfig, JudgeConfig, LengthConfig, RemoteConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._server import reward_server
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.evaluation.graders.exact import Exact
-from gym_fed.evaluation.graders.judge import Judge
-from gym_fed.evaluation.graders.length import Length
-from gym_fed.evaluation.graders.remote import Remote
+from gym_fed.evaluation.graders.exact import Exact, ExactConfig
+from gym_fed.evaluation.graders.judge import Judge, JudgeConfig
+from gym_fed.evaluation.graders.length import Length, LengthConfig
+from gym_fed.evaluation.graders.remote import Remote, RemoteConfig
 from tests.support.wait import SECONDS
 
 

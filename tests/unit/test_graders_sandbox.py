@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from gym_fed.config.rewards import CodeTestsConfig
 from gym_fed.errors import GymError
 from gym_fed.evaluation.graders import _sandbox as sandbox_module
 from gym_fed.evaluation.graders._sandbox import Sandbox
 from gym_fed.evaluation.graders.base import Sample
-from gym_fed.evaluation.graders.code_tests import CodeTests, code_in
+from gym_fed.evaluation.graders.code_tests import CodeTests, CodeTestsConfig, code_in
 
 
 def namespaces_are_permitted() -> bool:

@@ -11,13 +11,13 @@ import torch
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import load_config
 from gym_fed.data import generate
-from gym_fed.data.tasks.registry import all_tasks
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import exact_match
+from gym_fed.kinds import TASKS
 from gym_fed.models import LoadedModel, load_model, nano_path, pick_device, resolve
 
 LEARNT = ("copy", "reverse", "upper", "lower", "first", "length", "sort")
-FOREIGN = [task.name for task in all_tasks().values() if task.group == "contributor"]
+FOREIGN = [name for name in TASKS.names() if TASKS.type_of(name).group == "contributor"]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,7 @@ from typing import get_args
 import pytest
 
 from gym_fed.config.distributed import DistributedSettings
-from gym_fed.evaluation.graders.registry import grader_names
-from gym_fed.kinds import ALGORITHMS, FEATURES, OPTIMIZERS, TUNING
-from gym_fed.tracking.trackers.registry import tracker_names
+from gym_fed.kinds import ALGORITHMS, FEATURES, GRADERS, OPTIMIZERS, TRACKERS, TUNING
 
 PAGE = (Path(__file__).parents[2] / "docs" / "support.md").read_text(encoding="utf-8")
 STRATEGIES = list(get_args(DistributedSettings.model_fields["strategy"].annotation))
@@ -25,8 +23,8 @@ STRATEGIES = list(get_args(DistributedSettings.model_fields["strategy"].annotati
         ("optimizer", OPTIMIZERS.own()),
         ("feature", FEATURES.own()),
         ("distributed.strategy", STRATEGIES),
-        ("grader", grader_names()),
-        ("tracking", [name for name in tracker_names() if name not in ("jsonl", "tensorboard")]),
+        ("grader", GRADERS.names()),
+        ("tracking", [name for name in TRACKERS.names() if name not in ("jsonl", "tensorboard")]),
     ],
 )
 def test_every_name_has_a_row(title: str, names: list[str]) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml, load_config
-from gym_fed.data.tasks.registry import generate
+from gym_fed.data.generated import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, FEATURES, OPTIMIZERS, TUNING
 from gym_fed.models import load_model

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gym_fed.data.formats.base import BadRow, Message, Raw, as_object, string, system_of, with_context
-
-KEYS = ("instruction", "input", "output", "history")
+from gym_fed.data.formats._answers import ALPACA_KEYS, alpaca_question
+from gym_fed.data.formats.base import BadRow, Format, Raw, conversation_of, string, with_context
 
 
-def read(raw: Any) -> Raw:
+class Alpaca(Format):
     """A conversation that ends with ``output``."""
-    row = as_object(raw)
-    messages = question(row)
-    messages.append({"role": "assistant", "content": string(row, "output")})
-    return with_context(row, {"messages": messages}, *KEYS)
 
+    order = 50
 
-def question(row: Raw) -> list[Message]:
-    """Everything before the answer: ``system``, ``history``, then ``instruction`` and ``input`` on a line each."""
-    instruction = string(row, "instruction")
-    extra = string(row, "input", optional=True)
-    messages = system_of(row)
-    history = row.get("history") or []
-    if not isinstance(history, list):
-        raise BadRow("'history' is not a list", "give it as a list of [question, answer] pairs")
-    for pair in history:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)):
-            raise BadRow(
-                "'history' holds something that is no pair of texts", "write [question, answer] pairs"
-            )
-        messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    messages.append({"role": "user", "content": f"{instruction}\n{extra}" if extra else instruction})
-    return messages
+    @classmethod
+    def matches(cls, row: Raw) -> bool:
+        return "instruction" in row
+
+    def read(self, row: Raw) -> Raw:
+        messages = [*alpaca_question(row), {"role": "assistant", "content": string(row, "output")}]
+        return with_context(row, {"messages": messages}, *ALPACA_KEYS)
+
+    def write(self, row: Raw) -> Raw:
+        messages, rest = conversation_of(row, "alpaca")
+        written: Raw = {}
+        if messages[0]["role"] == "system":
+            written["system"] = messages[0]["content"]
+            messages = messages[1:]
+        roles = [message["role"] for message in messages]
+        if not roles or roles != ["user", "assistant"] * (len(roles) // 2):
+            raise BadRow("is not question and answer in turn, as alpaca needs", "choose messages or sharegpt")
+        texts = [message["content"] for message in messages]
+        history = [list(texts[at : at + 2]) for at in range(0, len(texts) - 2, 2)]
+        written |= {"instruction": texts[-2], "input": "", "output": texts[-1]}
+        return {**written, **({"history": history} if history else {}), **rest}

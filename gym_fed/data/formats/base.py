@@ -1,15 +1,49 @@
-"""What all formats share: the complaint about one row, and how keys of a row are read."""
+"""What a format of rows is, the complaint about one row, and how keys of a row are read."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
+
+from gym_fed.data.rows import RowKind
 
 Raw = dict[str, Any]
 Message = dict[str, Any]
+
+
+class Format(ABC):
+    """How rows are laid out in files: ``data[].format``, ``--format``."""
+
+    kind: ClassVar[RowKind] = "supervised"
+    """What its rows are once they are read; see ``gym_fed.data.rows``."""
+
+    order: ClassVar[int] = 100
+    """``auto`` asks formats by rising order, ours before those of other packages."""
+
+    @classmethod
+    @abstractmethod
+    def matches(cls, row: Raw) -> bool:
+        """Whether a row that no earlier format claims is of this one, told by its keys."""
+
+    @abstractmethod
+    def read(self, row: Raw) -> Raw:
+        """A row as it stands in a file as one of ``gym_fed.data.rows``.
+
+        Raises:
+            BadRow: When it cannot be used.
+        """
+
+    def write(self, row: Raw) -> Raw:
+        """The other way round. What ``read`` does not give again is refused by who asks.
+
+        Raises:
+            BadRow: When this format cannot hold the row.
+        """
+        return row
 
 
 class BadRow(ValueError):
@@ -53,6 +87,28 @@ def system_of(row: Raw) -> list[Message]:
     """The message that a ``system`` column stands for, if it holds one."""
     text = string(row, "system", optional=True)
     return [{"role": "system", "content": text}] if text else []
+
+
+def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
+    """The messages of a supervised row that ``format`` is to hold, and what stands beside them.
+
+    Raises:
+        BadRow: For a row that is no conversation.
+    """
+    if "messages" in row:
+        return row["messages"], beside(row)
+    remedy = "choose text"
+    if "completion" in row:
+        remedy = (
+            "choose completion; a question and its answer are a conversation when they are read as "
+            "--columns instruction=QUESTION,output=ANSWER"
+        )
+    raise BadRow(f"is no conversation, as {format} needs", remedy)
+
+
+def beside(row: Raw) -> Raw:
+    """``tools``, ``images`` and ``forget``, where a row has them."""
+    return {key: row[key] for key in ("tools", "images", "forget") if key in row}
 
 
 def with_context(row: Raw, converted: Raw, *keys: str) -> Raw:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats.answers import PROMPT_KEYS, prompt_and_answers
-from gym_fed.data.formats.base import Raw, as_object, with_context
+from gym_fed.data.formats._answers import PROMPT_KEYS, prompt_and_answers
+from gym_fed.data.formats.base import Format, Raw, beside, with_context
 
 
-def read(raw: Any) -> Raw:
+class Completion(Format):
     """``{"messages"}`` of both, or ``{"prompt": str, "completion": str}``."""
-    row = as_object(raw)
-    images: list[Any] = []
-    prompt, (answer,) = prompt_and_answers(row, ("completion",), images)
-    both = (
-        {"prompt": prompt, "completion": answer}
-        if isinstance(prompt, str)
-        else {"messages": [*prompt, *answer]}
-    )
-    return with_context(row, {**both, **({"images": images} if images else {})}, "completion", *PROMPT_KEYS)
+
+    order = 60
+
+    @classmethod
+    def matches(cls, row: Raw) -> bool:
+        return "prompt" in row and "completion" in row
+
+    def read(self, row: Raw) -> Raw:
+        images: list[Any] = []
+        prompt, (answer,) = prompt_and_answers(row, ("completion",), images)
+        both = (
+            {"prompt": prompt, "completion": answer}
+            if isinstance(prompt, str)
+            else {"messages": [*prompt, *answer]}
+        )
+        found = {**both, **({"images": images} if images else {})}
+        return with_context(row, found, "completion", *PROMPT_KEYS)
+
+    def write(self, row: Raw) -> Raw:
+        if "messages" not in row:
+            return row
+        return {"prompt": row["messages"][:-1], "completion": row["messages"][-1:], **beside(row)}

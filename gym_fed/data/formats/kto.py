@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats import alpaca
-from gym_fed.data.formats.answers import PROMPT_KEYS, prompt_and_answers, require_learned
-from gym_fed.data.formats.base import BadRow, Raw, as_object, string, system_of, with_context
-from gym_fed.data.formats.labels import label_of
-from gym_fed.data.formats.turns import conversation, split_answer
+from gym_fed.data.formats._answers import PROMPT_KEYS, alpaca_question, prompt_and_answers, require_learned
+from gym_fed.data.formats._turns import conversation, split_answer
+from gym_fed.data.formats.base import BadRow, Format, Raw, string, system_of, with_context
+from gym_fed.data.labels import label_of
 
 
-def read(raw: Any) -> Raw:
+class Kto(Format):
     """``{"prompt", "completion", "label"}``."""
-    row = as_object(raw)
-    images: list[Any] = []
-    prompt, completion = _halves(row, images)
-    require_learned([completion])
-    found = {"prompt": prompt, "completion": completion, "label": _label(row)}
-    read = ("completion", "label", "kto_tag", *PROMPT_KEYS)
-    return with_context(row, {**found, **({"images": images} if images else {})}, *read)
+
+    order = 20
+    kind = "unpaired"
+
+    @classmethod
+    def matches(cls, row: Raw) -> bool:
+        if "kto_tag" in row:
+            return True
+        if row.keys() >= {"prompt", "completion", "label"} and label_of(row["label"]) is not None:
+            return True  # as TRL lays them out, also where a table holds 0 and 1
+        answered = row.keys() & {"messages", "conversations", "instruction", "completion"}
+        return bool(answered) and isinstance(row.get("label"), bool)
+
+    def read(self, row: Raw) -> Raw:
+        images: list[Any] = []
+        prompt, completion = _halves(row, images)
+        require_learned([completion])
+        found = {"prompt": prompt, "completion": completion, "label": _label(row)}
+        read = ("completion", "label", "kto_tag", *PROMPT_KEYS)
+        return with_context(row, {**found, **({"images": images} if images else {})}, *read)
 
 
 def _halves(row: Raw, images: list[Any]) -> tuple[Any, Any]:
@@ -27,7 +39,7 @@ def _halves(row: Raw, images: list[Any]) -> tuple[Any, Any]:
         prompt, (completion,) = prompt_and_answers(row, ("completion",), images)
         return prompt, completion
     if "instruction" in row:
-        return alpaca.question(row), [{"role": "assistant", "content": string(row, "output")}]
+        return alpaca_question(row), [{"role": "assistant", "content": string(row, "output")}]
     key = "conversations" if "conversations" in row else "messages"
     return split_answer([*system_of(row), *conversation(row.get(key), key, images)])
 

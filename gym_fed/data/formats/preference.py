@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats.answers import PROMPT_KEYS, prompt_and_answers, require_learned
-from gym_fed.data.formats.base import BadRow, Raw, as_object, with_context
+from gym_fed.data.formats._answers import PROMPT_KEYS, prompt_and_answers, require_learned
+from gym_fed.data.formats.base import BadRow, Format, Raw, with_context
 
 _PAIR = ("chosen", "rejected")
 _READ = (*_PAIR, *PROMPT_KEYS, "chosen_messages", "rejected_messages")
 
 
-def read(raw: Any) -> Raw:
+class Preference(Format):
     """``{"prompt", "chosen", "rejected"}``."""
-    row = _common_names(as_object(raw))
-    images: list[Any] = []
-    prompt, (chosen, rejected) = prompt_and_answers(row, _PAIR, images)
-    require_learned([chosen, rejected])
-    if chosen == rejected:
-        raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it prefers nothing")
-    found = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-    return with_context(row, {**found, **({"images": images} if images else {})}, *_READ)
+
+    order = 10
+    kind = "preference"
+
+    @classmethod
+    def matches(cls, row: Raw) -> bool:
+        return row.keys() >= set(_PAIR) or "chosen_messages" in row or "preferred_output" in row
+
+    def read(self, row: Raw) -> Raw:
+        row = _common_names(row)
+        images: list[Any] = []
+        prompt, (chosen, rejected) = prompt_and_answers(row, _PAIR, images)
+        require_learned([chosen, rejected])
+        if chosen == rejected:
+            raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it prefers nothing")
+        found = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        return with_context(row, {**found, **({"images": images} if images else {})}, *_READ)
 
 
 def _common_names(row: Raw) -> Raw:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats.base import Raw, as_object, string, system_of, with_context
-from gym_fed.data.formats.turns import conversation
+from gym_fed.data.formats._turns import conversation
+from gym_fed.data.formats.base import Format, Raw, string, system_of, with_context
 
 _READ = ("prompt", "system", "tools", "images", "image", "videos", "audios")
 
 
-def read(raw: Any) -> Raw:
+class Prompt(Format):
     """``{"prompt": ..., other columns}``."""
-    row = as_object(raw)
-    images: list[Any] = []
-    prompt: Any
-    if isinstance(row.get("prompt"), list):
-        prompt = [*system_of(row), *conversation(row["prompt"], "prompt", images)]
-    else:
-        prompt = string(row, "prompt")
-        if system := system_of(row):
-            prompt = [*system, {"role": "user", "content": prompt}]
-    rest = {key: value for key, value in row.items() if key not in _READ}
-    return with_context(row, {**rest, "prompt": prompt, **({"images": images} if images else {})}, *row)
+
+    order = 70
+    kind = "prompt"
+
+    @classmethod
+    def matches(cls, row: Raw) -> bool:
+        return "prompt" in row
+
+    def read(self, row: Raw) -> Raw:
+        images: list[Any] = []
+        prompt: Any
+        if isinstance(row.get("prompt"), list):
+            prompt = [*system_of(row), *conversation(row["prompt"], "prompt", images)]
+        else:
+            prompt = string(row, "prompt")
+            if system := system_of(row):
+                prompt = [*system, {"role": "user", "content": prompt}]
+        rest = {key: value for key, value in row.items() if key not in _READ}
+        return with_context(row, {**rest, "prompt": prompt, **({"images": images} if images else {})}, *row)

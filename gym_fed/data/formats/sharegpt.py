@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
 
-from gym_fed.data.formats.base import Raw, as_object, system_of, with_context
-from gym_fed.data.formats.turns import answered, conversation
+from gym_fed.data.formats._turns import conversation_row
+from gym_fed.data.formats.base import Format, Raw, conversation_of
+
+_SPEAKERS = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
+_ALSO_IN_TURNS = ("weight", "reasoning_content", "name", "tool_call_id")
 
 
-def read(raw: Any) -> Raw:
+class ShareGpt(Format):
     """The conversation under ``conversations``."""
-    return conversation_row(as_object(raw), "conversations")
 
+    order = 40
 
-def conversation_row(row: Raw, key: str) -> Raw:
-    """The supervised row of the turns under ``key``."""
-    images: list[Any] = []
-    messages = answered([*system_of(row), *conversation(row.get(key), key, images)])
-    return with_context(row, {"messages": messages, **({"images": images} if images else {})}, key)
+    @classmethod
+    def matches(cls, row: Raw) -> bool:
+        return "conversations" in row
+
+    def read(self, row: Raw) -> Raw:
+        return conversation_row(row, "conversations")
+
+    def write(self, row: Raw) -> Raw:
+        messages, rest = conversation_of(row, "sharegpt")
+        turns = []
+        for message in messages:
+            if "tool_calls" in message:
+                functions = [call["function"] for call in message["tool_calls"]]
+                value = json.dumps(functions[0] if len(functions) == 1 else functions, ensure_ascii=False)
+                turn = {"from": "function_call", "value": value}
+            else:
+                turn = {"from": _SPEAKERS[message["role"]], "value": message["content"]}
+            turns.append({**turn, **{key: message[key] for key in _ALSO_IN_TURNS if key in message}})
+        return {"conversations": turns, **rest}

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gym_fed.data.formats.base import BadRow, Raw, as_object, string, system_of, with_context
+from gym_fed.data.formats.base import BadRow, Format, Raw, string, system_of, with_context
 
 
-def read(raw: Any) -> Raw:
-    """The text."""
-    row = as_object(raw)
-    found = with_context(row, {"text": string(row, "text")}, "text")
-    if lost := [key for key in ("tools", "images") if key in found] + ["system"] * bool(system_of(row)):
-        raise BadRow(f"has {lost[0]!r} beside its text", "write a conversation (messages), or remove the key")
-    return found
+class Text(Format):
+    """``{"text": str}``."""
+
+    order = 80
+
+    @classmethod
+    def matches(cls, row: Raw) -> bool:
+        return "text" in row
+
+    def read(self, row: Raw) -> Raw:
+        found = with_context(row, {"text": string(row, "text")}, "text")
+        if lost := [key for key in ("tools", "images") if key in found] + ["system"] * bool(system_of(row)):
+            raise BadRow(
+                f"has {lost[0]!r} beside its text", "write a conversation (messages), or remove the key"
+            )
+        return found
+
+    def write(self, row: Raw) -> Raw:
+        if "text" not in row:
+            raise BadRow("has speakers, which text would lose", "choose messages or sharegpt")
+        return row

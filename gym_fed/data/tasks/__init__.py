@@ -1,1 +1,1 @@
-"""Generated text tasks with a measurable answer, one module a family, in one registry."""
+"""Generated text tasks, one file each; ``gym_fed.data.generated`` draws their rows."""

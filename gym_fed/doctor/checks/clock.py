@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 
+from gym_fed.doctor.check import Check
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import check
 
 # The date of the newest release in CHANGELOG.md (a test compares them). No right clock shows an earlier one.
 RELEASED = date(2026, 11, 21)
@@ -16,15 +16,16 @@ _WATCHED_SECONDS = 0.05
 _TOLERANCE_SECONDS = 0.05
 
 
-@check
-def clock() -> Iterator[Finding]:
+class Clock(Check):
     """The date is possible, UTC counts from 1970, and wall time runs as steadily as the monotonic clock."""
-    now = time.time()
-    yield judge_date(datetime.fromtimestamp(now, UTC))
-    yield judge_epoch(time.gmtime(0)[:6])
-    monotonic = time.monotonic()
-    time.sleep(_WATCHED_SECONDS)
-    yield judge_pace(time.time() - now, time.monotonic() - monotonic)
+
+    def findings(self) -> Iterator[Finding]:
+        now = time.time()
+        yield judge_date(datetime.fromtimestamp(now, UTC))
+        yield judge_epoch(time.gmtime(0)[:6])
+        monotonic = time.monotonic()
+        time.sleep(_WATCHED_SECONDS)
+        yield judge_pace(time.time() - now, time.monotonic() - monotonic)
 
 
 def judge_date(now: datetime) -> Finding:

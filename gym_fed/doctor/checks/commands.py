@@ -7,14 +7,21 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from gym_fed.doctor.check import Check
 from gym_fed.doctor.checks.versions import installed_distribution
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import check
 
 _HEAD_BYTES = 4096
 
 
-@check
+class Commands(Check):
+    """Our commands, and a package of the same name beside us."""
+
+    def findings(self) -> Iterator[Finding]:
+        yield from commands()
+        yield from namesake()
+
+
 def commands() -> Iterator[Finding]:
     """For each of our commands: what the shell would run, and whether it is this installation's."""
     ours = installed_distribution()
@@ -26,7 +33,6 @@ def commands() -> Iterator[Finding]:
         )
 
 
-@check
 def namesake() -> Iterator[Finding]:
     """Warn when OpenAI's `gym` shares this environment."""
     try:

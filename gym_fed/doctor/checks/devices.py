@@ -6,15 +6,23 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gym_fed.doctor.check import Check
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import check
 
 GIB = 1 << 30
 # A 135M model with its optimiser state takes about this much; less means that training will be killed.
 LEAST_MEMORY_BYTES = 2 * GIB
 
 
-@check
+class Devices(Check):
+    """Accelerators, processor cores, memory."""
+
+    def findings(self) -> Iterator[Finding]:
+        yield from accelerators()
+        yield from processor()
+        yield from memory()
+
+
 def accelerators() -> Iterator[Finding]:
     """CUDA devices by name and memory, and Apple's MPS."""
     try:
@@ -35,7 +43,6 @@ def accelerators() -> Iterator[Finding]:
     yield Finding("device: mps", Level.OK, "usable" if usable else "none")
 
 
-@check
 def processor() -> Iterator[Finding]:
     """Cores this process may use, of those there are."""
     there = os.cpu_count() or 1
@@ -43,7 +50,6 @@ def processor() -> Iterator[Finding]:
     yield Finding("device: cpu", Level.OK, f"{usable} of {there} cores usable")
 
 
-@check
 def memory() -> Iterator[Finding]:
     """Memory that can still be had, the container's limit considered."""
     yield judge_memory(total_memory_bytes(), available_memory_bytes())

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from gym_fed.doctor.check import Check
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import check
 
 GIB = 1 << 30
 # Below the first, checkpoints of a small model fill the disk in a few runs; below the second, in one.
@@ -16,12 +16,13 @@ ROOMY_BYTES = 5 * GIB
 LEAST_BYTES = GIB // 2
 
 
-@check
-def disk() -> Iterator[Finding]:
+class Disk(Check):
     """The current folder's disk, and the temporary folder's."""
-    yield judge_disk("disk: here", Path.cwd(), shutil.disk_usage(Path.cwd()).free)
-    temporary = Path(tempfile.gettempdir())
-    yield judge_disk("disk: temporary", temporary, shutil.disk_usage(temporary).free)
+
+    def findings(self) -> Iterator[Finding]:
+        yield judge_disk("disk: here", Path.cwd(), shutil.disk_usage(Path.cwd()).free)
+        temporary = Path(tempfile.gettempdir())
+        yield judge_disk("disk: temporary", temporary, shutil.disk_usage(temporary).free)
 
 
 def judge_disk(name: str, folder: Path, free_bytes: int) -> Finding:

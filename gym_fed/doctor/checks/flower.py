@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from gym_fed.doctor.check import Check
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import check
 from gym_fed.flower_env import VARIABLES
 
 
-@check
-def flower() -> Iterator[Finding]:
+class Flower(Check):
     """Telemetry, update check and installs at run time, as gym-fed's processes have them."""
-    yield judge_environment(os.environ)
+
+    def findings(self) -> Iterator[Finding]:
+        yield judge_environment(os.environ)
 
 
 def judge_environment(environment: Mapping[str, str]) -> Finding:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
+from gym_fed.doctor.check import Check
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import check
 
 _BUILD = "for native code install a C++ compiler and the package again: pip install ."
 
 
-@check
-def kernels() -> Iterator[Finding]:
+class Kernels(Check):
     """Ask ``gym_quant.kernels``; it fails where GYM_KERNELS names a path that is not there."""
-    try:
-        quant = importlib.import_module("gym_quant.kernels")
-    except (ImportError, OSError) as error:
-        yield Finding("kernels", Level.FAIL, f"gym_quant cannot be imported: {error}", "make install")
-        return
-    refused: type[Exception] = importlib.import_module("gym_quant").CodecError
-    try:
-        path, described = quant.path(), quant.describe()
-    except refused as error:
-        yield Finding("kernels", Level.FAIL, str(error), "unset GYM_KERNELS, or name one that is available")
-        return
-    missing = quant.available() == ("torch",)
-    yield Finding("kernels", Level.OK, described, _BUILD if missing and path == "torch" else "")
+
+    def findings(self) -> Iterator[Finding]:
+        try:
+            quant = importlib.import_module("gym_quant.kernels")
+        except (ImportError, OSError) as error:
+            yield Finding("kernels", Level.FAIL, f"gym_quant cannot be imported: {error}", "make install")
+            return
+        refused: type[Exception] = importlib.import_module("gym_quant").CodecError
+        try:
+            path, described = quant.path(), quant.describe()
+        except refused as error:
+            yield Finding(
+                "kernels", Level.FAIL, str(error), "unset GYM_KERNELS, or name one that is available"
+            )
+            return
+        missing = quant.available() == ("torch",)
+        yield Finding("kernels", Level.OK, described, _BUILD if missing and path == "torch" else "")

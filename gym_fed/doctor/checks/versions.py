@@ -9,30 +9,31 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from gym_fed.doctor.check import Check
 from gym_fed.doctor.finding import Finding, Level
-from gym_fed.doctor.registry import check
 
 DISTRIBUTION = "gym-fed"
 
 
-@check
-def versions() -> Iterator[Finding]:
+class Versions(Check):
     """Python first, then the dependencies without extras, in the order of pyproject.toml."""
-    ours = installed_distribution()
-    if ours is None:
-        yield Finding(
-            "version: gym-fed",
-            Level.FAIL,
-            "the package is on the import path, but not installed",
-            "make install, or pip install gym-fed",
-        )
-        return
-    yield Finding("version: gym-fed", Level.OK, ours.version)
-    yield judge_python(platform.python_version(), str(ours.metadata["Requires-Python"]))
-    for line in ours.requires or []:
-        requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield judge_dependency(requirement)
+
+    def findings(self) -> Iterator[Finding]:
+        ours = installed_distribution()
+        if ours is None:
+            yield Finding(
+                "version: gym-fed",
+                Level.FAIL,
+                "the package is on the import path, but not installed",
+                "make install, or pip install gym-fed",
+            )
+            return
+        yield Finding("version: gym-fed", Level.OK, ours.version)
+        yield judge_python(platform.python_version(), str(ours.metadata["Requires-Python"]))
+        for line in ours.requires or []:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                yield judge_dependency(requirement)
 
 
 def installed_distribution() -> metadata.Distribution | None:

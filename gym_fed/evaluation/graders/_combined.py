@@ -1,4 +1,4 @@
-"""Several graders as one: the sum of their values by weight."""
+"""Several graders as one: the sum of their values by weight; and the graders of a config."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.kinds import GRADERS
 
 Range = tuple[float, float]
 
@@ -68,6 +70,21 @@ class CombinedGrader(Grader):
     def teardown(self) -> None:
         """Tear down every grader, the last first; errors are raised when all have been asked."""
         self._ready.close()
+
+
+def build_graders(rewards: Sequence[GraderConfig]) -> list[Grader]:
+    """A grader for each entry of ``config.rewards``; their values add up to the reward, weights and clips included.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an entry that cannot be honoured.
+    """
+    built: list[Grader] = []
+    for entry in rewards:
+        grader: Grader = GRADERS.type_of(entry.grader)(entry)
+        if entry.weight != 1 or entry.clip is not None:
+            grader = CombinedGrader([(grader, entry.weight)], name=grader.name, clips=[entry.clip])
+        built.append(grader)
+    return built
 
 
 def checked_values(name: str, values: Sequence[float], count: int) -> list[float]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 
 
@@ -49,10 +50,23 @@ class Sample:
 
 
 class Grader(ABC):
-    """Gives every sample a number, higher is better. Used by reinforcement learning and by evaluation alike."""
+    """Gives every sample a number, higher is better. Used by reinforcement learning and by evaluation alike.
+
+    Args:
+        config: Its entry of ``rewards``, of the type ``Settings``.
+    """
+
+    Settings: ClassVar[type[GraderConfig]] = GraderConfig
+    """By which its entry of ``rewards`` is validated."""
+
+    config: GraderConfig
 
     name: str
     """How the reward is called in metrics."""
+
+    def __init__(self, config: GraderConfig) -> None:
+        self.config = config
+        self.name = config.name or config.grader
 
     def setup(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Load models, open connections, check what is needed. Called once before the first ``grade``.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
-from gym_fed.config.rewards import CodeTestsConfig
+from pydantic import Field
+
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._sandbox import Sandbox
 from gym_fed.evaluation.graders.base import Grader, Sample
@@ -14,12 +17,48 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
+class CodeTestsConfig(GraderConfig):
+    """1 where the answer's Python code passes the row's tests in a sandbox, else 0."""
+
+    column: str = "tests"
+    """The row's column with the tests: Python source, or a list of sources. A HumanEval row's ``entry_point`` is
+    called as ``check(entry_point)`` behind them."""
+
+    continues_prompt: bool = False
+    """The answer goes on where the prompt's code ends, as in HumanEval; else it stands alone."""
+
+    partial: bool = False
+    """Of a list of tests, reward the share that pass, each in a process of its own; else all must pass."""
+
+    isolation: Literal["namespaces", "process"] = "namespaces"
+    """``namespaces`` (Linux) cuts off the network and all files but Python's; ``process`` has resource limits only,
+    for machines inside which namespaces are forbidden and whose files may be lost."""
+
+    timeout_seconds: float = Field(default=5.0, gt=0, le=600)
+    """Wall time for each program; CPU time is limited to the same, rounded up."""
+
+    memory_bytes: int = Field(default=512 * 2**20, ge=64 * 2**20)
+    """Address space of each process."""
+
+    max_file_bytes: int = Field(default=16 * 2**20, ge=1)
+    """Largest file; under ``namespaces`` all files together."""
+
+    max_processes: int = Field(default=16, ge=1)
+    """Processes and threads a program may have. Under ``process`` all of the user's count, so there it is often
+    the machine's other work that reaches it, and root is not bound by it."""
+
+    workers: int = Field(default=2, ge=1, le=256)
+    """Programs that run at once."""
+
+
 class CodeTests(Grader):
     """1 where every test of the row runs to its end behind the answer's code; with ``partial``, the share that do."""
 
+    Settings = CodeTestsConfig
+    config: CodeTestsConfig
+
     def __init__(self, config: CodeTestsConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+        super().__init__(config)
         self._sandbox = Sandbox(
             isolation=config.isolation,
             timeout_seconds=config.timeout_seconds,

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from gym_fed.config.rewards import ExactConfig
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.evaluation.graders.base import Grader, Sample
+
+
+class ExactConfig(GraderConfig):
+    """1 where the answer is the reference, else 0."""
+
+    column: str = "answer"
+    """The row's column that holds the reference, or a list of references any of which is right."""
+
+    ignore_case: bool = False
+    whitespace: Literal["exact", "strip", "collapse"] = "strip"
+    """``strip`` ignores it at both ends, ``collapse`` also makes every run of it one space."""
 
 
 class Exact(Grader):
     """1 where the answer is the reference, or one of several."""
 
-    def __init__(self, config: ExactConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+    Settings = ExactConfig
+    config: ExactConfig
 
     def grade(self, samples: Sequence[Sample]) -> list[float]:
         return [float(self._is_right(sample)) for sample in samples]

@@ -7,19 +7,42 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_fed.config.rewards import JsonSchemaConfig
+from pydantic import Field, model_validator
+
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
+class JsonSchemaConfig(GraderConfig):
+    """1 where the answer is JSON that a schema allows, else 0."""
+
+    json_schema: dict[str, Any] | None = None
+    """The schema of every answer. Either this or ``column``. References outside it are not fetched."""
+
+    column: str | None = None
+    """The row's column that holds the schema, as a mapping or as text."""
+
+    parsed_reward: float = Field(default=0.0, ge=0, le=1)
+    """For JSON that the schema refuses."""
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> JsonSchemaConfig:
+        if (self.json_schema is None) == (self.column is None):
+            raise ValueError("give either json_schema or column")
+        return self
+
+
 class JsonSchema(Grader):
     """1 for JSON that the schema allows; the answer as a whole is read, or its only fenced block."""
 
+    Settings = JsonSchemaConfig
+    config: JsonSchemaConfig
+
     def __init__(self, config: JsonSchemaConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+        super().__init__(config)
         self._validators: dict[str, Any] = {}
 
     def setup(self) -> None:

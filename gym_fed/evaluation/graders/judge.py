@@ -5,14 +5,74 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from gym_fed.config.rewards import JudgeConfig
+from pydantic import Field, model_validator
+
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._answers_kept import AnswersKept
 from gym_fed.evaluation.graders._secrets import from_environment
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.training.requirements import require_package
+
+_JUDGE_PROMPT = """You judge answers. Below are a question, a reference answer (which may be empty) and an answer.
+Say in one sentence what is right and wrong about the answer, then end with a line of the form "Score: N", \
+where N is a number from 0 (useless) to 10 (perfect).
+
+Question:
+{prompt}
+
+Reference answer:
+{answer}
+
+Answer:
+{completion}
+"""
+
+
+class JudgeConfig(GraderConfig):
+    """What another model thinks of the answer, asked through any OpenAI-compatible endpoint."""
+
+    model: str
+    base_url: str = Field(pattern=r"^https?://")
+    """Such as ``http://localhost:8000/v1``."""
+
+    api_key_env: str | None = None
+    """The environment variable that holds the key. The key itself is never in a config."""
+
+    prompt: str = _JUDGE_PROMPT
+    """What the judge is asked; ``{prompt}``, ``{completion}`` and ``{answer}`` (the row's, or nothing) are put in."""
+
+    score_pattern: str = r"[Ss]core:\s*(-?\d+(?:\.\d+)?)"
+    """Where the score stands in what the judge says: the first group of the last match."""
+
+    score_range: tuple[float, float] = (0.0, 10.0)
+    """Scores become 0 to 1; one outside the range counts as none."""
+
+    unscored_reward: float | None = None
+    """For answers to which the judge gave no score; by default that is an error."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    max_tokens: int = Field(default=512, ge=1)
+    retries: int = Field(default=4, ge=0)
+    """After time-outs, lost connections, and statuses 408, 409, 429 and 5xx, waiting longer each time."""
+
+    timeout_seconds: float = Field(default=60.0, gt=0)
+    workers: int = Field(default=8, ge=1, le=256)
+    """Questions at once."""
+
+    cache: Path | None = None
+    """A file in which what the judge said is kept, for this run and others; by default only while this one lasts."""
+
+    @model_validator(mode="after")
+    def _asks_about_the_answer(self) -> JudgeConfig:
+        if "{completion}" not in self.prompt:
+            raise ValueError("prompt does not contain {completion}, so the judge would not see the answer")
+        if not self.score_range[0] < self.score_range[1]:
+            raise ValueError("score_range: the first number must be below the second")
+        return self
 
 
 class Judge(Grader):
@@ -22,9 +82,11 @@ class Judge(Grader):
     trained against a judge learns what pleases it, right or not.
     """
 
+    Settings = JudgeConfig
+    config: JudgeConfig
+
     def __init__(self, config: JudgeConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+        super().__init__(config)
         require_package("openai", "rewards[].grader: judge", "judge")
         self._key = from_environment(config.api_key_env, self.name, "api_key_env")
         try:

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from gym_fed.config.rewards import LengthConfig
+from pydantic import Field, model_validator
+
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.evaluation.graders.base import Grader, Sample
+
+
+class LengthConfig(GraderConfig):
+    """1 where the answer's length is in a range; outside it falls in a straight line to 0."""
+
+    unit: Literal["characters", "words", "tokens"] = "words"
+    min: int = Field(default=0, ge=0)
+    max: int | None = Field(default=None, ge=0)
+    soft: int = Field(default=0, ge=0)
+    """How far outside the range the reward is 0 only; 0 makes the edges hard."""
+
+    tokenizer: str | None = None
+    """For tokens: the model whose tokenizer counts."""
+
+    @model_validator(mode="after")
+    def _range(self) -> LengthConfig:
+        if (self.unit == "tokens") != (self.tokenizer is not None):
+            raise ValueError("tokenizer belongs to unit tokens, which needs it")
+        if self.max is not None and self.max < self.min:
+            raise ValueError("max is below min")
+        if self.max is None and self.min == 0:
+            raise ValueError("give min, max or both")
+        return self
 
 
 class Length(Grader):
     """1 inside the range; 0 from ``soft`` outside it; a straight line between."""
 
+    Settings = LengthConfig
+    config: LengthConfig
+
     def __init__(self, config: LengthConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+        super().__init__(config)
         self._tokenizer: Any = None
 
     def setup(self) -> None:

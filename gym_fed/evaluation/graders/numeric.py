@@ -11,8 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Literal
 
-from gym_fed.config.rewards import NumericConfig
+from pydantic import Field
+
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 
@@ -28,12 +31,24 @@ _NUMBER = re.compile(
 )
 
 
+class NumericConfig(GraderConfig):
+    """1 where the answer's number is the reference's, else 0."""
+
+    column: str = "answer"
+    where: Literal["auto", "last", "hashes", "boxed"] = "auto"
+    r"""Which number counts: the last one, the one behind ``####`` (GSM8K), or in the last ``\boxed{}``; ``auto`` takes
+    ``####`` if there is one, else ``\boxed{}``, else the last."""
+
+    absolute_tolerance: float = Field(default=0.0, ge=0)
+    relative_tolerance: float = Field(default=0.0, ge=0)
+    """Share of the reference; a number is right when either tolerance allows it."""
+
+
 class Numeric(Grader):
     """1 where the answer's number is the reference's."""
 
-    def __init__(self, config: NumericConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+    Settings = NumericConfig
+    config: NumericConfig
 
     def grade(self, samples: Sequence[Sample]) -> list[float]:
         return [float(self._is_right(sample)) for sample in samples]

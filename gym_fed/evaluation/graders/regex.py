@@ -8,20 +8,41 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Literal
 
 import regex  # type: ignore[import-untyped]
+from pydantic import Field
 
-from gym_fed.config.rewards import RegexConfig
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
+
+
+class RegexConfig(GraderConfig):
+    """1 where a pattern is found, and says the reference if ``column`` is given, else 0."""
+
+    pattern: str
+    """Searched anywhere in the answer. With ``column`` its group ``answer``, else its first group, is compared."""
+
+    column: str | None = None
+    """The row's column that the group must equal, white space at the ends aside."""
+
+    occurrence: Literal["first", "last"] = "first"
+    """Which match is compared."""
+
+    ignore_case: bool = False
+    timeout_seconds: float = Field(default=1.0, gt=0)
+    """A search that takes longer, as some patterns do on some texts, counts as not found."""
 
 
 class Regex(Grader):
     """1 where the pattern is found; with a column, where its group is the reference."""
 
+    Settings = RegexConfig
+    config: RegexConfig
+
     def __init__(self, config: RegexConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+        super().__init__(config)
         try:
             self._pattern = regex.compile(config.pattern, regex.IGNORECASE if config.ignore_case else 0)
         except regex.error as error:

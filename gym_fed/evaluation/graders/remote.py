@@ -8,7 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gym_fed.config.rewards import RemoteConfig
+from pydantic import Field
+
+from gym_fed.config.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._secrets import from_environment
 from gym_fed.evaluation.graders.base import Grader, Sample
@@ -16,12 +18,34 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 
 
+class RemoteConfig(GraderConfig):
+    """What a reward server says."""
+
+    url: str = Field(pattern=r"^https?://")
+    """Where samples are posted; docs/graders.md has the wire format."""
+
+    token_env: str | None = None
+    """The environment variable whose value is sent as a bearer token."""
+
+    batch_size: int = Field(default=64, ge=1)
+    """Samples in one request."""
+
+    retries: int = Field(default=4, ge=0)
+    """After lost connections and statuses 429 and 5xx, waiting longer each time."""
+
+    timeout_seconds: float = Field(default=60.0, gt=0)
+    max_request_bytes: int = Field(default=16 * 2**20, ge=1)
+    max_response_bytes: int = Field(default=2**20, ge=1)
+
+
 class Remote(Grader):
     """Posts ``{"samples": [{"prompt", "completion", "row"}]}`` and reads ``{"rewards": [number]}``."""
 
+    Settings = RemoteConfig
+    config: RemoteConfig
+
     def __init__(self, config: RemoteConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+        super().__init__(config)
         self._token = from_environment(config.token_env, self.name, "token_env")
         self._client: Any = None
 

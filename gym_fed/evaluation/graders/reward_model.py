@@ -5,20 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gym_fed.config.rewards import RewardModelConfig
+from pydantic import Field
+
+from gym_fed.config.rewards import Device, GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.models import load_tokenizer, pick_device, quiet_loading, resolve
 
 
+class RewardModelConfig(GraderConfig):
+    """The score of a trained reward model."""
+
+    model: str
+    """A finished run of ``algorithm: reward_model``, full or adapter, or another sequence classifier with one label."""
+
+    batch_size: int = Field(default=16, ge=1)
+    max_length: int = Field(default=1024, ge=8)
+    """Longer conversations lose their beginning."""
+
+    device: Device = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
 class RewardModel(Grader):
     """Reads prompt and answer through the model's chat template and gives the head's raw score."""
 
+    Settings = RewardModelConfig
+    config: RewardModelConfig
+
     def __init__(self, config: RewardModelConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+        super().__init__(config)
         self._folder = Path(resolve(config.model))
         self._device = pick_device(config.device)
         _require_scalar_head(self._folder, config.model)

@@ -1,1 +1,1 @@
-"""Trackers, one file each: file name = registry name = YAML value. Dropping a file in registers it."""
+"""Trackers, one file each; the file's name is the value under ``tracking``."""

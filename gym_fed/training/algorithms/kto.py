@@ -7,7 +7,7 @@ from typing import Any
 
 from gym_fed import console
 from gym_fed.config.training import TrainingConfig
-from gym_fed.data.formats.labels import label_of
+from gym_fed.data.labels import label_of
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError

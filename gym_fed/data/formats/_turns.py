@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats.base import BadRow, Message, Raw, as_object, note_unread, parsed, string
+from gym_fed.data.formats.base import (
+    BadRow,
+    Message,
+    Raw,
+    as_object,
+    note_unread,
+    parsed,
+    string,
+    system_of,
+    with_context,
+)
 
 _ROLES = {
     "system": "system",
@@ -38,6 +48,13 @@ _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),
     *(*_WEIGHTS, *_REASONING),
 }
+
+
+def conversation_row(row: Raw, key: str) -> Raw:
+    """The supervised row of the turns under ``key``."""
+    images: list[Any] = []
+    messages = answered([*system_of(row), *conversation(row.get(key), key, images)])
+    return with_context(row, {"messages": messages, **({"images": images} if images else {})}, key)
 
 
 def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:

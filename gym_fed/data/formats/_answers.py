@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats import alpaca
+from gym_fed.data.formats._turns import conversation
 from gym_fed.data.formats.base import BadRow, Message, Raw, string, system_of
-from gym_fed.data.formats.turns import conversation
 
-PROMPT_KEYS = ("prompt", "messages", "conversations", *alpaca.KEYS)
+ALPACA_KEYS = ("instruction", "input", "output", "history")
+PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
 """Where a prompt may stand."""
 
 
@@ -30,7 +30,7 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
         key = "messages" if "messages" in row else "conversations"
         prompt = [*system_of(row), *conversation(row[key], key, images)]
     elif "instruction" in row:
-        prompt = alpaca.question(row)
+        prompt = alpaca_question(row)
     elif isinstance(row.get("prompt"), list):
         prompt = [*system_of(row), *conversation(row["prompt"], "prompt", images)]
     elif "prompt" in row:
@@ -44,6 +44,24 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
             return _whole_conversations(prompt, answers, keys)
         prompt = [*system_of(row), {"role": "user", "content": prompt}]
     return prompt, [_without(prompt, _as_messages(answer)) for answer in answers]
+
+
+def alpaca_question(row: Raw) -> list[Message]:
+    """Everything before Alpaca's answer: ``system``, ``history``, then ``instruction`` and ``input`` on a line each."""
+    instruction = string(row, "instruction")
+    extra = string(row, "input", optional=True)
+    messages = system_of(row)
+    history = row.get("history") or []
+    if not isinstance(history, list):
+        raise BadRow("'history' is not a list", "give it as a list of [question, answer] pairs")
+    for pair in history:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)):
+            raise BadRow(
+                "'history' holds something that is no pair of texts", "write [question, answer] pairs"
+            )
+        messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    messages.append({"role": "user", "content": f"{instruction}\n{extra}" if extra else instruction})
+    return messages
 
 
 def require_learned(answers: list[Any]) -> None:

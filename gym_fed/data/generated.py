@@ -1,82 +1,23 @@
-"""The generated text tasks: one exact answer per prompt, a fixed split, and rows that a seed decides.
+"""Rows of the generated text tasks: a fixed split, and rows that a seed decides.
 
-To add a task, drop a module into this folder and decorate a function ``(random.Random) -> (prompt, answer)``
-with ``@task(...)``; the prompt alone must decide the answer. Whether a prompt is held out is decided by the
-sha256 of its text, so no seed can leak a held-out prompt into training.
+Whether a prompt is held out is decided by the sha256 of its text, so no seed can leak a held-out prompt into training.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import pkgutil
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TASKS
 
 Row = dict[str, Any]
 Split = Literal["train", "heldout"]
-Group = Literal["base", "contributor"]
-Maker = Callable[[random.Random], tuple[str, str]]
 
 HELDOUT_ONE_IN = 10
 _MAX_DRAWS_PER_ROW = 2000
 _CONVERSATION_SHARE = 0.2
-
-
-@dataclass(frozen=True)
-class Task:
-    """One generated task.
-
-    Attributes:
-        name: Registry name; the YAML value under ``data[].tasks``.
-        summary: One line with an example.
-        group: ``base`` tasks are what gym-nano was pre-trained on; ``contributor`` tasks it has never seen.
-        make: Draws one ``(prompt, answer)`` pair.
-    """
-
-    name: str
-    summary: str
-    group: Group
-    make: Maker
-
-
-_TASKS: dict[str, Task] = {}
-
-
-def task(name: str, summary: str, group: Group = "base") -> Callable[[Maker], Maker]:
-    """Register a maker function under ``name``."""
-
-    def register(make: Maker) -> Maker:
-        if name in _TASKS:
-            raise ValueError(f"task {name!r} is registered twice")
-        _TASKS[name] = Task(name, summary, group, make)
-        return make
-
-    return register
-
-
-def all_tasks() -> dict[str, Task]:
-    """Every task by name, in alphabetical order."""
-    package = importlib.import_module("gym_fed.data.tasks")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"gym_fed.data.tasks.{module.name}")
-    return dict(sorted(_TASKS.items()))
-
-
-def get_task(name: str) -> Task:
-    """The task called ``name``.
-
-    Raises:
-        GymError: ``NOT_FOUND`` when there is none.
-    """
-    tasks = all_tasks()
-    if name not in tasks:
-        raise GymError(ErrorCode.NOT_FOUND, f"no task called {name!r}", f"known tasks: {', '.join(tasks)}")
-    return tasks[name]
 
 
 def is_heldout(prompt: str) -> bool:
@@ -90,7 +31,7 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
     Rows are drawn with replacement: a task with few distinct prompts repeats them.
 
     Args:
-        name: A registered task.
+        name: Of ``gym_fed.kinds.TASKS``.
         num: How many rows.
         seed: The same seed gives the same rows, on every machine.
         split: ``train`` and ``heldout`` never share a prompt, whatever the seeds.
@@ -98,12 +39,12 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
     Returns:
         Rows ``{"messages": [user, assistant]}``.
     """
-    chosen = get_task(name)
+    make = TASKS.type_of(name).make
     rng = random.Random(f"{name}/{seed}/{split}")
     rows: list[Row] = []
     for _ in range(num):
         for _ in range(_MAX_DRAWS_PER_ROW):
-            prompt, answer = chosen.make(rng)
+            prompt, answer = make(rng)
             if is_heldout(prompt) == (split == "heldout"):
                 break
         else:
@@ -122,7 +63,7 @@ def generate_mix(
     """``num`` rows in total, the tasks in equal shares and in turn.
 
     Args:
-        names: Registered tasks.
+        names: Of ``gym_fed.kinds.TASKS``.
         num: How many rows.
         seed: As for ``generate``.
         split: As for ``generate``.
@@ -158,7 +99,7 @@ def generate_with_rehearsal(
         split: As for ``generate``.
     """
     old = round(num * rehearse)
-    base = [task.name for task in all_tasks().values() if task.group == "base"]
+    base = [name for name in TASKS.names() if TASKS.type_of(name).group == "base"]
     rows = generate_mix(names, num - old, seed=seed, split=split)
     rows += generate_mix(base, old, seed=seed, split=split)
     random.Random(f"rehearse/{seed}/{split}").shuffle(rows)

@@ -1,0 +1,28 @@
+"""What a check of `gym doctor` is, and all of them run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.kinds import CHECKS
+
+
+class Check(ABC):
+    """Looks at one part of the installation."""
+
+    @abstractmethod
+    def findings(self) -> Iterable[Finding]:
+        """A line on each thing that it looked at."""
+
+
+def run_checks() -> list[Finding]:
+    """Run all of them by name; takes seconds, for torch is imported to ask it for devices."""
+    return [finding for name in CHECKS.names() for finding in CHECKS.type_of(name)().findings()]
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """The worst level among the findings; ``ok`` when there are none."""
+    order = list(Level)
+    return max((f.level for f in findings), key=order.index, default=Level.OK)
