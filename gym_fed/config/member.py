@@ -1,13 +1,16 @@
-"""A key of a schema whose value is the name of a member, such as an aggregator."""
+"""Keys of a schema whose value is the name of a member, such as an aggregator, and entries that a member validates."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gym_quant.registry import Registry
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
+
+from gym_fed.config.base import StrictModel
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,59 @@ class MemberOf:
         if name not in self.words():
             raise ValueError(f"unknown {self.kind.kind} {name!r} (known: {', '.join(self.words())})")
         return name
+
+
+class ByMember(StrictModel):
+    """What entries have in common, each of which is held against the ``Settings`` of the member that it names.
+
+    ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
+    that are named are imported; the JSON schema, which says what each takes, imports all of them.
+    """
+
+    member_key: ClassVar[str]
+    """The field that names the member."""
+
+    member_kind: ClassVar[Registry[Any]]
+
+    @classmethod
+    def chosen(cls, entry: Any) -> type[ByMember]:
+        """The class that an entry is held against; this one where it names no member."""
+        name = entry.get(cls.member_key) if isinstance(entry, Mapping) else None
+        settings: type[ByMember] = cls
+        if isinstance(name, str) and name in cls.member_kind:
+            settings = cls.member_kind.type_of(name).Settings
+        return settings
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Marks a value of a subclass of ``base`` that its member chooses."""
+
+    base: type[ByMember]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._held, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        key, kind = self.base.member_key, self.base.member_kind
+        entries = []
+        for name in kind.names():
+            settings = kind.type_of(name).Settings
+            entry = dict(handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__)))
+            entry["properties"] = {**entry["properties"], key: {"const": name, "type": "string"}}
+            entries.append(entry)
+        return {"oneOf": entries, "discriminator": {"propertyName": key}}
+
+    def _held(self, entry: Any) -> Any:
+        key, kind = self.base.member_key, self.base.member_kind
+        if isinstance(entry, Mapping):
+            if entry.get(key) not in kind.names():  # refused by its name alone
+                entry = {key: entry[key]} if key in entry else {}
+            return self.base.chosen(entry).model_validate(entry)
+        if isinstance(entry, self.base) and not isinstance(entry, kind.type_of(getattr(entry, key)).Settings):
+            raise ValueError(
+                f"{type(entry).__name__} is not what {kind.kind} {getattr(entry, key)!r} is set up by"
+            )
+        return entry

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gym_fed.config.member import ByMember
 from gym_fed.config.open_keys import OpenModel
 from gym_fed.config.problems import Problems
 from gym_fed.config.strict_yaml import (
@@ -182,7 +183,7 @@ def _describe(
     path = _place(tuple(error["loc"]), values)
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        message = "unknown key" + _suggest(path, schema)
+        message = "unknown key" + _suggest(path, schema, values)
     elif error["type"] == "missing":
         message = "required, but not given"
     elif not isinstance(error["input"], dict | list):
@@ -220,12 +221,14 @@ _ELSEWHERE = {
 _MOST_NAMES = 30  # more of them help nobody
 
 
-def _suggest(path: KeyPath, schema: type[BaseModel]) -> str:
+def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:
     """`` (did you mean 'x'?)`` when a known key at the same level is close."""
     level: list[Any] = [schema]
     for key in path[:-1]:
         level = [inner for annotation in level for inner in _below(annotation, key)]
-    names = list(dict.fromkeys(name for model in _models_in(level) for name in model.model_fields))
+        values = values[key]
+    models = (m.chosen(values) if issubclass(m, ByMember) else m for m in _models_in(level))
+    names = list(dict.fromkeys(name for model in models for name in model.model_fields))
     elsewhere = _ELSEWHERE.get(str(path[-1]))
     close = [elsewhere] if elsewhere in names else difflib.get_close_matches(str(path[-1]), names, n=1)
     if close:
