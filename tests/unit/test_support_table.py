@@ -9,9 +9,10 @@ from typing import get_args
 import pytest
 
 from gym_fed.config.distributed import DistributedSettings
-from gym_fed.kinds import ALGORITHMS, FEATURES, GRADERS, OPTIMIZERS, TRACKERS, TUNING
+from gym_fed.kinds import ALGORITHMS, CHECKS, FEATURES, FORMATS, GRADERS, OPTIMIZERS, TRACKERS, TUNING
 
-PAGE = (Path(__file__).parents[2] / "docs" / "support.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "support.md").read_text(encoding="utf-8")
 STRATEGIES = list(get_args(DistributedSettings.model_fields["strategy"].annotation))
 
 
@@ -32,3 +33,17 @@ def test_every_name_has_a_row(title: str, names: list[str]) -> None:
     assert table, f"no table of {title}"
     said = set(re.findall(r"`([a-z0-9_]+)", table[0]))
     assert set(names) <= said, f"missing: {sorted(set(names) - said)}"
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("data.md", FORMATS.own()),
+        ("graders.md", GRADERS.own()),
+        ("doctor.md", [name.removesuffix("s") for name in CHECKS.own()]),
+    ],
+)
+def test_the_page_of_a_kind_names_every_member(page: str, names: list[str]) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    missing = [name for name in names if not re.search(rf"`\[?{name}", text)]
+    assert missing == []

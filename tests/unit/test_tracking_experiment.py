@@ -136,7 +136,7 @@ def test_a_tracker_that_is_missing_or_unknown_is_refused_before_anything_is_writ
         Experiment(tmp_path / "run", ["trackio"])
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
     assert "gym-fed[track]" in caught.value.hint
-    with pytest.raises(GymError, match="'aim' is unknown"):
+    with pytest.raises(GymError, match="unknown tracker 'aim'"):
         Experiment(tmp_path / "run", ["aim"])
     with pytest.raises(GymError, match="neither offline nor online"):
         Experiment(tmp_path / "run", mode="sometimes")
@@ -146,6 +146,6 @@ def test_a_tracker_that_is_missing_or_unknown_is_refused_before_anything_is_writ
 
 
 def test_the_trackers_of_every_run_are_added() -> None:
-    from gym_fed.config import TrainingConfig
+    from gym_fed.config.training import TrainingConfig
 
     assert TrainingConfig(tracking=["wandb"]).tracking == ["jsonl", "tensorboard", "wandb"]

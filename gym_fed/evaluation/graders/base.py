@@ -53,7 +53,7 @@ class Grader(ABC):
     """Gives every sample a number, higher is better. Used by reinforcement learning and by evaluation alike.
 
     Args:
-        config: Its entry of ``rewards``, of the type ``Settings``.
+        config: Its entry of ``rewards``, of the type ``Settings``; None for one that is built in Python.
     """
 
     Settings: ClassVar[type[GraderConfig]] = GraderConfig
@@ -64,9 +64,10 @@ class Grader(ABC):
     name: str
     """How the reward is called in metrics."""
 
-    def __init__(self, config: GraderConfig) -> None:
-        self.config = config
-        self.name = config.name or config.grader
+    def __init__(self, config: GraderConfig | None = None) -> None:
+        if config is not None:
+            self.config = config
+            self.name = config.name or config.grader
 
     def setup(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Load models, open connections, check what is needed. Called once before the first ``grade``.
