@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-import gym_fed
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.version import __version__
 from gym_fed.wire.limits import PROTOCOL
 
 UNNUMBERED = 1
@@ -34,7 +34,7 @@ def require_hub(protocol: int, software_version: str) -> None:
     raise GymError(
         ErrorCode.PROTOCOL_MISMATCH,
         f"this hub speaks protocol {theirs} (gym-fed {version}), "
-        f"this contributor protocol {PROTOCOL} (gym-fed {gym_fed.__version__})",
+        f"this contributor protocol {PROTOCOL} (gym-fed {__version__})",
         f"the hub is older: ask its coordinator to run `{_UPGRADE}`, or join with {same}"
         if theirs < PROTOCOL
         else f"upgrade this machine: {_UPGRADE}",
@@ -48,7 +48,7 @@ def require_contributor(protocol: int) -> None:
         return
     raise GymError(
         ErrorCode.PROTOCOL_MISMATCH,
-        f"this contributor speaks protocol {theirs}, the hub protocol {PROTOCOL} (gym-fed {gym_fed.__version__})",
+        f"this contributor speaks protocol {theirs}, the hub protocol {PROTOCOL} (gym-fed {__version__})",
         f"upgrade this machine: {_UPGRADE}"
         if theirs < PROTOCOL
         else f"the hub is older: ask its coordinator to run `{_UPGRADE}`",
