@@ -1,4 +1,4 @@
-"""Near-duplicate search by MinHash and locality-sensitive hashing: texts whose sets of shingles overlap.
+"""Near-duplicate search by MinHash and locality-sensitive hashing (``datasketch``): texts whose shingles overlap.
 
 Broder 1997, "On the resemblance and containment of documents": the share of hash functions under which two sets have
 the same minimum estimates their Jaccard similarity. Banding as in Leskovec, Rajaraman and Ullman, "Mining of Massive
@@ -8,14 +8,17 @@ similarity s do with probability 1 - (1 - s^r)^b.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import functools
+import zlib
+from typing import Any
 
 NUM_HASHES = 128
 SHINGLE_CHARACTERS = 5
+SCHEME = "affine32"
+"""How ``datasketch`` permutes; with another, results that are kept would no longer be those of the same texts."""
+
 _RECALL = 0.99
-_BLOCK = 256  # shingles at once: their hashes (256 KiB) stay in the core's cache
-_UINT = NDArray[np.uint64]
+_BLOCK = 4096  # shingles at once: their hashes take 2 MiB
 
 
 class NearDuplicates:
@@ -29,10 +32,12 @@ class NearDuplicates:
     """
 
     def __init__(self, threshold: float) -> None:
+        from datasketch import MinHashLSH
+
+        rows = rows_per_band(threshold)
         self.threshold = threshold
-        self._rows_per_band = rows_per_band(threshold)
-        self._minima: list[NDArray[np.uint32]] = []
-        self._buckets: list[dict[bytes, list[int]]] = [{} for _ in range(NUM_HASHES // self._rows_per_band)]
+        self._bands = MinHashLSH(num_perm=NUM_HASHES, params=(NUM_HASHES // rows, rows))
+        self._minima: list[Any] = []
 
     def find_or_add(self, text: str) -> tuple[int, float] | None:
         """The earlier text that this one nearly repeats, counted from 0 among those added, and the similarity.
@@ -40,23 +45,13 @@ class NearDuplicates:
         None when there is none; the text is added then.
         """
         minima = signature(text)
-        keys = [
-            minima[at * self._rows_per_band : (at + 1) * self._rows_per_band].tobytes()
-            for at in range(len(self._buckets))
-        ]
-        candidates = {
-            index for key, bucket in zip(keys, self._buckets, strict=True) for index in bucket.get(key, ())
-        }
-        best = max(((self._similarity(index, minima), -index) for index in candidates), default=(0.0, 0))
+        similar = ((float(self._minima[at].jaccard(minima)), -at) for at in self._bands.query(minima))
+        best = max(similar, default=(0.0, 0))
         if best[0] >= self.threshold:
             return -best[1], best[0]
-        for key, bucket in zip(keys, self._buckets, strict=True):
-            bucket.setdefault(key, []).append(len(self._minima))
+        self._bands.insert(len(self._minima), minima)
         self._minima.append(minima)
         return None
-
-    def _similarity(self, index: int, minima: NDArray[np.uint32]) -> float:
-        return float((self._minima[index] == minima).mean())
 
 
 def rows_per_band(threshold: float) -> int:
@@ -67,38 +62,23 @@ def rows_per_band(threshold: float) -> int:
     return 1
 
 
-def signature(text: str) -> NDArray[np.uint32]:
-    """Minima of the text's shingles under every hash function, ``[128] uint32``; equal for equal text everywhere."""
-    shingles = _shingles(text)
-    minima = np.full(NUM_HASHES, np.iinfo(np.uint64).max, dtype=np.uint64)
-    room = np.empty((min(_BLOCK, len(shingles)), NUM_HASHES), dtype=np.uint64)
+def signature(text: str) -> Any:
+    """Minima of the text's runs of five characters, a ``LeanMinHash``; case and the width of spaces do not count."""
+    from datasketch import LeanMinHash
+
+    said = " ".join(text.casefold().split())
+    shingles = list(
+        {said[at : at + SHINGLE_CHARACTERS] for at in range(max(len(said) - SHINGLE_CHARACTERS + 1, 1))}
+    )
+    minima = _empty().copy()
     for start in range(0, len(shingles), _BLOCK):
-        block = shingles[start : start + _BLOCK, None]
-        # Multiply-add modulo 2^64; the high bits are the hash (Dietzfelbinger 1996).
-        hashes = np.multiply(block, _FACTORS, out=room[: len(block)])
-        hashes += _TERMS
-        np.minimum(minima, hashes.min(axis=0), out=minima)
-    return (minima >> np.uint64(32)).astype(np.uint32)
+        minima.update_batch([s.encode("utf-8", "surrogatepass") for s in shingles[start : start + _BLOCK]])
+    return LeanMinHash(minima)
 
 
-def _shingles(text: str) -> _UINT:
-    """Hashes of all runs of five characters, repeated ones too; case and the width of spaces do not count."""
-    characters = np.frombuffer(" ".join(text.casefold().split()).encode("utf-32-le"), dtype=np.uint32)
-    width = min(SHINGLE_CHARACTERS, max(len(characters), 1))
-    count = max(len(characters) - width + 1, 0)
-    hashes = np.zeros(count, dtype=np.uint64)
-    for offset in range(width):
-        hashes *= np.uint64(0x100000001B3)
-        hashes += characters[offset : offset + count]
-    return _mixed(hashes)
+@functools.cache
+def _empty() -> Any:
+    """The hash functions, drawn once a process."""
+    from datasketch import MinHash
 
-
-def _mixed(values: _UINT) -> _UINT:
-    """SplitMix64's finaliser (Steele et al. 2014), so that like shingles have unlike hashes."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-_FACTORS = _mixed(np.arange(1, NUM_HASHES + 1, dtype=np.uint64)) | np.uint64(1)
-_TERMS = _mixed(np.arange(NUM_HASHES + 1, 2 * NUM_HASHES + 1, dtype=np.uint64))
+    return MinHash(NUM_HASHES, hashfunc=zlib.crc32, scheme=SCHEME)

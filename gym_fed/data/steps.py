@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_fed.data.minhash import NearDuplicates
+from gym_fed.data.minhash import SCHEME, NearDuplicates
 
 Row = dict[str, Any]
 Judge = Callable[[str, Row], str | None]
@@ -120,7 +120,7 @@ class DedupStep(Step):
         return judge
 
     def key(self) -> Any:
-        return ["dedup", self.exact, self.near]
+        return ["dedup", self.exact, self.near, *([] if self.near is None else [SCHEME])]
 
 
 def row_digest(row: Row) -> bytes:
