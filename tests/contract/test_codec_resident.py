@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 from gym_quant import codec_names, get_codec, resident
+from gym_quant.bitstream import Bytes, Floats
 from gym_quant.codec import Encoded
 from gym_quant.kernels import ResidentSigns
-from gym_quant.levels import LevelCodec
+from gym_quant.levels import LevelCodec, Shared
 from gym_quant.planes import codes_a_byte, from_planes, to_planes
 from gym_quant.registry import CODECS
 from gym_quant.resident import Resident, Transposed
 from gym_quant.sides import payload_size
+from gym_quant.uniform import UniformCodec
 
 from tests.support.codec_settings import GROUPS, settings_of
 
@@ -139,6 +141,32 @@ def test_planes_give_back_every_code(levels: int) -> None:
         packed = to_planes(codes, levels)
         assert packed.shape[1] == -(-cols // codes_a_byte(levels))
         assert (from_planes(torch.from_numpy(packed), levels, cols).numpy() == codes).all()
+
+
+class Uneven(UniformCodec):
+    """Levels that are not evenly spaced, and offsets that count twice: of a package of another author."""
+
+    name = "uneven"
+
+    def dequantise(self, codes: Bytes, shared: Shared, symmetric: bool) -> Floats:
+        values = (np.arange(self.levels, dtype=np.float32) - 1) ** 2
+        grid = values[codes] * shared[0]
+        return grid if symmetric else grid + np.float32(2.0) * shared[1]
+
+
+@pytest.mark.parametrize("bits", [2, 8])
+@pytest.mark.parametrize("params", GROUPS, ids=str)
+def test_levels_that_are_not_evenly_spaced_decode_to_the_same_bits(
+    params: dict[str, Any], bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Uneven, "bits", bits, raising=False)
+    codec, delta = Uneven(), torch.rand(ROWS, COLS, generator=torch.Generator().manual_seed(0))
+    for symmetric in (True, False):
+        made = codec.encode(delta, symmetric=symmetric, **params)
+        held = codec.resident(made.payload, (ROWS, COLS), made.params, CPU)
+        assert held is not None
+        whole = codec.decode(made.payload, (ROWS, COLS), made.params)
+        assert torch.equal(held.decode_block(0, ROWS), whole)
 
 
 @pytest.mark.parametrize("params", GROUPS, ids=str)

@@ -19,7 +19,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.mixed import MixedModel, Piece
 from gym_fed.serving.model_layout import ModelLayout
-from gym_fed.serving.operands import DenseOperand, FactorOperand, PackedOperand
+from gym_fed.serving.operands import DenseOperand, PackedOperand
 from tests.support.codec_settings import settings_of
 from tests.support.variants import load, merged, off
 from tests.unit.test_serving_mixed import llama, reference
@@ -114,10 +114,10 @@ def test_matrices_that_lie_the_other_way_round_stay_packed_too(tmp_path: Path, n
         assert off(bulk[at], reference(peer, LONG)[-1]) < 1e-4, settings_of(name)[at]
         assert off(few[at], reference(peer, SHORT)[-1]) < 1e-4, settings_of(name)[at]
     operand = load(paths[0], ModelLayout.of(model)).operands["transformer.h.0.mlp.c_proj.weight"]
-    if isinstance(operand, PackedOperand):
-        assert isinstance(operand.held, Transposed)
-    else:
-        assert isinstance(operand, FactorOperand | DenseOperand)
+    made = encoded(name, 0, (192, 48))
+    form = get_codec(name).resident(made.payload, (192, 48), made.params, torch.device("cpu"))
+    assert isinstance(operand, DenseOperand) == (form is None)
+    assert not isinstance(operand, PackedOperand) or isinstance(operand.held, Transposed)
 
 
 def test_products_are_counted_by_form_and_signs_by_kernel(tmp_path: Path) -> None:
