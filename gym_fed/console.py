@@ -77,8 +77,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 """``--json`` of the commands whose result is one document."""
 
 
-def tell(as_json: bool, document: Any, *text: RenderableType | Callable[[], None]) -> None:
-    """The result of a command: ``document`` under ``--json``, otherwise ``text``, or what prints it."""
+def tell(as_json: bool, document: Any, *text: RenderableType | Callable[[], None], note: str = "") -> None:
+    """The result of a command: ``document`` under ``--json``, otherwise ``text``, or what prints it.
+
+    ``note`` goes to standard error, behind the text.
+    """
     if as_json:
         print_json(document)
         return
@@ -87,6 +90,8 @@ def tell(as_json: bool, document: Any, *text: RenderableType | Callable[[], None
             part()
         else:
             out.print(part)
+    if note:
+        err.print(note)
 
 
 def _print_version(value: bool) -> None:

@@ -100,11 +100,12 @@ def encrypt(
     variable = f"{PASSPHRASE_VARIABLE}_NEW" if store.is_encrypted else PASSPHRASE_VARIABLE
     with folder.locked():
         files = store.encrypt(PassphraseSource(variable, new))
-    if as_json:
-        print_json({"path": str(store.main_path), "encrypted": True, "files": files, "by": KEY_DERIVATION})
-        return
-    out.print(f"{store.main_path} is under the passphrase now ({KEY_DERIVATION})")
-    err.print("There is no way back without the passphrase: keep it where you keep such things.")
+    tell(
+        as_json,
+        {"path": str(store.main_path), "encrypted": True, "files": files, "by": KEY_DERIVATION},
+        f"{store.main_path} is under the passphrase now ({KEY_DERIVATION})",
+        note="There is no way back without the passphrase: keep it where you keep such things.",
+    )
 
 
 @key_app.command()

@@ -58,10 +58,11 @@ def copy_recipe(
     for target, source in new.items():
         _write(target, source.read_text(encoding="utf-8"), overwrite)
     _write(file, text, overwrite)
-    if as_json:
-        print_json({"recipe": recipe.name, "file": str(file), "data": [str(target) for target in rows]})
-    else:
-        err.print(f"{file}; train it with: gym train {file}")
+    tell(
+        as_json,
+        {"recipe": recipe.name, "file": str(file), "data": [str(target) for target in rows]},
+        note=f"{file}; train it with: gym train {file}",
+    )
 
 
 @app.command("validate")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, err, out, print_json
+from gym_fed.console import AsJson, out, print_json, tell
 
 StoreOption = Annotated[
     str,
@@ -31,10 +31,11 @@ def push(
     from gym_fed.data.registry import DatasetRegistry
 
     manifest = DatasetRegistry(store).push(name, path, licence=licence, description=description)
-    if as_json:
-        print_json(manifest.model_dump())
-    else:
-        err.print(f"{name}@{manifest.version}: {len(manifest.files)} files under {manifest.licence}")
+    tell(
+        as_json,
+        manifest.model_dump(),
+        note=f"{name}@{manifest.version}: {len(manifest.files)} files under {manifest.licence}",
+    )
 
 
 def pull(
@@ -49,12 +50,11 @@ def pull(
     from gym_fed.data.registry import DatasetRegistry
 
     manifest = DatasetRegistry(store).pull(reference, folder)
-    if as_json:
-        print_json(manifest.model_dump())
-    else:
-        err.print(
-            f"{manifest.name}@{manifest.version} in {folder}: {len(manifest.files)} files under {manifest.licence}"
-        )
+    tell(
+        as_json,
+        manifest.model_dump(),
+        note=f"{manifest.name}@{manifest.version} in {folder}: {len(manifest.files)} files under {manifest.licence}",
+    )
 
 
 def list_datasets(store: StoreOption, as_json: AsJson = False) -> None:

@@ -23,7 +23,6 @@ from gym_fed.console import AsJson
 
 if TYPE_CHECKING:
     from gym_fed.identity.variant import SignedVariant
-    from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
 
 app = typer.Typer(help="Personal variants of a base model: add, list, check, remove.", no_args_is_help=True)
@@ -63,7 +62,7 @@ def add(
         if sign:
             signed, owner = _signed(opened, delta, name, user, key, note, replace)
         record = opened.add(delta, signed, name=name, owner=owner, replace=replace, note="" if sign else note)
-    _show(record, as_json, f"added {record.name} to {store_folder(store)}")
+    console.tell(as_json, record.to_dict(), f"added {record.name} to {store_folder(store)}")
 
 
 @app.command("list")
@@ -116,7 +115,9 @@ def remove(name: NameArgument, store: StoreOption = None, as_json: AsJson = Fals
             as_json, damaged, f"removed {name}, whose row was damaged; gym variant gc removes its file"
         )
         return
-    _show(record, as_json, f"removed {record.name}, revision {record.revision} of {record.owner}")
+    console.tell(
+        as_json, record.to_dict(), f"removed {record.name}, revision {record.revision} of {record.owner}"
+    )
 
 
 # Commands with a module of their own.
@@ -153,10 +154,6 @@ def _signed(
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
     return sign_variant(delta, signer, name=name, revision=revision, note=note), owner
-
-
-def _show(record: VariantRecord, as_json: bool, line: str) -> None:
-    console.tell(as_json, record.to_dict(), line)
 
 
 def _print_fields(found: dict[str, Any]) -> None:

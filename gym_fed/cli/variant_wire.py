@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,9 +71,9 @@ def push(
         if signed != before:  # the store has what the hub has
             _keep(opened, path, signed, record.owner)
     found = {**receipt, "server": client.pin.server, "file": str(path)}
-    _tell(
-        found,
+    console.tell(
         as_json,
+        found,
         f"pushed {name}, revision {signed.manifest.revision}, to {client.address} as {signed.manifest.owner}",
     )
 
@@ -112,8 +112,8 @@ def pull(
         if found.path != local:
             found.path.unlink()
     told = {**record.to_dict(), "ledger_sequence": found.ledger_sequence}
-    _tell(
-        told, as_json, f"pulled {name}, revision {record.revision} of {record.owner}, from {client.address}"
+    console.tell(
+        as_json, told, f"pulled {name}, revision {record.revision} of {record.owner}, from {client.address}"
     )
 
 
@@ -158,7 +158,7 @@ def remove_hub(
         from gym_client.variants import remove_variant
 
         receipt = remove_variant(client, name)
-    _tell(receipt, as_json, f"removed {name} from {client.address}")
+    console.tell(as_json, receipt, f"removed {name} from {client.address}")
 
 
 def _manifest(record: VariantRecord, account: str, revision: int | None) -> VariantManifest:
@@ -291,7 +291,3 @@ def _enrolled(
     client = enrolled_client(open_home(home, passphrase_file), server, insecure)
     client.status()
     return client
-
-
-def _tell(found: dict[str, Any], as_json: bool, line: str) -> None:
-    console.tell(as_json, found, line)

@@ -120,15 +120,12 @@ def restore(
     found = run_restore(
         source, folder, snapshot=snapshot, known=known, fork=fork, reason=reason, database_url=database
     )
-    if as_json:
-        print_json(found)
-        return
-    out.print(
+    tell(
+        as_json,
+        found,
         f"{found['dir']} is snapshot {found['snapshot']}, {found['objects']} objects; the ledger goes on from entry "
-        f"{found['entries']}"
-    )
-    err.print(
-        "What was signed later is undone: revocations, key rotations and transfers too. Then: gym-server run"
+        f"{found['entries']}",
+        note="What was signed later is undone: revocations, key rotations and transfers too. Then: gym-server run",
     )
 
 

@@ -176,11 +176,7 @@ def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = rounds_of(fed)
-    if as_json:
-        print_json(found)
-    else:
-        for table in rounds_tables(found):
-            out.print(table)
+    tell(as_json, found, *(table for table in rounds_tables(found)))
 
 
 @app.command()
@@ -192,11 +188,7 @@ def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = report(fed)
-    if as_json:
-        print_json(found)
-    else:
-        for line in privacy_lines(found):
-            out.print(line)
+    tell(as_json, found, *(line for line in privacy_lines(found)))
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, err, out, print_json, print_table, tell
+from gym_fed.console import AsJson, print_json, print_table, tell
 
 invites_app = typer.Typer(help="The invites that were made: list, cancel.", no_args_is_help=True)
 
@@ -30,13 +30,11 @@ def invite(
 
     with Federation.open(folder) as fed:
         made = make_invites(fed, count, note, valid_hours * 3600)
-    if as_json:
-        print_json({"invite": made[0]["invite"], "invites": made, "valid_hours": valid_hours})
-        return
-    for one in made:
-        out.print(one["invite"])
-    err.print(
-        f"use each once, within {valid_hours:g} h: gym-client join --invite {made[0]['invite'][:24]}..."
+    tell(
+        as_json,
+        {"invite": made[0]["invite"], "invites": made, "valid_hours": valid_hours},
+        *(one["invite"] for one in made),
+        note=f"use each once, within {valid_hours:g} h: gym-client join --invite {made[0]['invite'][:24]}...",
     )
 
 

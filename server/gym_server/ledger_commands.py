@@ -43,11 +43,7 @@ def show(
             found = fed.ledger.about(contributor, from_sequence)
         wanted = islice((entry for entry in found if kind in (None, entry.kind)), limit)
         entries = [entry.to_dict() for entry in wanted]
-    if as_json:
-        print_json(entries)
-    else:
-        for entry in entries:
-            out.print(ledger_line(entry))
+    tell(as_json, entries, *(ledger_line(entry) for entry in entries))
 
 
 @app.command()
@@ -178,11 +174,14 @@ def rescore(
 
     with Federation.open(folder) as fed:
         found = rescore_round(fed, server_round)
-    if as_json:
-        print_json(found)
-    else:
-        for update, (then, now) in found["scores"].items():
-            out.print(f"{update[:12]} {then:+.6f} {'=' if then == now else '!='} {now:+.6f}")
+    tell(
+        as_json,
+        found,
+        *(
+            f"{update[:12]} {then:+.6f} {'=' if then == now else '!='} {now:+.6f}"
+            for update, (then, now) in found["scores"].items()
+        ),
+    )
     if not found["same"]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
