@@ -20,7 +20,7 @@ KNOWN = ("copy", "reverse", "sort", "upper")
 EXAMPLES = 600
 REHEARSAL = 600
 """Rows of old tasks in every contributor's data, so that learning a new one does not cost the old ones."""
-BASE_TASKS = [name for name in TASKS.names() if TASKS.type_of(name).group == "base"]
+BASE_TASKS = [name for name in TASKS.names() if TASKS.new(name).group == "base"]
 HELDOUT_PER_TASK = 24
 
 

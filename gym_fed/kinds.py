@@ -111,7 +111,13 @@ TRACKERS: Kind[Any] = Kind(
 FORMATS: Kind[Any] = Kind(
     "format", "gym_fed.data.formats", "gym_fed.data.formats.base:Format", "gym_fed.formats"
 )
-TASKS: Kind[Any] = Kind("task", "gym_fed.data.tasks", "gym_fed.data.tasks.base:Task", "gym_fed.tasks")
+TASKS: TabledKind[Any] = TabledKind(
+    "task",
+    "gym_fed.data.tasks",
+    "gym_fed.data.tasks.base:Task",
+    "gym_fed.tasks",
+    "gym_fed.data.tasks._table:TABLE",
+)
 CHECKS: Kind[Any] = Kind("check", "gym_fed.doctor.checks", "gym_fed.doctor.check:Check", "gym_fed.checks")
 
 ALL: tuple[Registry[Any], ...] = (

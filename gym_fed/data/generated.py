@@ -39,7 +39,7 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
     Returns:
         Rows ``{"messages": [user, assistant]}``.
     """
-    make = TASKS.type_of(name).make
+    make = TASKS.new(name).make
     rng = random.Random(f"{name}/{seed}/{split}")
     rows: list[Row] = []
     for _ in range(num):
@@ -99,7 +99,7 @@ def generate_with_rehearsal(
         split: As for ``generate``.
     """
     old = round(num * rehearse)
-    base = [name for name in TASKS.names() if TASKS.type_of(name).group == "base"]
+    base = [name for name in TASKS.names() if TASKS.new(name).group == "base"]
     rows = generate_mix(names, num - old, seed=seed, split=split)
     rows += generate_mix(base, old, seed=seed, split=split)
     random.Random(f"rehearse/{seed}/{split}").shuffle(rows)

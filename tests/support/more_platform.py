@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -76,10 +76,9 @@ class Cards(Format):
 class Echo(Task):
     """A task that gym-nano has not seen."""
 
-    summary: ClassVar[str] = "the digit again: 'echo: 3' -> '3'"
+    summary = "the digit again: 'echo: 3' -> '3'"
 
-    @staticmethod
-    def make(rng: random.Random) -> tuple[str, str]:
+    def make(self, rng: random.Random) -> tuple[str, str]:
         text = str(rng.randrange(10**6))
         return f"echo: {text}", text
 

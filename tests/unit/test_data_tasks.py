@@ -12,7 +12,7 @@ from gym_fed.data.generated import (
     generate_with_rehearsal,
     is_heldout,
 )
-from gym_fed.data.tasks._number_words import number_word
+from gym_fed.data.tasks._numbers import number_word
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TASKS
 
@@ -47,9 +47,9 @@ def test_a_prompt_has_one_answer(name: str) -> None:
         assert answers.setdefault(user["content"], assistant["content"]) == assistant["content"]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if TASKS.type_of(name).group == "contributor"])
+@pytest.mark.parametrize("name", [name for name in NAMES if TASKS.new(name).group == "contributor"])
 def test_a_contributor_task_is_not_solved_by_copying(name: str) -> None:
-    make, rng = TASKS.type_of(name).make, random.Random(0)
+    make, rng = TASKS.new(name).make, random.Random(0)
     for _ in range(300):
         prompt, answer = make(rng)
         assert prompt.partition(": ")[2] != answer

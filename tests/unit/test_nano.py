@@ -17,7 +17,7 @@ from gym_fed.kinds import TASKS
 from gym_fed.models import LoadedModel, load_model, nano_path, pick_device, resolve
 
 LEARNT = ("copy", "reverse", "upper", "lower", "first", "length", "sort")
-FOREIGN = [name for name in TASKS.names() if TASKS.type_of(name).group == "contributor"]
+FOREIGN = [name for name in TASKS.names() if TASKS.new(name).group == "contributor"]
 
 
 @pytest.fixture(scope="module")

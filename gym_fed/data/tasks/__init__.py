@@ -1,1 +1,1 @@
-"""Generated text tasks, one file each; ``gym_fed.data.generated`` draws their rows."""
+"""Generated text tasks; ``gym_fed.data.generated`` draws their rows."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import string
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import Literal
 
 Group = Literal["base", "contributor"]
 
@@ -13,18 +12,12 @@ Group = Literal["base", "contributor"]
 class Task(ABC):
     """A task by its name, the value under ``data[].tasks``."""
 
-    summary: ClassVar[str]
+    summary: str
     """One line with an example."""
 
-    group: ClassVar[Group] = "contributor"
+    group: Group = "contributor"
     """``base`` tasks are what gym-nano was pre-trained on; it has never seen the others."""
 
-    @staticmethod
     @abstractmethod
-    def make(rng: random.Random) -> tuple[str, str]:
+    def make(self, rng: random.Random) -> tuple[str, str]:
         """Draw one prompt and its answer."""
-
-
-def letters(rng: random.Random, low: int, high: int, alphabet: str = string.ascii_lowercase) -> str:
-    """A random string of ``low`` to ``high`` characters."""
-    return "".join(rng.choices(alphabet, k=rng.randint(low, high)))
