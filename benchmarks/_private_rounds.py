@@ -141,7 +141,7 @@ class Round:
             config = round_training(recipe, 1, Path(folder) / "run", device="cpu")
             trained = Trainer(config, model=model.model, tokenizer=model.tokenizer).train(dataset=rows)
         part = path.with_suffix(".part")
-        if recipe.finetuning == "lora":
+        if recipe.sends_factors:
             lora_delta(lora_factors(trained.model), part, self.spec, policy=self.size.codec)
         else:
             encode_delta(trained.model, model_tensors(self.base.model), self.size.codec, part, self.spec)
@@ -153,7 +153,7 @@ class Round:
     @property
     def tensors(self) -> list[str]:
         """What the task trains."""
-        if self.size.recipe.finetuning == "full":
+        if not self.size.recipe.sends_factors:
             return list(self.spec.shapes)
         with DeltaFile.open(self.updates[0], self.spec) as delta:
             return list(delta.names)
@@ -173,14 +173,14 @@ class Round:
     def norms(self) -> list[float]:
         """Of whole updates, or with LoRA of their B."""
         files = self.opened()
-        if self.size.recipe.finetuning == "full":
+        if not self.size.recipe.sends_factors:
             return [file.norm() for file in files]
         stacks = [NoisedFactors(n, files, tuple(self.spec.shapes[n]), self.frozen_a) for n in self.tensors]
         return [math.hypot(*(stack.update_norm(file) for stack in stacks)) for file in files]
 
     def coordinates(self) -> int:
         """How many numbers the noise is spread over."""
-        if self.size.recipe.finetuning == "full":
+        if not self.size.recipe.sends_factors:
             return sum(math.prod(shape) for shape in self.spec.shapes.values())
         return sum(self.spec.shapes[name][0] * self.size.recipe.lora.r for name in self.tensors)
 
@@ -188,7 +188,7 @@ class Round:
         """The base with the soup added: the plain mean, or a private one."""
         out = self.folder / "soup.gymdelta"
         recipe = SoupRecipe(codec=CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False))
-        lora = self.size.recipe.finetuning == "lora"
+        lora = self.size.recipe.sends_factors
         private = None
         if privacy is not None:
             private = PrivateRound(

@@ -23,7 +23,7 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
     from gym_fed.delta.manifest import TensorRecord
     from gym_fed.delta.policy import FACTOR_BITS, Choice, choose
 
-    if recipe.finetuning == "lora":
+    if recipe.sends_factors:
         lora = get_codec("lora")
         choices = []
         for name, shape in _adapted(model.model, recipe.lora):
@@ -41,7 +41,7 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
         shapes = model.base.shapes.items()
         choices = [choose(name, torch.empty(shape, device="meta"), largest) for name, shape in shapes]
     size = file_bytes(choices, model.base, {})
-    if codec.max_bits_per_weight is not None and recipe.finetuning == "full":
+    if codec.max_bits_per_weight is not None and not recipe.sends_factors:
         budget = int(model.base.num_parameters * codec.max_bits_per_weight / 8)
         size = budget if codec.codec == "auto" else min(size, budget)
     return size

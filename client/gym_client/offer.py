@@ -23,7 +23,7 @@ from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
+from gym_fed.kinds import ALGORITHMS, TUNING
 from gym_fed.tables import TextTable
 from gym_fed.text import plain, readable_bytes
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -100,7 +100,7 @@ class Offer:
         batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
         written = (
             f"LoRA factors in {codec['factors']}"
-            if recipe["finetuning"] == "lora"
+            if TUNING.type_of(recipe["finetuning"]).sends_factors
             else f"codec {codec['codec']}"
         )
         key = self.fingerprint or "none: plain text, on this machine only"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 from pydantic import Field
 
 from gym_fed.config.base import StrictModel
-from gym_fed.config.task import RecipeAlgorithm, TaskSpec, TrainingRecipe
+from gym_fed.config.task import RecipeAlgorithm, RecipeTuning, TaskSpec, TrainingRecipe
 from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING
 
 
 class Policy(StrictModel):
@@ -41,11 +41,11 @@ class Policy(StrictModel):
     max_lora_rank: int = Field(default=256, ge=1)
     """Largest adapter rank."""
 
-    algorithms: list[RecipeAlgorithm] = Field(default=list(get_args(RecipeAlgorithm)))
-    """Training algorithms that are allowed; by default all that a hub can ask for."""
+    algorithms: list[RecipeAlgorithm] = Field(default_factory=lambda: list(ALGORITHMS.own_with("federates")))
+    """Training algorithms that are allowed; by default all of gym-fed's own that a hub can ask for."""
 
-    finetuning: list[Literal["full", "lora"]] = Field(default=["full", "lora"])
-    """Kinds of fine-tuning that are allowed."""
+    finetuning: list[RecipeTuning] = Field(default_factory=lambda: list(TUNING.own_with("federates")))
+    """Kinds of fine-tuning that are allowed; the same by default."""
 
     max_epsilon: float | None = Field(default=None, gt=0)
     """Most that updates may tell of one example of the data in use, over all rounds of all hubs; see privacy-local.md.
@@ -104,7 +104,7 @@ class Policy(StrictModel):
         batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
         tokens = batch * recipe.max_length
         _at_most("tokens per step", tokens, "max_tokens_per_step", self.max_tokens_per_step)
-        if recipe.finetuning == "lora":
+        if recipe.sends_factors:
             _at_most("recipe.lora.r", recipe.lora.r, "max_lora_rank", self.max_lora_rank)
 
     def check_download(self, num_bytes: int) -> None:

@@ -117,7 +117,7 @@ def perform(
     trained = _encode(spec, model, result, data, folder, Residuals(home, spec.server))
     if private is not None:
         trained = private.charged(trained, result)
-    if spec.recipe.finetuning == "lora":
+    if spec.recipe.sends_factors:
         result.model.unload()
     model.restore()
     if spec.secure_aggregation is not None:
@@ -183,7 +183,7 @@ def _encode(
     from gym_fed.delta.encode import encode_delta, lora_delta
     from gym_fed.training.tuning.lora import lora_factors
 
-    version, codec, lora = model.version_spec(spec), spec.codec, spec.recipe.finetuning == "lora"
+    version, codec, lora = model.version_spec(spec), spec.codec, spec.recipe.sends_factors
     loses = codec.error_feedback and (codec.quantises_factors or not lora)
     feedback = residuals.load(spec.base_digest) if loses else None
     if lora:

@@ -22,14 +22,20 @@ class MemberOf:
     Attributes:
         kind: The registry.
         also: Further words that the key takes, such as ``none``.
+        fact: An attribute of the class that must be true, such as ``federates``; "" takes every member. One that is
+            named is then imported, and the schema lists those of other packages, which it does not import, unasked.
     """
 
     kind: Registry[Any]
     also: tuple[str, ...] = ()
+    fact: str = ""
 
     def words(self) -> tuple[str, ...]:
         """Everything that the key takes."""
-        return (*self.also, *self.kind.names())
+        if not self.fact:
+            return (*self.also, *self.kind.names())
+        own, able = set(self.kind.own()), set(self._able())
+        return (*self.also, *(name for name in self.kind.names() if name not in own or name in able))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._known, handler(source))
@@ -40,9 +46,18 @@ class MemberOf:
         return {**handler(schema), "enum": list(self.words())}
 
     def _known(self, name: str) -> str:
-        if name not in self.words():
+        if name in self.also:
+            return name
+        if name not in self.kind:
             raise ValueError(f"unknown {self.kind.kind} {name!r} (known: {', '.join(self.words())})")
+        if self.fact and not getattr(self.kind.type_of(name), self.fact):
+            raise ValueError(
+                f"{self.kind.kind} {name!r} cannot be used here; use one of {', '.join((*self.also, *self._able()))}"
+            )
         return name
+
+    def _able(self) -> tuple[str, ...]:
+        return tuple(name for name in self.kind.own() if getattr(self.kind.type_of(name), self.fact))
 
 
 class ByMember(StrictModel):

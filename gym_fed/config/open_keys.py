@@ -86,6 +86,14 @@ class OpenModel(StrictModel):
             )
         return found[0] if found else None
 
+    def chosen_sections(self) -> dict[str, Any]:
+        """The sections of what is chosen, by name; a member without a section has none here."""
+        fields, added = type(self).model_fields, self.__pydantic_extra__ or {}
+        chosen = [(kind, getattr(self, key)) for key, kind in self.choices]
+        return {name: added[name] for _, name in chosen if name in added} | {
+            name: getattr(self, name) for kind, name in chosen if name in kind.own() and name in fields
+        }
+
     @model_validator(mode="before")
     @classmethod
     def _sections_of_the_chosen(cls, values: Any) -> Any:
@@ -97,7 +105,8 @@ class OpenModel(StrictModel):
             if not isinstance(chosen, str) or chosen not in kind:
                 continue  # refused at its own key
             if chosen in kind.own() and chosen in cls.model_fields:
-                filled[chosen] = {} if filled.get(chosen) is None else filled[chosen]
+                if cls.model_fields[chosen].default is None and filled.get(chosen) is None:
+                    filled[chosen] = {}
             elif kind.type_of(chosen).Settings is not None:
                 if chosen in cls.model_fields:
                     raise kind.broken(

@@ -37,7 +37,7 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
         )
     if config.root is not None:
         yield Problem("root", "weighs updates by how they lie to the root update; remove it")
-    if config.recipe.finetuning == "lora" and not config.recipe.lora.freeze_a:
+    if config.recipe.sends_factors and not config.recipe.lora.freeze_a:
         yield Problem(
             "recipe.finetuning",
             "lora trains two factors, and noise on both is multiplied with itself; write recipe: {lora: {freeze_a: "

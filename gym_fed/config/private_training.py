@@ -9,9 +9,6 @@ from pydantic import Field, model_validator
 from gym_fed.config.base import StrictModel
 from gym_fed.config.privacy import LocalPrivacy, TargetDelta
 
-PRIVATE_ALGORITHMS = ("sft", "pretrain")
-"""Those whose loss is a mean over examples, none of which looks at another."""
-
 
 class TrainingPrivacy(StrictModel):
     """DP-SGD (Abadi et al. 2016, arXiv:1607.00133): example-level, batches are Poisson samples.
@@ -48,4 +45,5 @@ class PrivacySections(StrictModel):
     """Keys of the YAML's top level."""
 
     privacy: TrainingPrivacy | None = None
-    """Train with differential privacy; for ``sft`` and ``pretrain``. See the guide to private training."""
+    """Train with differential privacy, by an algorithm whose loss is a mean over examples (``sft``, ``pretrain``).
+    See the guide to private training."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gym_fed.config.private_training import TrainingPrivacy
-from gym_fed.config.task import PREFERENCES, TrainingRecipe
-from gym_fed.config.training import LoraSettings, TrainingConfig
+from gym_fed.config.task import TrainingRecipe
+from gym_fed.config.training import TrainingConfig
 
 _CHECKPOINTS_PER_ROUND = 10
 
@@ -18,9 +19,8 @@ def round_training(
     schedule = recipe.lr_scheduler_type
     return TrainingConfig(
         algorithm=recipe.algorithm,
-        **{name: getattr(recipe, name) for name in PREFERENCES},
         finetuning=recipe.finetuning,
-        lora=LoraSettings(**recipe.lora.model_dump()) if recipe.finetuning == "lora" else None,
+        **_sections(recipe),
         max_steps=recipe.max_steps,
         learning_rate=recipe.learning_rate,
         per_device_train_batch_size=recipe.per_device_train_batch_size,
@@ -39,3 +39,11 @@ def round_training(
         save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
         save_final=False,
     )
+
+
+def _sections(recipe: TrainingRecipe) -> dict[str, Any]:
+    """Those of the chosen algorithm and tuning method; what sends factors is described by ``lora``."""
+    sections = recipe.chosen_sections()
+    if recipe.sends_factors:
+        sections[recipe.finetuning] = recipe.lora.model_dump()
+    return sections

@@ -62,7 +62,7 @@ def _about_rounds(config: ServerSections) -> Iterator[Problem]:
 
 
 def _about_updates(config: ServerSections) -> Iterator[Problem]:
-    if config.recipe.finetuning == "lora":
+    if config.recipe.sends_factors:
         yield Problem(
             "recipe.finetuning",
             "lora: signs of a product of factors are no product of factors; set finetuning: full",

@@ -6,7 +6,7 @@ task. Names follow TRL and PEFT, as in ``TrainingConfig``.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -19,15 +19,17 @@ from gym_fed.config.algorithms.preference import (
 )
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.member import MemberOf
+from gym_fed.config.open_keys import OpenModel
 from gym_fed.config.privacy import LocalPrivacy, SecureTask
-from gym_fed.config.private_training import PRIVATE_ALGORITHMS
 from gym_fed.config.problems import Problem, Problems
+from gym_fed.kinds import ALGORITHMS, TUNING
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 
 
 class LoraRecipe(StrictModel):
-    """PEFT's names; only read when ``finetuning`` is ``lora``."""
+    """LoRA's factors, in PEFT's names; only read when they are what ``finetuning`` sends."""
 
     r: int = Field(8, ge=1, le=1024)
     lora_alpha: int = Field(16, ge=1, le=4096)
@@ -39,14 +41,14 @@ class LoraRecipe(StrictModel):
     their result on the B, times A, has the same rank."""
 
 
-RecipeAlgorithm = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "tdpo"]
+RecipeAlgorithm = Annotated[str, MemberOf(ALGORITHMS, fact="federates")]
 """What a hub may ask for: algorithms that need nothing but the contributor's own rows."""
 
-PREFERENCES = ("dpo", "kto", "orpo", "simpo", "tdpo")
-"""Those that learn from preferences; each has a section of its name."""
+RecipeTuning = Annotated[str, MemberOf(TUNING, fact="federates")]
+"""What a hub may ask for: methods whose difference travels as values or as LoRA's factors."""
 
 
-class TrainingRecipe(StrictModel):
+class TrainingRecipe(OpenModel):
     """How every contributor trains in a round. Data, devices and folders are the contributor's own affair."""
 
     algorithm: RecipeAlgorithm = "sft"
@@ -55,7 +57,7 @@ class TrainingRecipe(StrictModel):
     orpo: OrpoSettings | None = None
     simpo: SimpoSettings | None = None
     tdpo: TdpoSettings | None = None
-    finetuning: Literal["full", "lora"] = "full"
+    finetuning: RecipeTuning = "full"
     lora: LoraRecipe = LoraRecipe()
     max_steps: int = Field(50, ge=1, le=100_000)
     learning_rate: float = Field(1e-3, gt=0, le=1)
@@ -73,37 +75,34 @@ class TrainingRecipe(StrictModel):
     privacy: LocalPrivacy | None = None
     """DP-SGD on the contributor's machine; absent: none."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_chosen_section(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("algorithm") in PREFERENCES:
-            name = values["algorithm"]
-            return {**values, name: values.get(name) or {}}
-        return values
+    @property
+    def sends_factors(self) -> bool:
+        """Whether an update is LoRA's factors, as ``lora`` describes them, instead of values."""
+        return bool(TUNING.type_of(self.finetuning).sends_factors)
 
     @model_validator(mode="after")
     def _private_losses_are_of_single_examples(self) -> TrainingRecipe:
-        if self.privacy is not None and self.algorithm not in PRIVATE_ALGORITHMS:
-            raise ValueError(
-                f"privacy: {self.algorithm} is not accounted for; use {' or '.join(PRIVATE_ALGORITHMS)}, or remove it"
-            )
+        if self.privacy is not None and not ALGORITHMS.type_of(self.algorithm).per_example:
+            those = " or ".join(ALGORITHMS.own_with("per_example"))
+            raise ValueError(f"privacy: {self.algorithm} is not accounted for; use {those}, or remove it")
         return self
 
     @model_validator(mode="after")
-    def _no_idle_section(self) -> TrainingRecipe:
-        if self.kto is not None and self.kto.loss_type == "kto" and self.per_device_train_batch_size == 1:
+    def _settings_agree(self) -> TrainingRecipe:
+        chosen = self.chosen_sections().get(self.algorithm)
+        if chosen is None:
+            return self
+        least = ALGORITHMS.type_of(self.algorithm).least_batch(chosen)
+        if self.per_device_train_batch_size < least:
             raise ValueError(
-                "per_device_train_batch_size: kto estimates a KL within the batch; take at least 2"
+                f"per_device_train_batch_size: {self.algorithm} learns from {least} rows at once; take at least {least}"
             )
-        chosen = getattr(self, self.algorithm, None)
-        if chosen and chosen.disable_dropout and self.finetuning == "lora" and self.lora.lora_dropout:
+        switched_off = getattr(chosen, "disable_dropout", False)
+        if switched_off and self.lora.lora_dropout and self.sends_factors:
             raise ValueError(
                 f"lora.lora_dropout: {self.algorithm} switches dropout off; remove it, or set "
                 f"{self.algorithm}.disable_dropout: false"
             )
-        for name in PREFERENCES:
-            if name != self.algorithm and getattr(self, name) is not None:
-                raise ValueError(f"{name}: is given, but algorithm is {self.algorithm}; remove the section")
         return self
 
 
@@ -113,8 +112,8 @@ def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     if codec.distill_steps and recipe.privacy is not None:
         text = ": distillation looks at the data without noise, and recipe.privacy is asked for; set it to 0"
         problems.append(Problem("codec.distill_steps", text))
-    if codec.distill_steps and recipe.finetuning == "lora":
-        text = "is for full deltas; with recipe.finetuning lora set it to 0"
+    if codec.distill_steps and recipe.sends_factors:
+        text = f"is for full deltas; with recipe.finetuning {recipe.finetuning} set it to 0"
         problems.append(Problem("codec.distill_steps", text))
     if problems:
         raise Problems("", problems)
@@ -122,7 +121,7 @@ def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
 
 def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raises ``Problems`` where the codec would not keep the A that all contributors share."""
-    if recipe.finetuning == "lora" and recipe.lora.freeze_a and codec.quantises_factors:
+    if recipe.sends_factors and recipe.lora.freeze_a and codec.quantises_factors:
         text = (
             f"needs factors as they were trained, but codec.factors is {codec.factors!r}, which writes other factors "
             "of the same product; set codec.factors to bfloat16 or float32"

@@ -47,7 +47,7 @@ class SoupForm:
         from gym_fed.soup.pipeline import Pipeline
 
         soup, recipe = config.soup, config.recipe
-        if recipe.finetuning != "lora":
+        if not recipe.sends_factors:
             return cls("full", f"codec {soup.codec.codec}")
         if soup.codec.codec not in _FACTOR_CODECS or soup.codec.error_feedback:
             feedback = " with error_feedback" if soup.codec.codec in _FACTOR_CODECS else ""

@@ -162,7 +162,7 @@ def _screen_revoked(fed: Federation, judged: list[_Update]) -> list[_Update]:
 
 def _screen_low_rank(current: Round, judged: list[_Update]) -> list[_Update]:
     spec = current.spec
-    if spec is None or spec.recipe.finetuning != "lora":
+    if spec is None or not spec.recipe.sends_factors:
         return judged
     screened = []
     for update in judged:
@@ -174,7 +174,7 @@ def _screen_low_rank(current: Round, judged: list[_Update]) -> list[_Update]:
 
 def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) -> list[_Update]:
     spec = current.spec
-    if spec is None or spec.recipe.finetuning != "lora" or not spec.recipe.lora.freeze_a:
+    if spec is None or not spec.recipe.sends_factors or not spec.recipe.lora.freeze_a:
         return judged
     screened = []
     for update in judged:

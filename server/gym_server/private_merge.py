@@ -96,7 +96,7 @@ def task_tensors(spec: TaskSpec, base: BaseSpec) -> list[str]:
 
 def trained_tensors(recipe: TrainingRecipe, base: BaseSpec) -> list[str]:
     """The tensors that a recipe trains, sorted; see ``task_tensors``."""
-    if recipe.finetuning == "full":
+    if not recipe.sends_factors:
         return sorted(base.shapes)
     targets = recipe.lora.target_modules
     found = []
@@ -114,7 +114,7 @@ def trained_tensors(recipe: TrainingRecipe, base: BaseSpec) -> list[str]:
 
 
 def _frozen_a(spec: TaskSpec) -> FrozenA | None:
-    if spec.recipe.finetuning == "full":
+    if not spec.recipe.sends_factors:
         return None
     from gym_fed.training.tuning.lora import frozen_factor
 

@@ -49,7 +49,7 @@ def root_update(fed: Federation, model: GlobalModel, server_round: int) -> str |
                 tokenizer=model.tokenizer,
             )
             result = trainer.train(dataset=rows, resume=False)
-            if recipe.finetuning == "lora":
+            if recipe.sends_factors:
                 lora_delta(lora_factors(result.model), out, model.spec)
             else:
                 encode_delta(result.model, before, _EXACT, out, model.spec)

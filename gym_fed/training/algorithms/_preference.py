@@ -50,16 +50,17 @@ def check_preference(config: TrainingConfig) -> None:
                 f"{key}: {config.algorithm} learns from answers to prompts and does not read it",
                 "remove it",
             )
-    settings = getattr(config, config.algorithm)
+    sections = config.chosen_sections()
+    settings = sections.get(config.algorithm)
     dropout = next(
         (
             f"{config.finetuning}.{key}"
-            for key, value in (getattr(config, config.finetuning, None) or ())
+            for key, value in sections.get(config.finetuning, ())
             if key.endswith("dropout") and value
         ),
         None,
     )
-    if settings.disable_dropout and dropout is not None:
+    if getattr(settings, "disable_dropout", False) and dropout is not None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{dropout}: {config.algorithm} switches dropout off",

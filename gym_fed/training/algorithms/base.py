@@ -69,10 +69,21 @@ class Algorithm(ABC):
     federates: ClassVar[bool] = False
     """Whether a hub may ask for it: it needs nothing but the contributor's own rows."""
 
+    tried: ClassVar[str] = ""
+    """What the tests run it with, on a CPU and tiny models; docs/support.md is made of it."""
+
+    untried: ClassVar[str] = ""
+    """What goes with it and was never run."""
+
     @classmethod
     def writes_answers(cls, config: TrainingConfig) -> bool:
         """Whether the model that is trained writes answers that it learns from."""
         return cls.generates
+
+    @classmethod
+    def least_batch(cls, settings: Any) -> int:
+        """How many rows a batch holds at least, with its section as it is."""
+        return 1
 
     @classmethod
     def advice(cls, folder: str) -> str:

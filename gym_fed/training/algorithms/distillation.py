@@ -24,6 +24,9 @@ _HINT = "choose a teacher of the student's family, or algorithm: sequence_distil
 class Distillation(Algorithm):
     """TRL's ``GKDTrainer`` on rows that are tokenised here; the teacher is a model name or folder."""
 
+    tried = "full; off-policy and on-policy"
+    untried = "adapters"
+
     @classmethod
     def writes_answers(cls, config: TrainingConfig) -> bool:
         assert config.distillation is not None  # filled in by the config

@@ -17,6 +17,8 @@ class Dpo(Pairs):
 
     uses_reference = True
     federates = True
+    tried = "full, LoRA; federated rounds with both"
+    untried = "pictures; several processes"
 
     def build(self, job: Job) -> Any:
         from trl import DPOConfig

@@ -16,6 +16,9 @@ from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
 class GradientDifference(_Unlearning):
     """Own loss over TRL's ``SFTTrainer``."""
 
+    tried = "full, LoRA"
+    untried = "several processes"
+
     def settings(self, config: TrainingConfig) -> UnlearningSettings:
         assert config.gradient_difference is not None  # filled in by the config
         return config.gradient_difference

@@ -15,6 +15,8 @@ class Grpo(Rewarded):
     """GRPO, with the averages of DAPO, Dr. GRPO and BNPO by ``loss_type``."""
 
     name = "grpo"
+    tried = "full, LoRA; every grader"
+    untried = "vLLM; several processes"
 
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig

@@ -33,6 +33,12 @@ class Kto(Algorithm):
     row_kind = "unpaired"
     uses_reference = True
     federates = True
+    tried = "full, LoRA"
+    untried = "pictures; several processes"
+
+    @classmethod
+    def least_batch(cls, settings: Any) -> int:
+        return 2 if settings.loss_type == "kto" else 1  # a KL is estimated within the batch
 
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)

@@ -17,6 +17,9 @@ from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
 class Npo(_Unlearning):
     """Own loss over TRL's ``SFTTrainer``; the reference is the model at the start, whose figures are taken once."""
 
+    tried = "full, LoRA"
+    untried = "several processes"
+
     uses_reference = True
     scores_reference_once = True
 

@@ -20,6 +20,8 @@ class Ppo(Rewarded):
     """PPO on TRL's rollouts; what rewards may be a reward model, beside or instead of other graders."""
 
     name = "ppo"
+    tried = "full, LoRA; critic of its own or a reward model's body"
+    untried = "several processes"
 
     def check(self, config: TrainingConfig) -> None:
         super().check(config)

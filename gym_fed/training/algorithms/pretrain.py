@@ -11,3 +11,5 @@ class Pretrain(_Sft):
     assistant_only_default = False
     packing_default = True
     reads_images = False
+    tried = "every method, optimiser and feature; two processes; federated rounds"
+    untried = ""

@@ -26,6 +26,8 @@ class RewardModel(Algorithm):
 
     row_kind = "preference"
     task_type = "SEQ_CLS"
+    tried = "full, LoRA, 4 bits"
+    untried = "several processes"
 
     @classmethod
     def advice(cls, folder: str) -> str:

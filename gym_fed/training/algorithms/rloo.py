@@ -15,6 +15,8 @@ class Rloo(Rewarded):
     """RLOO; the KL to the model at the start is subtracted from the reward."""
 
     name = "rloo"
+    tried = "full, LoRA"
+    untried = "vLLM; several processes"
 
     def build(self, job: Job) -> Any:
         from trl import RLOOConfig

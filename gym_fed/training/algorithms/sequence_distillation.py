@@ -21,6 +21,9 @@ from gym_fed.training.job import Job
 class SequenceDistillation(Algorithm):
     """``sft`` on what the teacher wrote. The answers are in the run folder, in ``teacher.jsonl``."""
 
+    tried = "full; greedy and sampled"
+    untried = "adapters"
+
     row_kind = "prompt"
 
     def check(self, config: TrainingConfig) -> None:

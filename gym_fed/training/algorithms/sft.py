@@ -33,6 +33,11 @@ class Sft(Algorithm):
     uses_model_loss = True
     reads_images = True
     federates = True
+    tried = (
+        "every method, optimiser and feature; pictures: LLaVA, full and LoRA, and Qwen2-VL without its part for films; "
+        "two processes; federated rounds"
+    )
+    untried = "Qwen2-VL as it is (needs torchvision)"
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         assistant_only = self.assistant_only(config)

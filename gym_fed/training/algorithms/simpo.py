@@ -17,6 +17,8 @@ class Simpo(WholePairs):
     """The reward is the mean log-probability itself: no reference model."""
 
     federates = True
+    tried = "full, LoRA"
+    untried = "pictures; several processes"
 
     def build(self, job: Job) -> Any:
         from trl.experimental.cpo import CPOConfig, CPOTrainer

@@ -29,6 +29,8 @@ class Tdpo(Pairs):
 
     uses_reference = True
     federates = True
+    tried = "full, LoRA; both variants"
+    untried = "several processes"
 
     def build(self, job: Job) -> Any:
         from trl import DPOConfig

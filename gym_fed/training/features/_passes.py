@@ -24,7 +24,7 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
     algorithm, tuning = ALGORITHMS.type_of(config.algorithm), TUNING.type_of(config.finetuning)
     if not algorithm.uses_reference:
         return None
-    settings = getattr(config, config.algorithm, None)
+    settings = config.chosen_sections().get(config.algorithm)
     beforehand = algorithm.scores_reference_once or getattr(settings, "precompute_ref_log_probs", None)
     if beforehand or not tuning.is_adapter:
         return "evaluation"

@@ -17,6 +17,8 @@ _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 class Attention(Feature):
     """transformers' attention interface; the model gets its former implementation back at the end."""
 
+    tried = "eager and sdpa; refusal of the others, which need CUDA"
+
     per_example = True
 
     def check(self, config: TrainingConfig) -> None:

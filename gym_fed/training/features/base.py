@@ -21,6 +21,9 @@ class Feature:
     per_example: ClassVar[bool] = False
     """Whether gradients of single examples (``privacy``) have been tried with it."""
 
+    tried: ClassVar[str] = ""
+    """What the tests run it with, on a CPU and tiny models; docs/support.md is made of it."""
+
     def check(self, config: TrainingConfig) -> None:
         """Refuse what this feature, machine or installation cannot honour, before anything is loaded.
 

@@ -13,6 +13,8 @@ from gym_fed.training.features.base import Feature
 class GradientCheckpointing(Feature):
     """transformers' own, in the form that also works when the embeddings are frozen."""
 
+    tried = "yes"
+
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
         return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 

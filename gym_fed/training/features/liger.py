@@ -12,6 +12,8 @@ from gym_fed.training.requirements import require_cuda, require_package
 class Liger(Feature):
     """transformers' ``use_liger_kernel``."""
 
+    tried = "refusal only: needs CUDA"
+
     def check(self, config: TrainingConfig) -> None:
         require_cuda("liger: true")  # before the import: it patches what it then cannot run
         require_package("liger_kernel", "liger: true", "gpu")

@@ -13,6 +13,8 @@ from gym_fed.training.features.base import Feature
 class MixedPrecision(Feature):
     """torch's autocast, by accelerate; ``fp16`` scales the loss as well."""
 
+    tried = "bf16; refusal of fp16, which needs CUDA"
+
     def check(self, config: TrainingConfig) -> None:
         import torch
 

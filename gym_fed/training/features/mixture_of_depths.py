@@ -14,6 +14,8 @@ from gym_fed.training.features.base import Feature
 class MixtureOfDepths(Feature):
     """Own code; see ``gym_fed.modeling.mixture_of_depths``."""
 
+    tried = "yes"
+
     def check(self, config: TrainingConfig) -> None:
         problem = None
         if not TUNING.type_of(config.finetuning).trains_all:

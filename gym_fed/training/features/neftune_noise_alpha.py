@@ -13,6 +13,8 @@ from gym_fed.training.features.base import Feature
 class NeftuneNoiseAlpha(Feature):
     """transformers' hook on the embedding, taken off at the end."""
 
+    tried = "yes"
+
     def check(self, config: TrainingConfig) -> None:
         if writes_answers(config):
             raise GymError(

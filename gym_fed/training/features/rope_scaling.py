@@ -12,6 +12,8 @@ from gym_fed.training.features.base import Feature
 class RopeScaling(Feature):
     """Stays in the result: a model folder says so in its config, an adapter's folder in ``base_changes.json``."""
 
+    tried = "yes"
+
     per_example = True
 
     def apply(self, model: Any, config: TrainingConfig) -> None:

@@ -17,6 +17,8 @@ from gym_fed.training.features.base import Feature
 class ShiftAttention(Feature):
     """Own code on transformers' attention interface; see ``gym_fed.modeling.shift_attention``."""
 
+    tried = "yes"
+
     def check(self, config: TrainingConfig) -> None:
         if writes_answers(config):
             raise GymError(

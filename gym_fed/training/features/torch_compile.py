@@ -17,6 +17,8 @@ _NEEDS_NO_COMPILER = ("eager", "aot_eager")
 class TorchCompile(Feature):
     """The trained model is compiled by accelerate; what is saved is the model as it was."""
 
+    tried = "yes; needs a compiler"
+
     def check(self, config: TrainingConfig) -> None:
         import torch
 

@@ -14,6 +14,8 @@ from gym_fed.training.requirements import require_cuda
 class Unsloth(Feature):
     """The model is loaded by ``FastLanguageModel`` instead of transformers; adapters are PEFT's all the same."""
 
+    tried = "refusal only: needs CUDA"
+
     def check(self, config: TrainingConfig) -> None:
         require_cuda("unsloth: true")
         if importlib.util.find_spec("unsloth") is None:

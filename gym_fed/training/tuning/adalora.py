@@ -18,6 +18,9 @@ _UNKNOWN_YET = 10**9
 class AdaLora(Tuning):
     """PEFT's AdaLoRA, whose allocator is asked after every step and kept in checkpoints."""
 
+    tried = "learns, saved, resumed to the bit"
+    untried = "algorithms whose loss is not the model's own (refused)"
+
     def check(self, config: TrainingConfig) -> None:
         if not ALGORITHMS.type_of(config.algorithm).uses_model_loss:
             raise GymError(

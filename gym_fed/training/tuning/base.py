@@ -38,6 +38,12 @@ class Tuning(ABC):
     sends_factors: ClassVar[bool] = False
     """Of those that federate: whether an update is LoRA's two factors a weight, instead of values."""
 
+    tried: ClassVar[str] = ""
+    """What the tests run it with, on a CPU and tiny models; docs/support.md is made of it."""
+
+    untried: ClassVar[str] = ""
+    """What goes with it and was never run."""
+
     @classmethod
     def starts_as_base(cls, config: TrainingConfig) -> bool:
         """Whether the prepared model answers as the base does, before its first step."""

@@ -16,6 +16,9 @@ from gym_fed.training.tuning.base import Tuning
 class Boft(Tuning):
     """``(B_m ... B_1) W`` with butterfly factors B; PEFT's CPU path needs no compiler."""
 
+    tried = "learns, saved, resumed to the bit; one butterfly factor"
+    untried = "more factors: they need CUDA and a compiler"
+
     on_quantized = False
 
     def check(self, config: TrainingConfig) -> None:

@@ -13,6 +13,8 @@ from gym_fed.training.vision_parts import outside_tower
 class Freeze(_Full):
     """Whole-model training of a few layers; saved as a whole model."""
 
+    tried = "learns, saved, resumed to the bit"
+
     trains_all = False
     federates = False
 

@@ -13,6 +13,8 @@ from gym_fed.training.tuning.base import Tuning
 class Full(Tuning):
     """All weights of the model, in place."""
 
+    tried = "learns, saved, resumed to the bit"
+
     is_adapter = False
     trains_all = True
     on_quantized = False

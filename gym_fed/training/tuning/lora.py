@@ -32,6 +32,9 @@ _START_AT_ZERO = ("default", "gaussian", "orthogonal")
 class Lora(Tuning):
     """Two factors beside each linear layer, Hu et al. 2021."""
 
+    tried = "learns, saved, resumed to the bit; with each of its variants and starts"
+    untried = "starts of EVA and CorDA (not offered)"
+
     per_example = True
     federates = True
     sends_factors = True

@@ -14,6 +14,8 @@ from gym_fed.training.tuning.base import Tuning
 class Oft(Tuning):
     """``W (R x)`` with R block-diagonal and orthogonal, by Cayley's transform."""
 
+    tried = "learns, saved, resumed to the bit"
+
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import OFTConfig
 
