@@ -1,4 +1,4 @@
-"""LoRA on a model in memory: wrapping it, and reading its factors under the base model's parameter names.
+"""LoRA, Hu et al. 2021: two trained factors beside each linear layer, read under the base model's parameter names.
 
 Its variants are settings of one method: DoRA, rsLoRA, LoRA+, LoRA-FA, and the starts PiSSA, OLoRA and LoftQ.
 """
@@ -30,7 +30,7 @@ _START_AT_ZERO = ("default", "gaussian", "orthogonal")
 
 
 class Lora(Tuning):
-    """Two factors beside each linear layer, Hu et al. 2021."""
+    """PEFT's, around a model in memory."""
 
     tried = "learns, saved, resumed to the bit; with each of its variants and starts"
     untried = "starts of EVA and CorDA (not offered)"
