@@ -16,13 +16,15 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import validate
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.personalization.rows import PersonalRows
 
-Method = Literal["lora", "full"]
-METHODS = ("lora", "full")
+Method = str
+"""A tuning method whose difference a ``.gymdelta`` holds: as LoRA's factors, or as values."""
+
 CODECS = ("auto", "lora", "bitdelta", "int8", "int4", "int2", "ternary", "binary", "dense")
 
 FULL_BITS = 16 / 15
@@ -33,12 +35,7 @@ _LEAST_STEPS, _MOST_STEPS = 20, 1000
 _SEEN_EACH = 8
 _SEEN_ALL = 2048
 _EVALUATIONS = 12
-_LEARNING_RATES = {
-    ("lora", "supervised"): 3e-3,
-    ("full", "supervised"): 1e-3,
-    ("lora", "preference"): 3e-3,
-    ("full", "preference"): 1e-3,
-}
+_LEARNING_RATE_OF_FACTORS, _LEARNING_RATE = 3e-3, 1e-3
 _DISTILL_STEPS = 100
 _HEADER_BYTES = 2048
 _FACTORS: Literal["int4"] = "int4"
@@ -58,7 +55,7 @@ _OWNED = {
     "reasoning": "what measures the variant reads the rows as they are; leave reasoning out of them",
     "mixture_of_depths": "a variant holds differences of weights, and would lose it",
 }
-_ALGORITHMS = {"supervised": ("sft", "pretrain"), "preference": ("dpo", "orpo", "simpo", "tdpo")}
+_DEFAULT_ALGORITHM = {"supervised": "sft", "preference": "dpo"}
 
 
 def training_config(
@@ -72,7 +69,7 @@ def training_config(
     """The run's config: defaults for this kind of rows, and what is overridden.
 
     Args:
-        method: ``lora`` or ``full``.
+        method: A tuning method that federates: ``lora``, ``full`` or a package's.
         rows: What it learns from.
         folder: The run folder.
         base_model: Named in the config.
@@ -90,27 +87,26 @@ def training_config(
     for key in given:
         if key in _OWNED:
             raise GymError(ErrorCode.CONFIG_INVALID, f"training: {key} cannot be set here", _OWNED[key])
-    default, *others = _ALGORITHMS[rows.kind]
+    default = _DEFAULT_ALGORITHM[rows.kind]
     algorithm = given.get("algorithm", default)
-    if algorithm not in (default, *others):
+    if not _learns_from(algorithm, rows.kind):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"training: algorithm {algorithm} does not learn from {rows.kind} rows",
-            f"one of {default}, {', '.join(others)}",
+            f"one of {', '.join(name for name in ALGORITHMS.own() if _learns_from(name, rows.kind))}",
         )
     batch = int(given.get("per_device_train_batch_size", _BATCH))
     steps = default_steps(len(rows.train), batch)
     values: dict[str, Any] = {
         "algorithm": default,
-        "learning_rate": _LEARNING_RATES[method, rows.kind],
+        "learning_rate": _LEARNING_RATE_OF_FACTORS if sends_factors(method) else _LEARNING_RATE,
         "lr_scheduler_type": "cosine",
         "per_device_train_batch_size": batch,
         "max_length": min(512, context or 512),
         "save_steps": 50,
     }
-    if algorithm == "dpo":
-        # Alone, DPO on a few dozen pairs makes both answers unlikely: of 30 pairs gym-nano learnt to say neither.
-        given["dpo"] = {"loss_type": ["sigmoid", "sft"], **(given.get("dpo") or {})}
+    if few := ALGORITHMS.type_of(algorithm).of_few_rows:
+        given[algorithm] = {**few, **(given.get(algorithm) or {})}
     if not {"max_steps", "num_train_epochs"} & given.keys():
         values["max_steps"] = steps
     if rows.held_out and "early_stopping" not in given:
@@ -120,6 +116,17 @@ def training_config(
     values |= given
     values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
     return validate(values, TrainingConfig, "training")
+
+
+def sends_factors(method: Method) -> bool:
+    """Whether what a tuning method trains is LoRA's factors."""
+    return bool(TUNING.type_of(method).sends_factors)
+
+
+def _learns_from(algorithm: str, kind: str) -> bool:
+    """Whether a person's rows are all that it needs; for a name that is unknown see ``TrainingConfig``."""
+    member = ALGORITHMS.type_of(algorithm)
+    return bool(member.federates and member.row_kind == kind)
 
 
 def default_steps(num_rows: int, batch: int) -> int:
@@ -173,7 +180,7 @@ def encoding_of(
     """
     if codec not in CODECS:
         raise GymError(ErrorCode.CONFIG_INVALID, f"codec {codec!r} is unknown", f"one of {', '.join(CODECS)}")
-    if codec == "lora" and method != "lora":
+    if codec == "lora" and not sends_factors(method):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             "codec lora: a full fine-tune has no factors",
@@ -185,7 +192,7 @@ def encoding_of(
         else dict(overrides or {})
     )
     values: dict[str, Any] = {"error_feedback": False}
-    keeps_factors = method == "lora" and codec in ("auto", "lora")
+    keeps_factors = sends_factors(method) and codec in ("auto", "lora")
     if given.get("error_feedback"):
         raise GymError(
             ErrorCode.CONFIG_INVALID,

@@ -17,6 +17,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
+from gym_fed.kinds import TUNING
 from gym_fed.personalization.keeping import Shelf, default_folder
 from gym_fed.personalization.made import (
     CreatedVariant,
@@ -26,7 +27,7 @@ from gym_fed.personalization.made import (
     begin,
     require_better,
 )
-from gym_fed.personalization.recipe import METHODS, Method, encoding_of, require_fitting, training_config
+from gym_fed.personalization.recipe import Method, encoding_of, require_fitting, training_config
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.served import ServedVariant, SharedServing
 
@@ -68,8 +69,9 @@ class PersonalizedTrainer:
         unsigned: bool = False,
         device: str = "auto",
     ) -> None:
-        if method not in METHODS:
-            raise GymError(ErrorCode.USAGE, f"method {method!r} is unknown", f"one of {', '.join(METHODS)}")
+        if method not in TUNING or not TUNING.type_of(method).federates:
+            known = ", ".join(TUNING.own_with("federates"))
+            raise GymError(ErrorCode.USAGE, f"method {method!r} is unknown", f"one of {known}")
         self.base_model = base_model
         self.method: Method = method
         self.codec = codec

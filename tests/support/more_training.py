@@ -101,3 +101,9 @@ class Loud(Feature):
 
     def check(self, config: TrainingConfig) -> None:
         SEEN.append("loud")
+
+
+class ToldOnce(Sft):
+    """Needs more than a contributor's rows."""
+
+    federates = False

@@ -7,7 +7,9 @@ name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -68,6 +70,9 @@ class Algorithm(ABC):
 
     federates: ClassVar[bool] = False
     """Whether a hub may ask for it: it needs nothing but the contributor's own rows."""
+
+    of_few_rows: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings of its section that suit a few dozen rows of one person, where they are not given."""
 
     tried: ClassVar[str] = ""
     """What the tests run it with, on a CPU and tiny models; docs/support.md is made of it."""

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from gym_fed.config.privacy import SecureTask
-from gym_fed.config.task import TaskSpec
+from gym_fed.config.task import TaskSpec, plugins_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_server import privacy
@@ -340,6 +340,7 @@ class DeltaSoup(Strategy):
 
     def _new_spec(self, current: Round) -> TaskSpec:
         fed, head, secure = self._fed, self._fed.journal.head(), self._fed.config.secure_aggregation
+        recipe = fed.config.recipe_at(head.height)
         return TaskSpec(
             server=fed.server,
             server_round=current.server_round,
@@ -347,11 +348,12 @@ class DeltaSoup(Strategy):
             base_digest=fed.base.digest,
             version_digest=head.digest,
             soups=fed.journal.soups(),
-            recipe=fed.config.recipe_at(head.height),
+            recipe=recipe,
             codec=fed.config.codec,
             max_update_bytes=fed.config.admission.max_update_bytes,
             deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
             secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
+            plugins=plugins_of(recipe, fed.config.codec),
         )
 
     def _content(self, current: Round) -> RecordDict:
