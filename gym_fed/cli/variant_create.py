@@ -90,7 +90,7 @@ def create(
         made = PersonalizedTrainer(
             base,
             variants=store_folder(store),
-            method=method,  # type: ignore[arg-type]  # refused there, by name
+            method=method,
             codec=codec,
             training=training_overrides(set_, steps),
             key=signer(key, unsigned),
