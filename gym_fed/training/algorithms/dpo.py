@@ -20,8 +20,8 @@ class Dpo(Pairs):
     federates = True
     # Alone, DPO on a few dozen pairs makes both answers unlikely: of 30 pairs gym-nano learnt to say neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
-    tried = "full, LoRA; federated rounds with both"
-    untried = "pictures; several processes"
+    tried = "full, LoRA; federated rounds with both; two processes"
+    untried = "pictures"
 
     def build(self, job: Job) -> Any:
         from trl import DPOConfig

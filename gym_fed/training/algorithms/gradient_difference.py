@@ -16,8 +16,7 @@ from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
 class GradientDifference(_Unlearning):
     """Own loss over TRL's ``SFTTrainer``."""
 
-    tried = "full, LoRA"
-    untried = "several processes"
+    tried = "full, LoRA; two processes"
 
     def settings(self, config: TrainingConfig) -> UnlearningSettings:
         assert config.gradient_difference is not None  # filled in by the config

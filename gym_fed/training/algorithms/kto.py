@@ -33,8 +33,8 @@ class Kto(Algorithm):
     row_kind = "unpaired"
     uses_reference = True
     federates = True
-    tried = "full, LoRA"
-    untried = "pictures; several processes"
+    tried = "full, LoRA; two processes"
+    untried = "pictures"
 
     @classmethod
     def least_batch(cls, settings: Any) -> int:

@@ -17,8 +17,7 @@ from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
 class Npo(_Unlearning):
     """Own loss over TRL's ``SFTTrainer``; the reference is the model at the start, whose figures are taken once."""
 
-    tried = "full, LoRA"
-    untried = "several processes"
+    tried = "full, LoRA; two processes"
 
     uses_reference = True
     scores_reference_once = True

@@ -13,8 +13,8 @@ class Orpo(WholePairs):
     """Learns the chosen answer with its prompt (next-token loss) and an odds ratio against the rejected one."""
 
     federates = True
-    tried = "full, LoRA"
-    untried = "pictures; several processes"
+    tried = "full, LoRA; two processes"
+    untried = "pictures"
 
     def build(self, job: Job) -> Any:
         from trl.experimental.orpo import ORPOConfig, ORPOTrainer
