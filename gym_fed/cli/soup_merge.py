@@ -128,17 +128,17 @@ def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml_file import validate
     from gym_fed.delta.encode import encode_source
-    from gym_fed.soup.compact import ERROR, MENU, error_bound, write_compact
+    from gym_fed.soup.compact import ERROR, error_bound, values_only, write_compact
 
     if codec != "compact":
         _refuse({"--max-error": max_error is not None}, f"codec {codec!r} chooses nothing", "leave it out")
     if codec in ("compact", "exact", "as-merged"):
         _refuse({"--rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
         least = {"exact": 0.0, "as-merged": ERROR}.get(codec, max_error)
-        menu = MENU[-1:] if codec == "as-merged" else MENU
+        ways = values_only() if codec == "as-merged" else None
 
         def write(exact: DeltaFile, out: Path, spec: BaseSpec, updates: list[DeltaFile]) -> None:
-            write_compact(exact, out, spec, error_bound(updates) if least is None else least, menu)
+            write_compact(exact, out, spec, error_bound(updates) if least is None else least, ways)
 
         return write
     values = {"codec": codec, "lora_rank": rank, "error_feedback": False}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,10 @@ _LIARS = "num_malicious_nodes"
 _TRUSTS_A_ROOT = "fltrust"
 
 Option = bool | int | float | str
+
+MERGE_VERSION = 2
+"""How updates are read by a merge, the newest way. 1: sign bits of ``bitdelta``, factors, everything else decoded in
+whole rows. 2: sign bits of every codec that stores exactly those, and blocks that do not grow with a row's length."""
 
 
 class AggregationMethod(StrEnum):
@@ -97,9 +101,18 @@ class SoupRecipe(StrictModel):
     reputation_floor: Annotated[float, Field(gt=0, le=1)] | None = None
     """reputation: nobody counts for less than this, so that newcomers are heard; required there."""
 
+    merge_version: Annotated[int, Field(ge=1, le=MERGE_VERSION)] = MERGE_VERSION
+    """How updates are read: soups of versions 1 and 2 may differ in the last bits, so that a round's recipe records it.
+    Leave it out but to make a soup of an older release again."""
+
     codec: CodecPolicy = CodecPolicy()
     """How the soup is written down; with ``error_feedback`` the server keeps the residual. On a hub whose recipe trains
     LoRA, absent means ``as-merged``: the soup travels as factors."""
+
+    @classmethod
+    def recorded(cls, stored: Mapping[str, Any]) -> SoupRecipe:
+        """A recipe as a ledger has it: one that names no ``merge_version`` was written when there was but the first."""
+        return cls.model_validate({"merge_version": 1, **stored})
 
     @field_validator("aggregator")
     @classmethod

@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_quant import Params, Payload
-from gym_quant.codecs.lora import is_quantised
+from gym_quant.codec import CodecError, Params, Payload
+from gym_quant.registry import get_codec
 
 from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.manifest import TensorRecord
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 from gym_fed.errors import ErrorCode, GymError
 
@@ -30,7 +31,8 @@ def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0)
         scale: Above 0.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming the first tensor that the new base has not, or in another shape.
+        GymError: ``BASE_MISMATCH`` naming the first tensor that the new base has not, or in another shape;
+            ``DELTA_INVALID`` naming one whose scales overflow their number format.
     """
     require_shapes(delta, onto)
     if scale <= 0.0:
@@ -40,7 +42,7 @@ def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0)
             record.name,
             record.shape,
             record.codec,
-            scaled_params(record.codec, record.params, scale),
+            _scaled_params(record, scale),
             partial(_payload, delta, record.name, scale),
         )
         for record in delta.manifest.tensors
@@ -65,32 +67,21 @@ def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
             )
 
 
-def scaled_params(codec: str, params: Params, scale: float) -> Params:
-    """Parameters of ``scale`` times a delta; factors as trained have their scaling there."""
-    if codec != "lora" or is_quantised(params):
-        return dict(params)
-    product = float(params.get("scaling", 1.0)) * scale
-    rest = {key: value for key, value in params.items() if key != "scaling"}
-    return rest if product == 1.0 else {**rest, "scaling": product}
+def _alone(record: TensorRecord, scale: float) -> Params | None:
+    """Parameters that scale the tensor without its payload, if its codec has such."""
+    return record.params if scale == 1.0 else get_codec(record.codec).scaled_params(record.params, scale)
 
 
-def scaled_payload(codec: str, params: Params, payload: Payload, scale: float) -> Payload:
-    """The payload of ``scale`` times a delta: every codec is linear in its floating-point fields."""
-    if scale == 1.0 or scaled_params(codec, params, scale) != dict(params):
-        return dict(payload)
-
-    def scales(field: str) -> bool:
-        # A product of two sides: one of them is enough.
-        return codec != "lora" or field.startswith("b")
-
-    return {
-        field: (tensor.float() * scale).to(tensor.dtype)
-        if tensor.is_floating_point() and scales(field)
-        else tensor
-        for field, tensor in payload.items()
-    }
+def _scaled_params(record: TensorRecord, scale: float) -> Params:
+    params = _alone(record, scale)
+    return record.params if params is None else params
 
 
 def _payload(delta: DeltaFile, name: str, scale: float) -> Payload:
-    record = delta.record(name)
-    return scaled_payload(record.codec, record.params, delta.payload(name), scale)
+    record, payload = delta.record(name), delta.payload(name)
+    if _alone(record, scale) is not None:
+        return payload
+    try:
+        return get_codec(record.codec).scaled(payload, record.shape, record.params, scale)
+    except CodecError as error:
+        raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gym_quant.registry import get_codec
+
 from gym_fed.delta.file import DeltaFile
 from gym_fed.models import quiet_loading
 from gym_fed.personalization.carry import carry_delta
@@ -123,7 +125,8 @@ def refit(
 
 def method_of(delta: DeltaFile) -> tuple[Method, int]:
     """How a variant was trained, by its codecs, and the largest rank of its factors (0 of a full one)."""
-    ranks = [int(r.params["rank"]) for r in delta.manifest.tensors if r.codec == "lora"]
+    found = [get_codec(record.codec).rank(record.params) for record in delta.manifest.tensors]
+    ranks = [rank for rank in found if rank is not None]
     return ("lora", max(ranks)) if ranks else ("full", 0)
 
 

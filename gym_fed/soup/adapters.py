@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from gym_quant.codecs.lora import cancels
+from gym_quant.registry import CODECS, get_codec
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
@@ -60,7 +61,7 @@ def write_adapters(
         be written by way of full matrices: another codec, error feedback, tensors that are no factors, or a rule on
         coordinates of updates whose A differ.
     """
-    if policy.codec not in ("lora", "as-merged") or policy.error_feedback:
+    if not writes_factors(policy) or policy.error_feedback:
         return None
     if not all(isinstance(stack, FactorStack) for stack in stacks):
         return None
@@ -95,6 +96,11 @@ def write_adapters(
     if residual_path is not None:
         lora_delta(rest, residual_path, spec, {"residual_of": report.sha256}, _EXACT)
     return report, lost
+
+
+def writes_factors(policy: CodecPolicy) -> bool:
+    """Whether a soup of factors may be written as factors: as it is merged, or by a codec of factors."""
+    return policy.codec == "as-merged" or (policy.codec in CODECS and get_codec(policy.codec).low_rank)
 
 
 def largest_rank(shape: tuple[int, int]) -> int:

@@ -2,21 +2,30 @@
 
 A merge leaves values that no one codec fits. Sign bits of two updates average to three levels, trimmed updates to many
 zeros, LoRA factors to stacked factors, and a majority vote is sign bits again. So each tensor gets the smallest way of
-``MENU`` whose relative error, measured on the tensor itself, is within a bound. (This project.)
+``menu`` whose relative error, measured on the tensor itself, is within a bound. (This project.)
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-from gym_quant import CodecError, Encoded, Params, Payload, get_codec
-from gym_quant.codec import as_matrix, sum_of_squares
+from gym_quant.codec import (
+    ROW,
+    CodecError,
+    Encoded,
+    Params,
+    Payload,
+    Shape,
+    as_matrix,
+    sum_of_squares,
+)
 from gym_quant.codecs.lora import Lora
+from gym_quant.registry import CODECS, get_codec
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
@@ -27,29 +36,28 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 EXACT = CodecPolicy(codec="as-merged", factors="float32", dense_dtype="float32", error_feedback=False)
 """How a soup is written before it is made small: float32 factors where the merge has some, else float32 values."""
 
-COARSE = frozenset({"bitdelta", "binary", "ternary", "int2"})
-"""Codecs of one and two bits, which lose a third or more of a fine-tune's norm."""
-
 ERROR, COARSE_ERROR = 0.01, 0.1
 """Relative error that a compact soup may have; of coarse updates more, since their own is several times that."""
 
-ROW = -1
-"""In place of a number of columns: as many as a row has."""
-
 Menu = tuple[tuple[str, Mapping[str, int | str]], ...]
-MENU: Menu = (
-    ("bitdelta", {}),
-    ("bitdelta", {"group_size": ROW}),
-    ("ternary", {"group_size": ROW}),
-    ("int2", {"group_size": ROW}),
-    ("int4", {"group_size": ROW}),
-    ("int4", {"group_size": 64, "scale_dtype": "bfloat16"}),
-    ("int8", {"group_size": ROW}),
-    ("dense", {"dtype": "bfloat16"}),
-)
-"""What a matrix may be written with, beside what ``EXACT`` has; small and one-dimensional tensors only as the last."""
+"""Ways to write a matrix: codec and parameters."""
 
-_SMALL, _SAMPLE = 256, 1 << 18
+_SMALL, _SAMPLE, _USUAL = 256, 1 << 18, (4096, 4096)
+
+
+@functools.cache
+def menu() -> Menu:
+    """What a matrix may be written with, beside what ``EXACT`` has: ``Codec.compact`` of our codecs, smallest first.
+
+    Codecs of other packages do not choose themselves: whoever reads the soup would need the package.
+    """
+    found = [(name, way) for name in CODECS.own() for way in get_codec(name).compact]
+    return tuple(sorted(found, key=lambda way: _bytes(way[0], way[1], _USUAL)))
+
+
+def values_only() -> Menu:
+    """The way of small and one-dimensional tensors: the largest, which loses the least."""
+    return menu()[-1:]
 
 
 @dataclass(frozen=True)
@@ -74,13 +82,15 @@ class CompactReport:
 
 
 def error_bound(updates: Sequence[DeltaFile]) -> float:
-    """``COARSE_ERROR`` where every matrix of every update has a coarse codec, else ``ERROR``."""
+    """``COARSE_ERROR`` where every matrix of every update has a coarse codec (``Codec.coarse``), else ``ERROR``."""
     records = [update.record(name) for update in updates for name in update.names]
     codecs = {record.codec for record in records if not _is_small(record.shape)}
-    return COARSE_ERROR if codecs and codecs <= COARSE else ERROR
+    return COARSE_ERROR if codecs and all(get_codec(name).coarse for name in codecs) else ERROR
 
 
-def write_compact(exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float, menu: Menu = MENU) -> None:
+def write_compact(
+    exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float, ways: Menu | None = None
+) -> None:
     """Write ``exact`` with the smallest way of each tensor that is within ``bound``; one tensor is held at a time.
 
     Args:
@@ -88,13 +98,15 @@ def write_compact(exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float
         out_path: Where it goes.
         spec: The base.
         bound: Relative error that each tensor may have; 0 keeps every bit.
-        menu: Ways that are allowed beside the exact soup's own, bfloat16 factors for float32 ones always.
+        ways: Those that are allowed beside the exact soup's own, ``menu()`` by default; bfloat16 factors for float32
+            ones always.
     """
+    ways = menu() if ways is None else ways
     entries = []
     for name in exact.names:
         delta = exact.decode(name)
         if bool(delta.any()):
-            entries.append(_smallest(exact, name, delta, bound, menu))
+            entries.append(_smallest(exact, name, delta, bound, ways))
         exact.release(name)
     write_delta(out_path, entries, spec, exact.manifest.extra)
 
@@ -138,15 +150,17 @@ class _Way:
         return math.sqrt(sum_of_squares(found.sub_(delta)) / true) if true else 0.0
 
 
-def _smallest(exact: DeltaFile, name: str, delta: Tensor, bound: float, menu: Menu) -> DeltaEntry:
+def _smallest(exact: DeltaFile, name: str, delta: Tensor, bound: float, ways: Menu) -> DeltaEntry:
     record = exact.record(name)
     rows, cols = as_matrix(record.shape)
     sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
-    for way in _ways(exact, name, menu):
+    for way in _ways(exact, name, ways):
         if way.factors is None and way.error(sample) > 1.1 * bound:
             continue  # most ways fail by far, which some of the rows show
         if way.error(delta) <= bound:
-            return DeltaEntry(name, record.shape, way.codec, way.params, partial(_encoded, way, exact, name))
+            return DeltaEntry(
+                name, record.shape, way.codec, way.params, functools.partial(_encoded, way, exact, name)
+            )
     return DeltaEntry(name, record.shape, record.codec, record.params, lambda: exact.payload(name))
 
 
@@ -154,26 +168,34 @@ def _encoded(way: _Way, exact: DeltaFile, name: str) -> Payload:
     return way.encode(exact.decode(name)).payload
 
 
-def _ways(exact: DeltaFile, name: str, menu: Menu) -> list[_Way]:
+def _ways(exact: DeltaFile, name: str, ways: Menu) -> list[_Way]:
     """What is smaller than the tensor as it is, the smallest first."""
     record = exact.record(name)
 
     def size(way: _Way) -> int:
         return get_codec(way.codec).payload_bytes(record.shape, way.params)
 
-    found = [way for way in _all_ways(exact, name, menu) if size(way) < exact.payload_bytes(name)]
+    found = [way for way in _all_ways(exact, name, ways) if size(way) < exact.payload_bytes(name)]
     return sorted(found, key=size)
 
 
-def _all_ways(exact: DeltaFile, name: str, menu: Menu) -> Iterator[_Way]:
+def _all_ways(exact: DeltaFile, name: str, ways: Menu) -> Iterator[_Way]:
     record = exact.record(name)
-    if record.codec == "lora":
-        a, b = Lora().factors(exact.payload(name), record.shape, record.params)
-        yield _Way("lora", Lora().normalise({"rank": record.params["rank"]}, record.shape), (a, b))
-    for codec, settings in menu[-1:] if _is_small(record.shape) else menu:
-        cols = as_matrix(record.shape)[1]
-        wanted = {key: cols if value == ROW else value for key, value in settings.items()}
-        yield _Way(codec, get_codec(codec).normalise(wanted, record.shape))
+    factors = get_codec(record.codec).factors(exact.payload(name), record.shape, record.params)
+    if factors is not None:
+        yield _Way("lora", Lora().normalise({"rank": len(factors[0])}, record.shape), factors)
+    for codec, settings in ways[-1:] if _is_small(record.shape) else ways:
+        yield _Way(codec, _params(codec, settings, record.shape))
+
+
+def _params(codec: str, settings: Mapping[str, int | str], shape: Shape) -> Params:
+    cols = as_matrix(shape)[1]
+    wanted = {key: cols if value == ROW else value for key, value in settings.items()}
+    return get_codec(codec).normalise(wanted, shape)
+
+
+def _bytes(codec: str, settings: Mapping[str, int | str], shape: Shape) -> int:
+    return get_codec(codec).payload_bytes(shape, _params(codec, settings, shape))
 
 
 def _is_small(shape: tuple[int, ...]) -> bool:

@@ -15,17 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from gym_quant import Params, Payload
-from gym_quant.codec import Shape
-from gym_quant.codecs.lora import Lora
+from gym_quant.codec import Payload
 from gym_quant.exact import RightFactor, Sliced
 from gym_quant.exact import products as exact_products
+from gym_quant.registry import get_codec
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gym_fed.delta.manifest import TensorRecord
 from gym_fed.errors import ErrorCode, GymError
 
-_LORA = Lora()
 _BLOCK_RANKS = 512
 """Components whose Gram matrices with as many others are held at a time."""
 
@@ -43,10 +42,18 @@ class LowRank:
     b: Tensor
 
     @classmethod
-    def of(cls, payload: Payload, shape: Shape, params: Params) -> LowRank:
-        """What a checked payload of codec ``lora`` stands for, whatever its factors are stored as."""
-        a, b = (factor.to(torch.float64) for factor in _LORA.factors(payload, shape, params))
-        scaling = float(params.get("scaling", 1.0))
+    def of(cls, payload: Payload, record: TensorRecord) -> LowRank:
+        """What a checked payload of a codec of factors stands for, whatever they are stored as.
+
+        Raises:
+            TypeError: For a codec that gives no factors (``Codec.rank`` says which does).
+        """
+        codec = get_codec(record.codec)
+        found = codec.factors(payload, record.shape, record.params)
+        if found is None:
+            raise TypeError(f"codec {record.codec!r} gives no factors")
+        a, b = (factor.to(torch.float64) for factor in found)
+        scaling = codec.scaling(record.params)
         if not bool(a.any()) or not bool(
             b.any()
         ):  # beside zeros the codec allows scalings that overflow the other

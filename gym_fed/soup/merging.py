@@ -129,8 +129,8 @@ def merge(
     else:
         norms = tuple(update.norm() for update in updates)
         clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
-        stacks = stacks_of(updates, spec)
-        plan = _plan(stacks, updates, norms, clips, weight, pipeline, spec, root)
+        stacks = stacks_of(updates, spec, recipe.merge_version)
+        plan = _plan(stacks, updates, norms, clips, weight, pipeline, spec, root, recipe.merge_version)
         coefficients = tuple(plan.matrix[0].tolist()) if len(plan.matrix) == 1 else None
     report, lost = write_soup(
         stacks,
@@ -243,12 +243,13 @@ def _plan(
     pipeline: Pipeline,
     spec: BaseSpec,
     root: DeltaFile | None,
+    version: int,
 ) -> Mixture:
     """What the rules make of the round, as combinations of the updates as they were sent."""
     own: Tensor | None = None
     if root is not None:
         every = [*updates, root]
-        squares = inner_products(stacks_of(every, spec), [*norms, root.norm()])
+        squares = inner_products(stacks_of(every, spec, version), [*norms, root.norm()])
         products, own = squares[: len(updates), : len(updates)], squares[len(updates)]
     elif pipeline.needs >= Needs.PRODUCTS:
         products = inner_products(stacks, norms)

@@ -42,6 +42,7 @@ from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.aggregators.trimmed_mean import TrimmedMean
 from gym_fed.soup.geometry import Mixture
 from gym_fed.soup.low_rank import LowRank
+from gym_fed.soup.stacks import form_of
 from gym_fed.soup.stacks.base import Stack
 from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, DecodedStack
 from gym_fed.soup.stacks.factors import FactorStack
@@ -192,7 +193,7 @@ class NoisedStack(DecodedStack):
         """L2 norm of what an update decodes to; of factors the product's own numbers, not their Gram matrices'."""
         if self.name not in update:
             return 0.0
-        if update.record(self.name).codec != "lora":
+        if form_of(update.record(self.name)).kind != "factors":
             return update.tensor_norm(self.name)
         step = max(1, BLOCK_ELEMENTS // self.cols)
         starts = range(0, self.rows, step)
@@ -233,11 +234,8 @@ class NoisedFactors(FactorStack):
         if self.name not in update:
             return None
         record = update.record(self.name)
-        found = (
-            LowRank.of(update.payload(self.name), self.shape, record.params)
-            if record.codec == "lora"
-            else None
-        )
+        is_factors = form_of(record).kind == "factors"
+        found = LowRank.of(update.payload(self.name), record) if is_factors else None
         if found is None or not torch.equal(found.a, self.shared):
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,

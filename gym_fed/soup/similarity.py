@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.stacks import stacks_of
+from gym_fed.delta.manifest import TensorRecord
+from gym_fed.soup.stacks import form_of, stacks_of
 from gym_fed.soup.stacks.base import Stack
 from gym_fed.soup.stacks.decoded import DecodedStack
 from gym_fed.soup.stacks.signs import SignStack
@@ -120,7 +121,7 @@ def _in_signs(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[
         for i, update in enumerate(updates):
             if stack.name in update:
                 held[i] += stack.rows * stack.cols
-                signs[i] += stack.rows * stack.cols * (update.record(stack.name).codec == "bitdelta")
+                signs[i] += stack.rows * stack.cols * (form_of(update.record(stack.name)).kind == "signs")
     return np.asarray(2 * signs > held)
 
 
@@ -135,16 +136,20 @@ def _equal_signs(stack: Stack, products: Matrix) -> Matrix:
 
 
 def _mixed_pairs(names: Sequence[str], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
-    """``[n, n]``: whether two updates hold some tensor in different codecs.
+    """``[n, n]``: whether two updates hold some tensor in different codecs, of which those of signs are one.
 
     Of two dense updates values against signs say too much, whatever a third one was written with.
     """
     found = np.zeros((len(updates), len(updates)), dtype=bool)
     for name in names:
-        codecs = [update.record(name).codec if name in update else "" for update in updates]
-        kinds = np.array(codecs)
+        kinds = np.array([_kind(update.record(name)) if name in update else "" for update in updates])
         found |= (kinds[:, None] != kinds[None]) & np.outer(kinds != "", kinds != "")
     return found
+
+
+def _kind(record: TensorRecord) -> str:
+    form = form_of(record)
+    return form.kind if form.kind == "signs" else record.codec
 
 
 def _values_against_signs(stacks: Sequence[Stack], factors: torch.Tensor) -> Matrix:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -54,7 +54,7 @@ class MergeForm:
 
     kind: Literal["signs", "factors", "values"]
     group_size: int | None = None
-    since: int = 1
+    since: int = field(default=1, compare=False)
 
 
 VALUES = MergeForm("values")
@@ -71,6 +71,9 @@ class Codec(ABC):
 
     coarse: ClassVar[bool] = False
     """Whether it loses a third or more of a fine-tune's norm, as one and two bits a weight do."""
+
+    low_rank: ClassVar[bool] = False
+    """Whether it writes a delta as factors; ``rank``, ``factors`` and ``scaling`` are theirs."""
 
     trains_bits: ClassVar[bool] = False
     """Whether distillation may train the bits beside the scales: for a codec whose ``signs`` are its field ``bits``."""
@@ -264,9 +267,9 @@ def scaled_fields(payload: Payload, factor: float, fields: tuple[str, ...]) -> P
         CodecError: For a factor that is not above 0, and for a product that is not finite.
     """
     made = dict(payload)
-    for field in fields:
-        made[field] = (payload[field].to(torch.float32) * positive(factor)).to(payload[field].dtype)
-        check_finite(made[field], f"{field.removesuffix('s')} times {factor:g}")
+    for name in fields:
+        made[name] = (payload[name].to(torch.float32) * positive(factor)).to(payload[name].dtype)
+        check_finite(made[name], f"{name.removesuffix('s')} times {factor:g}")
     return made
 
 

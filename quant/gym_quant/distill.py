@@ -4,9 +4,10 @@ Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 4-5: 
 train, and the loss compares logits with the tuned model's. Here a scale trains as ``scale * exp(t)`` with ``t``
 from 0, so that one learning rate fits scales of any size and none turns negative.
 
-Beyond the paper, the bits of ``bitdelta`` tensors may train too (``bit_lr``): a weight's sign is that of a latent
-number, which starts at ``delta / scale`` and learns through a straight-through gradient (Courbariaux et al. 2016,
-"Binarized Neural Networks", eq. 4). The file is the same; its bits are then no longer the signs of the delta.
+Beyond the paper, bits may train too (``bit_lr``) where the codec allows it (``Codec.trains_bits``): a weight's sign is
+that of a latent number, which starts at ``delta / scale`` and learns through a straight-through gradient (Courbariaux
+et al. 2016, "Binarized Neural Networks", eq. 4). The file is the same; its bits are then no longer the signs of the
+delta.
 
 Memory: beside base and tuned weights, about three float32 copies of every encoded matrix (its signs, the weight and
 its gradient; where bits train, three more) and the activations of one batch. The model itself is not changed.
@@ -222,7 +223,7 @@ class _Student:
             scales = one.payload["scales"].to(old.device, torch.float32)
             self._scales[name] = scales
             self.logs[name] = torch.zeros_like(scales, requires_grad=True)
-            if train_bits and codec == "bitdelta":
+            if train_bits and get_codec(codec).trains_bits:
                 wide = expand_scales(scales, encoded[name]).clamp_min(torch.finfo(torch.float32).tiny)
                 delta = tuned[name].detach().to(torch.float32) - old.to(torch.float32)
                 # The encoded bit decides the sign: a delta may have been changed on the way to its code.

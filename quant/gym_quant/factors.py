@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gym_quant.allocation import Option, allocate
 from gym_quant.codec import CodecError
-from gym_quant.sides import FACTOR_CODECS, GROUP, decode_side, encode_side, payload_size
+from gym_quant.sides import GROUP, decode_side, encode_side, factor_codecs, is_factor_codec, payload_size
 
 _SEGMENT = re.compile(r"([a-z][a-z0-9]*)(?:\*([1-9]\d{0,5}))?", re.ASCII)
 _LARGEST_EXACT = 768
@@ -87,10 +87,10 @@ def parse_plan(plan: str, rank: int) -> tuple[tuple[str, int], ...]:
     texts = plan.split(",")
     for text in texts:
         match = _SEGMENT.fullmatch(text)
-        if match is None or match[1] not in FACTOR_CODECS or (match[2] is None and len(texts) > 1):
+        if match is None or not is_factor_codec(match[1]) or (match[2] is None and len(texts) > 1):
             raise CodecError(
                 f"factors is {plan!r}, neither bfloat16, float32 nor parts like int8*2,int4*5 of "
-                f"{', '.join(FACTOR_CODECS)}"
+                f"{', '.join(factor_codecs())}"
             )
         parts.append((match[1], int(match[2]) if match[2] else rank))
     if sum(count for _, count in parts) != rank:
@@ -126,7 +126,7 @@ def plan_factors(
     options: dict[str, list[Option]] = {}
     for name, found in tensors.items():
         sides = (found.left.T.float().contiguous(), found.right.float().contiguous())
-        measured = [[_measured(side, codec, group) for side in sides] for codec in FACTOR_CODECS]
+        measured = [[_measured(side, codec, group) for side in sides] for codec in factor_codecs()]
         for i, value in enumerate(found.values.tolist()):
             options[f"{name}\n{i:06}"] = [
                 (0, value**2),
@@ -139,7 +139,7 @@ def plan_factors(
     plans: dict[str, tuple[int, str]] = {}
     for name, found in tensors.items():
         picks = sorted(chosen.get(f"{name}\n{i:06}", 0) for i in range(len(found.values)))
-        parts = [(FACTOR_CODECS[pick - 1], 1) for pick in picks if pick]
+        parts = [(factor_codecs()[pick - 1], 1) for pick in picks if pick]
         if parts:
             plans[name] = (len(parts), write_plan(parts))
     return plans

@@ -8,16 +8,14 @@ bfloat16, for which the product of a low-rank delta is exact in float64 whatever
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from gym_quant.codec import CodecError, Params, Payload, Shape
-from gym_quant.registry import get_codec
-
-FACTOR_CODECS = ("int8", "int4", "int2", "ternary", "binary")
-"""Codecs of factors, the most precise first; in this order their components stand in a plan."""
+from gym_quant.registry import CODECS, get_codec
 
 GROUP = 128
 """Values of a component that share a scale, unless told otherwise."""
@@ -26,13 +24,35 @@ Parts = Sequence[tuple[str, int]]
 """Codec and number of components of every part."""
 
 _REFITS = 8
+_USUAL = (1, 4096)
+
+
+@functools.cache
+def factor_codecs() -> tuple[str, ...]:
+    """Our codecs of factors (``Codec.factor_params``), the most precise first: so their components stand in a plan that
+    is made here. A plan may name codecs of other packages too."""
+
+    def size(name: str) -> int:
+        return get_codec(name).payload_bytes(_USUAL, part_params(name, _USUAL[1]))
+
+    return tuple(sorted(filter(is_factor_codec, CODECS.own()), key=size, reverse=True))
+
+
+def is_factor_codec(name: str) -> bool:
+    """Whether there is a codec of this name that writes sides of factors."""
+    return name in CODECS and get_codec(name).factor_params(GROUP) is not None
 
 
 def part_params(codec: str, group: int) -> Params:
-    """Parameters of a part: bfloat16 scales, and offsets for int2, whose levels are lopsided without."""
-    return get_codec(codec).normalise(
-        {"group_size": group, "scale_dtype": "bfloat16", "symmetric": codec != "int2"}, ()
-    )
+    """Parameters of a part.
+
+    Raises:
+        CodecError: For a codec that writes no sides of factors.
+    """
+    params = get_codec(codec).factor_params(group)
+    if params is None:
+        raise CodecError(f"codec {codec!r} writes no factors")
+    return params
 
 
 def side_spec(parts: Parts, width: int, group: int, side: str) -> dict[str, tuple[torch.dtype, Shape]]:

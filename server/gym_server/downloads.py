@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gym_fed.delta.policy import Choice
     from gym_server.federation import Federation
 
-_FACTOR_CODECS = ("lora", "as-merged")
-
 
 @dataclass(frozen=True)
 class SoupForm:
@@ -43,14 +41,16 @@ class SoupForm:
     @classmethod
     def of(cls, config: ServerConfig) -> SoupForm:
         """The form that the rules and the codec of a config give; see ``gym_fed.soup.adapters``."""
+        from gym_fed.soup.adapters import writes_factors
         from gym_fed.soup.aggregator import WeightRule
         from gym_fed.soup.pipeline import Pipeline
 
         soup, recipe = config.soup, config.recipe
         if not recipe.sends_factors:
             return cls("full", f"codec {soup.codec.codec}")
-        if soup.codec.codec not in _FACTOR_CODECS or soup.codec.error_feedback:
-            feedback = " with error_feedback" if soup.codec.codec in _FACTOR_CODECS else ""
+        factors = writes_factors(soup.codec)
+        if not factors or soup.codec.error_feedback:
+            feedback = " with error_feedback" if factors else ""
             return cls(
                 "values",
                 f"soup.codec is {soup.codec.codec}{feedback}; leave soup.codec out to send LoRA factors",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from gym_quant.codecs.lora import Lora
+from gym_quant.registry import get_codec
 
 from gym_fed.config.task import TaskSpec
 from gym_fed.delta.file import DeltaFile
@@ -21,10 +21,11 @@ def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
     seed = spec.recipe.seed + spec.server_round
     for name in delta.names:
         record = delta.record(name)
-        if record.codec != "lora" or record.params.get("factors", "bfloat16") != spec.codec.factors:
+        factors = get_codec(record.codec).factors(delta.payload(name), record.shape, record.params)
+        if factors is None:
             return name
-        a = Lora().factors(delta.payload(name), record.shape, record.params)[0]
-        if a.shape[0] != spec.recipe.lora.r:
+        a = factors[0]
+        if a.shape[0] != spec.recipe.lora.r or a.dtype != getattr(torch, spec.codec.factors):
             return name
         wanted = frozen_factor(seed, name.removesuffix(".weight"), *a.shape)
         if not torch.equal(a, wanted.to(a.dtype)):

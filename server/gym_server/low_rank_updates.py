@@ -6,6 +6,8 @@ rank, would make everybody's download larger, and is not what the task asks for.
 
 from __future__ import annotations
 
+from gym_quant.registry import get_codec
+
 from gym_fed.config.task import TaskSpec
 from gym_fed.delta.file import DeltaFile
 
@@ -15,8 +17,9 @@ def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
     most = spec.recipe.lora.r
     for name in delta.names:
         record = delta.record(name)
-        if record.codec != "lora":
+        rank = get_codec(record.codec).rank(record.params)
+        if rank is None:
             return f"tensor {name!r} is of codec {record.codec}, and the round asks for LoRA factors"
-        if int(record.params["rank"]) > most:
-            return f"tensor {name!r} has rank {record.params['rank']}, and the round's is {most}"
+        if rank > most:
+            return f"tensor {name!r} has rank {rank}, and the round's is {most}"
     return None

@@ -97,7 +97,7 @@ def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
     ingredients = Ingredients(
         server_round=server_round,
         parent=fed.journal.version(told["height"] - 1),
-        recipe=SoupRecipe.model_validate(told["recipe"]),
+        recipe=SoupRecipe.recorded(told["recipe"]),
         manifests=[_manifest(fed, update_id) for update_id in merged],
         root=root,
         private=_private(fed, told),

@@ -11,7 +11,7 @@ import torch
 from gym_quant import CodecError, Encoded, get_codec
 from gym_quant.codecs.lora import Lora
 from gym_quant.factors import components_of_matrix, components_of_product, parse_plan, plan_factors
-from gym_quant.sides import FACTOR_CODECS, decode_side, encode_side
+from gym_quant.sides import decode_side, encode_side, factor_codecs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -227,7 +227,7 @@ def test_a_plan_spends_no_more_than_its_budget_and_more_on_the_first_components(
         assert plans["loud"][0] >= plans.get("quiet", (0, ""))[0]
         for rank, plan in plans.values():
             names = [name for name, _ in parse_plan(plan, rank)]
-            assert names == [name for name in FACTOR_CODECS if name in names]
+            assert names == [name for name in factor_codecs() if name in names]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gym_fed.config.soup import SoupRecipe
+from gym_fed.delta.manifest import TensorRecord
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
@@ -163,7 +164,7 @@ def test_payloads_of_every_kind_mean_what_they_decode_to(stored: str) -> None:
     shape = (ROWS, COLS)
     trained = factors_of(8, 0)
     encoded = LORA.encode_factors(trained.a, trained.b, -0.3, factors=stored)
-    found = LowRank.of(encoded.payload, shape, encoded.params)
+    found = LowRank.of(encoded.payload, TensorRecord("w", shape, "lora", encoded.params))
     decoded = LORA.decode(encoded.payload, shape, encoded.params)
     assert (found.a.dtype, found.b.dtype) == (torch.float64, torch.float64)
     assert error(product(found), decoded.reshape(-1).double()) < 1e-7
@@ -177,7 +178,7 @@ def test_a_scaling_that_overflows_beside_zeros_is_a_matrix_of_zeros() -> None:
     payload = {"a": torch.zeros(1, COLS).bfloat16(), "b": torch.full((ROWS, 1), 1e30).bfloat16()}
     params: Params = {"rank": 1, "scaling": 1e300}
     LORA.check(payload, (ROWS, COLS), params)
-    found = LowRank.of(payload, (ROWS, COLS), params)
+    found = LowRank.of(payload, TensorRecord("w", (ROWS, COLS), "lora", params))
     assert not bool(product(found).any())
     assert bool(torch.isfinite(products([found, factors_of(2, 0)])).all())
 

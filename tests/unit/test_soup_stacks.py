@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gym_quant.codec import Payload
 from gym_quant.codecs.lora import Lora
 
 from gym_fed.config.delta import CodecPolicy
@@ -84,6 +86,9 @@ def recipe(**changes: Any) -> SoupRecipe:
 
 SIGNS = [("bitdelta", {})] * 9
 ROW_SIGNS = [("bitdelta", {"group_size": 172})] * 9
+BINARY = [("binary", {})] * 9
+TWO_NAMES = [SIGNS[0], BINARY[0]] * 5
+LEVELS = [("ternary", {"group_size": 172}), ("int2", {"symmetric": False}), ("int8", {"group_size": 64})] * 3
 FACTORS = [("lora", {"rank": 1 + i % 4}) for i in range(9)]
 MIXED = [SIGNS[0], ROW_SIGNS[0], FACTORS[1], ("dense", {}), ("int4", {})] * 2
 
@@ -92,7 +97,9 @@ MIXED = [SIGNS[0], ROW_SIGNS[0], FACTORS[1], ("dense", {}), ("int4", {})] * 2
     "rule", ["mean", "multi_krum", "geometric_median", "median", "trimmed_mean", "majority_vote"]
 )
 @pytest.mark.parametrize(
-    "codecs", [SIGNS, ROW_SIGNS, FACTORS, MIXED], ids=["signs", "rows", "factors", "mixed"]
+    "codecs",
+    [SIGNS, ROW_SIGNS, BINARY, TWO_NAMES, LEVELS, FACTORS, MIXED],
+    ids=["signs", "rows", "binary", "two names", "levels", "factors", "mixed"],
 )
 @pytest.mark.parametrize("steps", [{}, ROBUST], ids=["plain", "mixed first"])
 def test_whatever_the_codec_the_soup_is_that_of_the_decoded_updates(
@@ -112,13 +119,14 @@ def test_whatever_the_codec_the_soup_is_that_of_the_decoded_updates(
 @pytest.mark.parametrize(
     "rule", ["mean", "multi_krum", "median", "trimmed_mean", "majority_vote", "byzantine_robust"]
 )
+@pytest.mark.parametrize("codecs", [SIGNS, BINARY, TWO_NAMES[:9]], ids=["bitdelta", "binary", "two names"])
 def test_sign_deltas_with_one_scale_are_merged_without_decoding_them(
-    tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rule: str, codecs: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decoded(*_: object) -> None:
         raise AssertionError("decoded")
 
-    with written(tmp_path, SIGNS) as updates:
+    with written(tmp_path, codecs) as updates:
         for update in updates:
             monkeypatch.setattr(update, "decode", decoded)
             update_rows = update.decode_rows
@@ -162,6 +170,10 @@ def test_each_tensor_takes_the_cheapest_form(tmp_path: Path) -> None:
     kinds = {
         "signs": (SIGNS, SignStack),
         "rows": (ROW_SIGNS, SignStack),
+        "binary": (BINARY, SignStack),
+        "signs of two names": (TWO_NAMES, SignStack),
+        "asymmetric binary": ([("binary", {"symmetric": False})] * 2, DecodedStack),
+        "levels": (LEVELS, DecodedStack),
         "two kinds of scales": ([SIGNS[0], ROW_SIGNS[0]], DecodedStack),
         "factors": (FACTORS, FactorStack),
         "mixed": (MIXED, DecodedStack),
@@ -338,3 +350,67 @@ def adapters(folder: Path, ranks: Sequence[int], one_a: bool = False) -> Iterato
         entry = DeltaEntry("down", SHAPES["down"], "lora", encoded.params, lambda e=encoded: e.payload)
         write_delta(folder / f"adapter-{index}.gymdelta", [entry], SPEC)
         yield DeltaFile.open(folder / f"adapter-{index}.gymdelta", SPEC)
+
+
+STORED = {
+    "median": "34e0c4a07ca7c3c64cc0c7d1cc08419e26545f2dbfaa4e2d1a26893cc6b976b3",
+    "multi_krum": "b266b219d4b04e52cd3d238d9eb45a58ae78facc6ba9fa0319d93e2d19032cf8",
+    "mean": "f6b8d120b575df2d1781992269db87170fc44cac16b0f8a0efe6319ec1eabd7b",
+}
+"""Soups of nine ``binary`` updates as they were when all of them were decoded; a ledger holds such digests."""
+
+
+@pytest.mark.parametrize("rule", STORED)
+def test_a_recipe_stored_without_a_merge_version_gives_the_soup_of_its_day(tmp_path: Path, rule: str) -> None:
+    stored = recipe(aggregator=rule, num_malicious_nodes=2 * (rule == "multi_krum")).model_dump(mode="json")
+    assert stored.pop("merge_version") == 2
+    with written(tmp_path, BINARY) as updates:
+        old = merge(updates, [1.0] * 9, SoupRecipe.recorded(stored), tmp_path / "old.gymdelta", SPEC)
+        new = merge(updates, [1.0] * 9, SoupRecipe(**stored), tmp_path / "new.gymdelta", SPEC)
+    assert old.sha256 == STORED[rule]
+    assert new.sha256 != old.sha256
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_recipe_that_records_its_merge_version_gives_the_same_soup_again(
+    tmp_path: Path, version: int
+) -> None:
+    wanted = recipe(aggregator="median", merge_version=version)
+    stored = wanted.model_dump(mode="json")
+    with written(tmp_path, BINARY) as updates:
+        first = merge(updates, [1.0] * 9, wanted, tmp_path / "a.gymdelta", SPEC)
+        again = merge(updates, [1.0] * 9, SoupRecipe.recorded(stored), tmp_path / "b.gymdelta", SPEC)
+    assert again.sha256 == first.sha256
+    assert (first.sha256 == STORED["median"]) == (version == 1)
+
+
+def test_binary_updates_give_the_soup_of_the_same_signs_in_bitdelta(tmp_path: Path) -> None:
+    """The bits are the same; the scales, means of magnitudes summed in another order, are set alike here."""
+
+    def same_payload(update: DeltaFile, name: str, field: str) -> Payload:
+        payload = update.payload(name)
+        return {"scales": payload["scales"], field: payload["bits"]} if "bits" in payload else payload
+
+    for field, codec in (("bits", "bitdelta"), ("codes", "binary")):
+        (tmp_path / codec).mkdir()
+        with written(tmp_path / codec, SIGNS) as updates:
+            for index, update in enumerate(updates):
+                entries = [
+                    DeltaEntry(
+                        record.name,
+                        record.shape,
+                        codec if record.codec == "bitdelta" else record.codec,
+                        record.params,
+                        partial(same_payload, update, record.name, field),
+                    )
+                    for record in update.manifest.tensors
+                ]
+                write_delta(tmp_path / codec / f"same-{index}.gymdelta", entries, SPEC)
+    soups = []
+    for codec in ("bitdelta", "binary"):
+        with contextlib.ExitStack() as stack:
+            paths = [tmp_path / codec / f"same-{index}.gymdelta" for index in range(9)]
+            same = [stack.enter_context(DeltaFile.open(path, SPEC)) for path in paths]
+            wanted = recipe(aggregator="median", pre_aggregators=["nnm"], num_malicious_nodes=2)
+            soups.append(merge(same, [1.0] * 9, wanted, tmp_path / codec / "soup.gymdelta", SPEC).sha256)
+    assert soups[0] == soups[1]

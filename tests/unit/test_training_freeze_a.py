@@ -70,7 +70,7 @@ def test_two_contributors_send_the_same_a_bit_for_bit_and_another_b(
             assert torch.equal(one.payload(name)["a"], two.payload(name)["a"])
             assert not torch.equal(one.payload(name)["b"], two.payload(name)["b"])
             record = one.record(name)
-            sent = [LowRank.of(file.payload(name), record.shape, record.params) for file in (one, two)]
+            sent = [LowRank.of(file.payload(name), record) for file in (one, two)]
             assert frozen_a(sent) is not None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gym_quant.codec import as_matrix
 from torch import Tensor
 
+from gym_fed.config.soup import MERGE_VERSION
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.geometry import Mixture
@@ -20,12 +21,20 @@ class Stack(ABC):
         name: The tensor.
         updates: Open deltas, at least one of which holds it.
         shape: Its shape; it is seen as ``[rows, cols]``, its last dimension against all others.
+        version: Of merging (``SoupRecipe.merge_version``).
     """
 
-    def __init__(self, name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        updates: Sequence[DeltaFile],
+        shape: tuple[int, ...],
+        version: int = MERGE_VERSION,
+    ) -> None:
         self.name = name
         self.updates = updates
         self.shape = shape
+        self.version = version
         self.rows, self.cols = as_matrix(shape)
 
     @abstractmethod

@@ -15,7 +15,7 @@ from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, DecodedStack
 
 
 class FactorStack(Stack):
-    """Tensors of codec ``lora``, of any ranks."""
+    """Tensors that are factors (``Codec.factors``), of any ranks."""
 
     @cached_property
     def factors(self) -> list[LowRank | None]:
@@ -24,9 +24,7 @@ class FactorStack(Stack):
         That is eight bytes a number, for all updates' factors of this one tensor together.
         """
         return [
-            LowRank.of(update.payload(self.name), self.shape, update.record(self.name).params)
-            if self.name in update
-            else None
+            LowRank.of(update.payload(self.name), update.record(self.name)) if self.name in update else None
             for update in self.updates
         ]
 
@@ -53,7 +51,7 @@ class FactorStack(Stack):
     def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
         found = self.merged(plan, rule)
         if found is None:
-            DecodedStack(self.name, self.updates, self.shape).merge(plan, rule, target)
+            DecodedStack(self.name, self.updates, self.shape, self.version).merge(plan, rule, target)
             return
         step = max(1, BLOCK_ELEMENTS // self.cols)
         for start in range(0, self.rows, step):

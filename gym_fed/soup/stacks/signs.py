@@ -6,12 +6,11 @@ coefficient times its scale (``gym_fed.soup.signs``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import torch
-from gym_quant import Payload
 from gym_quant.kernels import sign_products
+from gym_quant.registry import get_codec
 from torch import Tensor
 
 from gym_fed.delta.file import DeltaFile
@@ -24,24 +23,22 @@ _KEPT_ELEMENTS = 1 << 21
 
 
 class SignStack(Stack):
-    """Tensors of codec ``bitdelta`` with scales of one shape."""
+    """Tensors that are exactly signs and scales (``Codec.signs``), whatever their codecs, with groups of one size."""
 
-    def __init__(self, name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...]) -> None:
-        super().__init__(name, updates, shape)
-        self._holder = next(update for update in updates if name in update)
-        size = self._holder.record(name).params.get("group_size")
-        self.group_size = None if size is None else int(size)
+    @cached_property
+    def group_size(self) -> int | None:
+        """Columns that share a scale; None for one scale a tensor."""
+        record = next(update.record(self.name) for update in self.updates if self.name in update)
+        return get_codec(record.codec).merge_form(record.shape, record.params).group_size
 
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
         """Bits and float32 scales of every update: views of the files, but for what an update lacks."""
-        found = [update.payload(self.name) if self.name in update else None for update in self.updates]
-        nothing: Payload = {}
-        if None in found:
-            like = self._holder.payload(self.name)
-            nothing = {field: torch.zeros_like(tensor) for field, tensor in like.items()}
-        full = [nothing if payload is None else payload for payload in found]
-        return [payload["bits"] for payload in full], [payload["scales"].float() for payload in full]
+        found = [_signs(update, self.name) if self.name in update else None for update in self.updates]
+        like = next(one for one in found if one is not None)
+        nothing = (torch.zeros_like(like[0]), torch.zeros_like(like[1])) if None in found else like
+        full = [nothing if one is None else one for one in found]
+        return [bits for bits, _ in full], [scales for _, scales in full]
 
     @property
     def bits(self) -> list[Tensor]:
@@ -52,9 +49,7 @@ class SignStack(Stack):
         return self._parts[1]
 
     def release(self) -> None:
-        if (
-            self.rows * self.cols >= _KEPT_ELEMENTS
-        ):  # the views of small tensors cost more to make than to keep
+        if self.rows * self.cols >= _KEPT_ELEMENTS:  # views of small tensors cost more to make than to keep
             self.__dict__.pop("_parts", None)
         super().release()
 
@@ -67,4 +62,12 @@ class SignStack(Stack):
             strengths = plan.matrix * torch.cat(self.scales).to(torch.float64)
             if rule.combine_signs(self.bits, strengths, plan.weights, target):
                 return
-        DecodedStack(self.name, self.updates, self.shape).merge(plan, rule, target)
+        DecodedStack(self.name, self.updates, self.shape, self.version).merge(plan, rule, target)
+
+
+def _signs(update: DeltaFile, name: str) -> tuple[Tensor, Tensor]:
+    record = update.record(name)
+    found = get_codec(record.codec).signs(update.payload(name), record.shape, record.params)
+    if found is None:
+        raise TypeError(f"codec {record.codec!r} says that it merges as signs, but gives none")
+    return found.bits, found.scales

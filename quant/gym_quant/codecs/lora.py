@@ -55,6 +55,7 @@ class Lora(Codec):
     """
 
     name = "lora"
+    low_rank = True
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("rank", "scaling", "factors", "factor_group_size"), self.name)
