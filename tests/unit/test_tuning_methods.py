@@ -14,7 +14,6 @@ from gym_fed.evaluation import heldout_loss
 from gym_fed.kinds import TUNING
 from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.tuning._describe import count_trainable, describe_trainable
 from gym_fed.training.tuning.lora import lora_factors
 from tests.support.tuning_cases import CASES, METHODS, ROWS, config, train, weights
 
@@ -94,12 +93,14 @@ def test_what_is_saved_gives_the_same_logits_on_the_original_base(
 @pytest.mark.parametrize("name", CASES)
 def test_fewer_weights_are_trained_than_there_are(runs: dict[str, Any], name: str) -> None:
     result, before = runs[name]
-    trained, total = count_trainable(result.model)
+    parameters = list(result.model.parameters())
+    total, trained = (
+        sum(p.numel() for p in some) for some in (parameters, [p for p in parameters if p.requires_grad])
+    )
     if name == "full":
         assert trained == total
     elif name != "embeddings":
         assert trained < 0.7 * sum(value.numel() for value in before.values())
-    assert describe_trainable(result.model).startswith(f"{trained:,} of {total:,} weights are trained")
 
 
 @pytest.mark.parametrize("name", ["pissa", "olora"])

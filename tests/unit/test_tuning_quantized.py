@@ -18,7 +18,6 @@ from gym_fed.kinds import TUNING
 from gym_fed.models import load_model
 from gym_fed.training.loading import load_for_training
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.tuning._describe import count_trainable
 from gym_fed.training.tuning._loftq import loftq
 from tests.support.tuning_cases import ROWS, config, train
 
@@ -74,7 +73,6 @@ def test_a_base_in_few_bits_takes_less_room(bits: int, share: float) -> None:
     quantised, _ = load_for_training(chosen)
     plain = load_model("gym-nano").model
     assert room(quantised) < share * room(plain)
-    assert count_trainable(quantised)[1] == count_trainable(plain)[1]
 
 
 @pytest.mark.parametrize("iterations", [1, 4])

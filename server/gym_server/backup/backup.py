@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import shutil
 import sqlite3
 import tempfile
 import time
@@ -295,9 +294,3 @@ def _drop_old(place: Place, server: str, keep: int) -> list[str]:
 def is_empty(folder: Path) -> bool:
     """Whether a folder is not there, or has nothing in it."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-
-
-def drop_folder(folder: Path) -> None:
-    """Delete what a killed restore left."""
-    if folder.exists():
-        shutil.rmtree(folder)
