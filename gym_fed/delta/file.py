@@ -139,6 +139,12 @@ class DeltaFile:
         codec = get_codec(record.codec)
         return codec.decode_rows(self.payload(name), record.shape, record.params, start, stop)
 
+    def decode_block(self, name: str, rows: slice, cols: slice) -> Tensor:
+        """Some columns of some rows of it, float32; ``cols`` begins at a multiple of ``gym_quant.codec.ALIGNED``."""
+        record = self._records[name]
+        codec = get_codec(record.codec)
+        return codec.decode_block(self.payload(name), record.shape, record.params, rows, cols)
+
     def tensor_norm(self, name: str) -> float:
         """L2 norm of the tensor's delta."""
         record = self._records[name]

@@ -185,9 +185,9 @@ class NoisedStack(DecodedStack):
     def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
         """Plan and rule are the query's own affair."""
         draw = self.query.begin(self.name)
-        for start, stop, block in self._blocks():
+        for place, block in self._blocks():
             values = self.query.release(self.name, block.numpy(), draw)
-            target[start:stop] = torch.from_numpy(values).to(torch.float32).reshape(stop - start, self.cols)
+            target[place] = torch.from_numpy(values).to(torch.float32).reshape(target[place].shape)
 
     def update_norm(self, update: DeltaFile) -> float:
         """L2 norm of what an update decodes to; of factors the product's own numbers, not their Gram matrices'."""

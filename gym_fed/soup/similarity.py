@@ -169,7 +169,7 @@ class _Held(DecodedStack):
 
     def add_agreement(self, factors: torch.Tensor, agreed: Matrix, total: Matrix) -> None:
         """Add ``<u_i, sign u_j>`` to ``agreed`` ``[n, n]`` and ``|u_i|_1`` to ``total`` ``[n, 1]``."""
-        for _, _, block in self._blocks():
+        for _, block in self._blocks():
             values = (block.to(torch.float64) * factors[:, None]).numpy()
             agreed += values @ np.sign(values).T
             total += np.abs(values).sum(axis=1, keepdims=True)

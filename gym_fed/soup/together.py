@@ -112,7 +112,7 @@ class _Held(DecodedStack):
 
     def common(self) -> Matrix:
         found = np.zeros((len(self.updates), len(self.updates)))
-        for _, _, block in self._blocks():
+        for _, block in self._blocks():
             held = (block != 0.0).to(torch.float32)
             found += (held @ held.T).to(torch.float64).numpy()
         return found

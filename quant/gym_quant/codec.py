@@ -22,6 +22,9 @@ Payload = dict[str, Tensor]
 Params = dict[str, int | float | str]
 Shape = tuple[int, ...]
 
+ALIGNED = 40
+"""Blocks of columns begin at a multiple of this: eight bits, four, two or five trits of a byte."""
+
 ROW = -1
 """In place of a number of columns: as many as a row has."""
 
@@ -105,6 +108,16 @@ class Codec(ABC):
     @abstractmethod
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         """Rows ``start`` to ``stop`` of the delta seen as a matrix: ``[stop - start, cols]`` float32."""
+
+    def decode_block(
+        self, payload: Payload, shape: Shape, params: Params, rows: slice, cols: slice
+    ) -> Tensor:
+        """Some columns of some rows, ``[rows, cols]`` float32: the numbers that ``decode_rows`` gives.
+
+        By default whole rows are decoded first. ``cols`` begins at a multiple of ``ALIGNED`` columns, which is a whole
+        byte in every packing of ours.
+        """
+        return self.decode_rows(payload, shape, params, rows.start, rows.stop)[:, cols]
 
     @abstractmethod
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:

@@ -180,6 +180,18 @@ class LevelCodec(Codec):
         shared = self._shared(payload, params, cols, start, stop)
         return torch.from_numpy(self.dequantise(codes, shared, is_symmetric(params)))
 
+    def decode_block(
+        self, payload: Payload, shape: Shape, params: Params, rows: slice, cols: slice
+    ) -> Tensor:
+        packed = payload["codes"][rows, self.packed_width(cols.start) : self.packed_width(cols.stop)]
+        codes, group = self.unpack(packed.numpy(), cols.stop - cols.start), group_size(params)
+        shared = tuple(payload[field] for field in self.fields(is_symmetric(params)))
+        if group is not None:
+            groups = torch.arange(cols.start, cols.stop) // group
+            shared = tuple(numbers[rows][:, groups] for numbers in shared)
+        numbers = tuple(part.to(torch.float32).numpy() for part in shared)
+        return torch.from_numpy(self.dequantise(codes, numbers, is_symmetric(params)))
+
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
         self._check_shared(payload, is_symmetric(params))
         self.check_codes(payload["codes"].numpy())
@@ -257,11 +269,10 @@ class LevelCodec(Codec):
         group = group_size(params)
         found: list[Floats] = []
         for field in self.fields(is_symmetric(params)):
-            numbers = payload[field].to(torch.float32).numpy()
-            if group is not None:
-                numbers = numbers[start:stop]
-                if group < cols:
-                    numbers = np.repeat(numbers, group, axis=1)[:, :cols]
+            part = payload[field] if group is None else payload[field][start:stop]
+            numbers = part.to(torch.float32).numpy()
+            if group is not None and group < cols:
+                numbers = np.repeat(numbers, group, axis=1)[:, :cols]
             found.append(numbers)
         return tuple(found)
 

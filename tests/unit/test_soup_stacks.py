@@ -22,7 +22,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup import signs
 from gym_fed.soup.merging import inner_products, merge
-from gym_fed.soup.stacks import stack_of, stacks_of
+from gym_fed.soup.stacks import decoded, stack_of, stacks_of
 from gym_fed.soup.stacks.decoded import DecodedStack
 from gym_fed.soup.stacks.factors import FactorStack
 from gym_fed.soup.stacks.signs import SignStack
@@ -414,3 +414,61 @@ def test_binary_updates_give_the_soup_of_the_same_signs_in_bitdelta(tmp_path: Pa
             wanted = recipe(aggregator="median", pre_aggregators=["nnm"], num_malicious_nodes=2)
             soups.append(merge(same, [1.0] * 9, wanted, tmp_path / codec / "soup.gymdelta", SPEC).sha256)
     assert soups[0] == soups[1]
+
+
+WIDE = BaseSpec.of({"wide": torch.zeros(3, 4003)}, "wide")
+EVERY = [
+    ("bitdelta", {}),
+    ("bitdelta", {"group_size": 100, "scale_dtype": "bfloat16"}),
+    ("binary", {"symmetric": False}),
+    ("ternary", {"group_size": 64}),
+    ("int2", {"group_size": 4003}),
+    ("int4", {"group_size": 30}),
+    ("int8", {}),
+    ("dense", {}),
+    ("lora", {"rank": 2}),
+]
+
+
+@contextlib.contextmanager
+def wide_updates(folder: Path) -> Iterator[list[DeltaFile]]:
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for index, (codec, params) in enumerate(EVERY):
+            delta = torch.randn(3, 4003, generator=torch.Generator().manual_seed(index)) * 0.01
+            path = folder / f"wide-{index}.gymdelta"
+            write_delta(path, [DeltaEntry.of("wide", delta, codec, **params)], WIDE)
+            opened.append(stack.enter_context(DeltaFile.open(path, WIDE)))
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("held", "largest"), [(9 * 4003 * 3, 9 * 4003 * 3), (9 * 1000, 9 * 1000), (10, 9 * 40)]
+)
+def test_of_long_rows_no_more_is_decoded_than_a_block_holds_and_the_soup_is_the_same(
+    tmp_path: Path, held: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = recipe(aggregator="median")
+    sizes = []
+    with wide_updates(tmp_path) as updates:
+        expected = merge(updates, [1.0] * 9, wanted, tmp_path / "whole.gymdelta", WIDE).sha256
+        monkeypatch.setattr(decoded, "BLOCK_ELEMENTS", held)
+        stack = stack_of("wide", updates, (3, 4003))
+        for (rows, cols), block in stack._blocks():  # type: ignore[attr-defined]
+            sizes.append(block.numel())
+            for row, update in zip(block, updates, strict=True):
+                assert torch.equal(row.reshape(rows.stop - rows.start, -1), update.decode("wide")[rows, cols])
+        found = merge(updates, [1.0] * 9, wanted, tmp_path / "parts.gymdelta", WIDE).sha256
+    assert max(sizes) <= largest
+    assert sum(sizes) == 9 * 3 * 4003
+    assert found == expected
+
+
+def test_merging_of_version_1_holds_whole_rows_so_that_its_sums_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoded, "BLOCK_ELEMENTS", 9 * 1000)
+    with wide_updates(tmp_path) as updates:
+        stack = stack_of("wide", updates, (3, 4003), 1)
+        places = [place for place, _ in stack._blocks()]  # type: ignore[attr-defined]
+    assert places == [(slice(row, row + 1), slice(0, 4003)) for row in range(3)]

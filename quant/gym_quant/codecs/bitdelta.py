@@ -32,7 +32,7 @@ from gym_quant.codec import (
     whole_number,
 )
 from gym_quant.kernels import SignMatrix, decode_signs, encode_signs
-from gym_quant.packing import packed_width
+from gym_quant.packing import packed_width, unpack_signs
 
 _SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MAX_GROUP = 1 << 31
@@ -84,6 +84,16 @@ class BitDelta(Codec):
         group, scales = _group_size(params), payload["scales"]
         part = scales if group is None else scales[start:stop]
         return decode_signs(payload["bits"][start:stop], part, as_matrix(shape)[1], group)
+
+    def decode_block(
+        self, payload: Payload, shape: Shape, params: Params, rows: slice, cols: slice
+    ) -> Tensor:
+        bits = payload["bits"][rows, cols.start // 8 : packed_width(cols.stop)]
+        group, scales, width = _group_size(params), payload["scales"], cols.stop - cols.start
+        if group is None:
+            return decode_signs(bits, scales, width)
+        groups = torch.arange(cols.start, cols.stop) // group
+        return unpack_signs(bits, width).mul_(scales[rows].to(torch.float32)[:, groups])
 
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix:
         scales = payload["scales"].to(torch.float32)

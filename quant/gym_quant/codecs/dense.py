@@ -56,6 +56,11 @@ class Dense(Codec):
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         return payload["values"][start:stop].to(torch.float32, copy=True)
 
+    def decode_block(
+        self, payload: Payload, shape: Shape, params: Params, rows: slice, cols: slice
+    ) -> Tensor:
+        return payload["values"][rows, cols].to(torch.float32, copy=True)
+
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
         return scaled_fields(payload, factor, ("values",))
 
