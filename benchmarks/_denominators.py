@@ -21,8 +21,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import Coalition
-from gym_fed.soup.contribution_registry import build_contribution_method
 
 PLAYERS, ROUNDS, STEPS, BATCH, LR, HIDDEN = 5, 3, 15, 16, 0.2, 32
 AMOUNTS, WRONG, ZERO = (200, 200, 200, 25, 200), (0.0, 0.8, 0.4, 0.0, 0.0), 4

@@ -36,9 +36,9 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation import heldout_loss
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model, model_name
+from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import merge
 from gym_fed.soup.optimizer import OptimizerState
-from gym_fed.soup.registry import build_optimizer
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.trl_glue import unpatched_afterwards
 

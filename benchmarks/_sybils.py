@@ -27,8 +27,8 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
+from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame
-from gym_fed.soup.contribution_registry import build_contribution_method
 from gym_fed.soup.similarity import compare, leaders
 from gym_fed.soup.together import torn_apart
 

@@ -30,11 +30,13 @@ from _sybils import sybils
 from scipy.stats import spearmanr
 
 from gym_fed.evaluation.soup_game import SoupGame
+from gym_fed.kinds import CONTRIBUTIONS
+from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame, Scores
-from gym_fed.soup.contribution_registry import build_contribution_method, contribution_method_names
 
 LEARNING_RATE, HELDOUT = 2e-3, 12
 COALITIONS = 1 << CONTRIBUTORS
+METHODS = tuple(n for n in CONTRIBUTIONS.own_with("measures") if not CONTRIBUTIONS.type_of(n).from_screens)
 AIM_SPEARMAN, AIM_SHARE = 0.9, 0.1
 LUCK = 2.0
 """Standard deviations of blind luck that count as a score of nothing, as in the hub's rewards."""
@@ -78,9 +80,7 @@ def _methods(report: Report, arguments: argparse.Namespace) -> None:
             with season.round(composition) as game:
                 _score(game, composition, found, seconds)
                 _similarities(game.gram(), COMPOSITIONS[composition], alike)
-            agreement = ", ".join(
-                f"{n} {_agreements(found, composition, n)[-1]:.3f}" for n in contribution_method_names()
-            )
+            agreement = ", ".join(f"{n} {_agreements(found, composition, n)[-1]:.3f}" for n in METHODS)
             print(f"seed {seed}, {composition}: {agreement}", file=sys.stderr, flush=True)
     _agreement(report, found)
     _free_riders(report, found)
@@ -106,7 +106,7 @@ def _score(game: SoupGame, composition: str, found: Found, seconds: dict[str, li
     began = time.perf_counter()
     exact = build_contribution_method("shapley", {}).score(table)
     seconds["evaluation"].append((time.perf_counter() - began) / COALITIONS)
-    for name in contribution_method_names():
+    for name in METHODS:
         began = time.perf_counter()
         if name == "estimate":
             scores = build_contribution_method(name, {}).score(game)
@@ -191,7 +191,7 @@ def _draw(found: Found, file: Path) -> None:
         1, len(compositions), figsize=(4 * len(compositions), 3.6), sharey=True, squeeze=False
     )
     for composition, panel in zip(compositions, axes[0], strict=True):
-        for name in contribution_method_names():
+        for name in METHODS:
             values = _agreements(found, composition, name)
             mean = statistics.mean(values)
             spread = [[mean - min(values)], [max(values) - mean]]

@@ -21,6 +21,7 @@ from gym_client.secure_terms import SecureTerms
 from gym_client.transport import HubClient
 from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.plugins import plugins_of, recorded_in, require_plugins
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
@@ -291,13 +292,19 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
     """The recipe and codec that the hub says its rounds have.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` naming what is unknown or off.
+        GymError: ``MISSING_DEPENDENCY`` naming a plug-in that is missing here, or is another; ``POLICY_REFUSED`` naming
+            what is unknown or off.
     """
+    plugins = recorded_in(status.recipe_json)
+    require_plugins(plugins, "the hub's recipe")
     try:
         told = from_hub.document(
             status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED, recipe=dict, codec=dict
         )
-        return TrainingRecipe.model_validate(told["recipe"]), CodecPolicy.model_validate(told["codec"])
+        recipe, codec = (
+            TrainingRecipe.model_validate(told["recipe"]),
+            CodecPolicy.model_validate(told["codec"]),
+        )
     except (ValueError, KeyError, TypeError, GymError) as error:
         what = error.message if isinstance(error, GymError) else str(error)
         if isinstance(error, ValidationError):
@@ -307,6 +314,8 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
             f"the server announces a recipe that is refused: {what}",
             "update gym-fed",
         ) from error
+    require_plugins(plugins, "the hub's recipe", plugins_of(recipe, codec))
+    return recipe, codec
 
 
 def describe_device(name: str) -> str:

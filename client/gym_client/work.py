@@ -23,6 +23,7 @@ from gym_client.residuals import Residuals
 from gym_client.secure import SecureRound
 from gym_client.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_fed.config.lineage import check_lineage
+from gym_fed.config.plugins import plugins_of, require_plugins
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
@@ -52,7 +53,8 @@ def parse_task(text: str) -> TaskSpec:
     """Read a task strictly, and recompute the chain of versions that it names.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` naming every key that is unknown, and every value that is off; ``BASE_MISMATCH``
+        GymError: ``MISSING_DEPENDENCY`` naming a plug-in of the task that is missing here, or is another;
+            ``POLICY_REFUSED`` naming every key that is unknown, and every value that is off; ``BASE_MISMATCH``
             naming the version that does not follow from the one before it.
     """
     try:
@@ -68,6 +70,7 @@ def parse_task(text: str) -> TaskSpec:
             f"the task is refused: {'; '.join(lines)}",
             "a task may carry data for training and nothing else; tell the coordinator",
         ) from error
+    require_plugins(spec.plugins, "the task", plugins_of(spec.recipe, spec.codec))
     check_lineage(spec)
     return spec
 

@@ -33,27 +33,21 @@ def rules(json_: AsJson = False) -> None:
 
 
 def _rules() -> list[dict[str, Any]]:
-    from gym_fed.soup.registry import (
-        aggregator_names,
-        get_aggregator,
-        get_method,
-        get_optimizer,
-        get_pre_aggregator,
-        method_names,
-        optimizer_names,
-        pre_aggregator_names,
-    )
+    from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 
     return [
-        *(_aggregator(get_aggregator(name)) for name in aggregator_names()),
-        *(_described(get_pre_aggregator(name), "pre-aggregator") for name in pre_aggregator_names()),
-        *(_method(get_method(name)) for name in method_names()),
-        *(_described(get_optimizer(name), "server optimizer") for name in optimizer_names()),
+        *(_aggregator(AGGREGATORS.type_of(name)) for name in AGGREGATORS.names()),
+        *(_described(PRE_AGGREGATORS.type_of(name), "pre-aggregator") for name in PRE_AGGREGATORS.names()),
+        *(_method(METHODS.type_of(name)) for name in METHODS.names()),
+        *(
+            _described(SERVER_OPTIMIZERS.type_of(name), "server optimizer")
+            for name in SERVER_OPTIMIZERS.names()
+        ),
     ]
 
 
 def _aggregator(rule: Any) -> dict[str, Any]:
-    from gym_fed.soup.registry import build
+    from gym_fed.soup.building import build
 
     built = build(rule, {}, "settings")
     minimum = {str(f): built.minimum(f) for f in (range(4) if rule.robust else (0,))}

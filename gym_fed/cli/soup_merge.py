@@ -47,10 +47,10 @@ def merge(
     weight: Annotated[str | None, typer.Option(help="A weight for each update, such as 2,1,1.")] = None,
     statistics: Annotated[
         list[Path] | None,
-        typer.Option(help="fisher, regmean: one for each update, in order (gym soup statistics)."),
+        typer.Option(help="What some methods need (gym soup rules): one for each update, in order."),
     ] = None,
     root: Annotated[
-        str | None, typer.Option(help="fltrust, fltrust_caf: the coordinator's own update.")
+        str | None, typer.Option(help="The coordinator's own update, for rules that need one.")
     ] = None,
     heldout: Annotated[Path | None, typer.Option(help="Rows to compare soup and base on.")] = None,
     gate: Annotated[
@@ -80,10 +80,11 @@ def merge(
     json_: AsJson = False,
 ) -> None:
     """Merge fine-tunes of one base into one delta."""
-    from gym_fed.soup.registry import aggregator_names, method_names
+    from gym_fed.kinds import AGGREGATORS, METHODS
+    from gym_fed.soup.building import is_method
 
-    if rule not in (*aggregator_names(), *method_names()):
-        known = f"aggregators {', '.join(aggregator_names())}; merge methods {', '.join(method_names())}"
+    if rule not in (*AGGREGATORS.names(), *METHODS.names()):
+        known = f"aggregators {', '.join(AGGREGATORS.names())}; merge methods {', '.join(METHODS.names())}"
         raise GymError(ErrorCode.CONFIG_INVALID, f"unknown rule {rule!r} ({known})", "see gym soup rules")
     if output.exists() and not force:
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
@@ -93,7 +94,7 @@ def merge(
         )
     write = _writer(codec, rank, max_error)
     own, of_steps = _settings(settings or [], pre or [])
-    if rule in method_names():
+    if is_method(rule):
         only = {"--pre": bool(pre), "--max-norm": max_norm is not None, "--root": root is not None}
         _refuse(only, f"merge method {rule!r} trusts every model", "choose an aggregator: gym soup rules")
         values = {**own, **({"num_malicious_nodes": num_malicious_nodes} if num_malicious_nodes else {})}

@@ -88,9 +88,10 @@ class Method(Work):
         heldout: Path | None,
     ) -> None:
         from gym_fed.evaluation.merge_statistics import StatisticsFile, kind_of
-        from gym_fed.soup.registry import build, get_method
+        from gym_fed.kinds import METHODS
+        from gym_fed.soup.building import build
 
-        self._method: MergeMethod = build(get_method(name), values, "--set")
+        self._method: MergeMethod = build(METHODS.type_of(name), values, "--set")
         wanted = self._method.statistics
         if len(statistics) != (count if wanted else 0):
             raise GymError(

@@ -14,7 +14,10 @@ import typer
 
 from gym_fed.cli.progress import progress, readable_warnings, say_rows
 from gym_fed.config.llamafactory.files import load_training_config
+from gym_fed.config.plugins import require_run_plugins
+from gym_fed.config.strict_yaml import parse_config, read_config_text
 from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import parse_overrides
 from gym_fed.console import err, out, print_json
 from gym_fed.kinds import ALGORITHMS
 
@@ -42,6 +45,8 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
     """Train a model as a config file says, ours or LLaMA-Factory's. Stopped runs are continued by the same command."""
+    if not overwrite:
+        _require_plugins(config, set_ or [])
     settings, notes = load_training_config(config, set_ or [], allow_untranslated=allow_untranslated)
     from gym_fed.training.ranks import is_main
 
@@ -73,6 +78,16 @@ def train(
     out.print(learned(result))
     if settings.save_final:
         out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}")
+
+
+def _require_plugins(config: Path, overrides: list[str]) -> None:
+    """Refuse to resume without the packages that the run began with: to its config their words are unknown ones."""
+    values, _ = parse_config(config, read_config_text(config))
+    for path, value in parse_overrides(overrides):
+        if path == ("output_dir",):
+            values["output_dir"] = value
+    if isinstance(folder := values.get("output_dir"), str):
+        require_run_plugins(Path(folder))
 
 
 def learned(result: TrainResult) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from gym_fed.config.amounts import MAX_AMOUNT
 from gym_fed.config.base import StrictModel
+from gym_fed.config.member import MemberOf
 from gym_fed.config.problems import Problem, Problems
 from gym_fed.config.soup import Option
+from gym_fed.kinds import CONTRIBUTIONS
 
-ScoreMethod = Literal[
-    "participation", "improvement", "leave_one_out", "shapley", "monte_carlo", "gtg", "estimate"
-]
+ScoreMethod = Annotated[str, MemberOf(CONTRIBUTIONS)]
+"""A file of ``gym_fed/soup/contributions``, or a contribution score of an installed package."""
 
 _DEFAULT_QUALITY = 0.8
 _OFF_WHERE_UPDATES_ARE_HIDDEN = (
@@ -52,8 +53,8 @@ class RewardsConfig(StrictModel):
 
     score: ScoreMethod = "participation"
     """How an update's worth is measured. ``participation``: not at all. ``improvement``: how much it alone lowers the
-    held-out loss, at its share of the soup. The others are methods of ``gym_fed.soup.contributions``, which share out
-    what the whole soup improved. All but the first need ``gate.heldout``."""
+    held-out loss, at its share of the soup. The others share out what the whole soup improved (docs/contributions.md),
+    or are of installed packages. All but the first need ``gate.heldout``."""
 
     score_options: dict[str, Option] = Field(default_factory=dict)
     """Further keys of the method's own ``Config``; ``budget`` bounds the evaluations of those that sample."""
@@ -108,7 +109,7 @@ class RewardsConfig(StrictModel):
     @property
     def measures(self) -> bool:
         """Whether scores come from held-out data."""
-        return self.score != "participation"
+        return bool(CONTRIBUTIONS.type_of(self.score).measures)
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -134,12 +135,12 @@ class RewardsConfig(StrictModel):
             raise ValueError(
                 f"quality_weight {quality:g} and participation_weight {participation:g} do not sum to 1; leave one out"
             )
-        if not self.measures and self.weights[0] > 0:
+        if (quality, participation) != (None, None) and not self.measures and self.weights[0] > 0:
             raise ValueError(
-                "quality_weight: score participation measures no quality; set it to 0, or choose a score such as "
+                f"quality_weight: score {self.score} measures no quality; set it to 0, or choose a score such as "
                 "estimate"
             )
-        if self.score in ("participation", "improvement") and self.score_options:
+        if self.score_options and not CONTRIBUTIONS.type_of(self.score).Config.model_fields:
             raise ValueError(f"score_options: score {self.score!r} has none")
         return self
 
@@ -150,8 +151,8 @@ class RewardsConfig(StrictModel):
             problems.append(
                 Problem("rewards.score", f"{self.score!r} is measured on held-out data; set gate.heldout")
             )
-        if self.score == "improvement" and not screens:
-            problems.append(Problem("rewards.score", "'improvement' needs gate.screen_updates: true"))
+        if not screens and CONTRIBUTIONS.type_of(self.score).from_screens:
+            problems.append(Problem("rewards.score", f"{self.score!r} needs gate.screen_updates: true"))
         if problems:
             raise Problems("", problems)
 

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.privacy import ACCOUNTED, ReleasePrivacy
+from gym_fed.config.member import MemberOf
+from gym_fed.config.privacy import ReleasePrivacy
 from gym_fed.config.soup import AggregationMethod, Option, SoupRecipe
+from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS
 
 
 class DeltaSoupConfig(StrictModel):
     """How contributions are written, screened and merged."""
 
-    method: AggregationMethod = AggregationMethod.BYZANTINE_ROBUST
-    """An aggregator, or a merge method that needs nothing beside the deltas."""
+    method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, (), (METHODS,))] = (
+        AggregationMethod.BYZANTINE_ROBUST
+    )
+    """An aggregator, or a merge method that needs nothing beside the deltas; ours, or of an installed package."""
 
     method_options: dict[str, Option] = Field(default_factory=dict)
     """Further keys of the method's own ``Config``."""
 
-    pre_aggregators: list[str] = Field(default_factory=list)
+    pre_aggregators: list[Annotated[str, MemberOf(PRE_AGGREGATORS)]] = Field(default_factory=list)
     """Steps before the aggregator, beyond those that it has of its own."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] | None = None
-    """Liars to withstand, f. Absent: for ``byzantine_robust`` a fifth of the contributors, one of three or four; none
-    for any other method."""
+    """Liars to withstand, f. Absent: what the method takes for so many contributors: ``byzantine_robust`` a fifth of
+    them, one of three or four; the others none."""
 
     base_model: str | None = None
     """What the contributions are fine-tunes of: ``gym-nano``, a folder, a name in the local cache."""
@@ -59,7 +63,7 @@ class DeltaSoupConfig(StrictModel):
                 raise ValueError(
                     f"{key}.error_feedback: a DeltaSoup keeps nothing between soups; set it to false"
                 )
-        if self.method in (AggregationMethod.FLTRUST, AggregationMethod.FLTRUST_CAF):
+        if "method" in self.model_fields_set and self._rule is not None and self._rule.needs_root():
             raise ValueError(
                 f"method {self.method} needs a root update; use gym soup merge --root, or a hub with root data"
             )
@@ -84,9 +88,12 @@ class DeltaSoupConfig(StrictModel):
         """Liars to withstand among so many contributors."""
         if self.num_malicious_nodes is not None:
             return self.num_malicious_nodes
-        if self.method is not AggregationMethod.BYZANTINE_ROBUST:
-            return 0
-        return max(contributors // 5, int(contributors >= 3))
+        return 0 if self._rule is None else int(self._rule.default_malicious(contributors))
+
+    @property
+    def _rule(self) -> Any:
+        """The aggregator's class; None for a merge method."""
+        return AGGREGATORS.type_of(self.method.value) if self.method.value in AGGREGATORS else None
 
     def recipe(self, contributors: int) -> SoupRecipe:
         """The same as the recipe of a round of so many contributors, for an aggregator."""
@@ -102,9 +109,8 @@ class DeltaSoupConfig(StrictModel):
 
 
 def _refuse_methods(method: AggregationMethod, privacy: ReleasePrivacy) -> None:
-    known = ACCOUNTED[privacy.mechanism]
-    if method.value not in known:
+    if not privacy.accounts_for(method.value):
         raise ValueError(
             f"method {method.value!r}: what one contribution can change in it has no known bound, so no noise accounts "
-            f"for it; with differential_privacy use {' or '.join(known)}"
+            f"for it; with differential_privacy use {' or '.join(privacy.accounted())}"
         )

@@ -24,18 +24,26 @@ class MemberOf:
         also: Further words that the key takes, such as ``none``.
         fact: An attribute of the class that must be true, such as ``federates``; "" takes every member. One that is
             named is then imported, and the schema lists those of other packages, which it does not import, unasked.
+        others: Further kinds whose members the key takes.
     """
 
     kind: Registry[Any]
     also: tuple[str, ...] = ()
     fact: str = ""
+    others: tuple[Registry[Any], ...] = ()
+
+    @property
+    def kinds(self) -> tuple[Registry[Any], ...]:
+        """All kinds whose members the key takes."""
+        return (self.kind, *self.others)
 
     def words(self) -> tuple[str, ...]:
         """Everything that the key takes."""
+        names = (name for kind in self.kinds for name in kind.names())
         if not self.fact:
-            return (*self.also, *self.kind.names())
+            return (*self.also, *names)
         own, able = set(self.kind.own()), set(self._able())
-        return (*self.also, *(name for name in self.kind.names() if name not in own or name in able))
+        return (*self.also, *(name for name in names if name not in own or name in able))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._known, handler(source))
@@ -48,8 +56,9 @@ class MemberOf:
     def _known(self, name: str) -> str:
         if name in self.also:
             return name
-        if name not in self.kind:
-            raise ValueError(f"unknown {self.kind.kind} {name!r} (known: {', '.join(self.words())})")
+        if all(name not in kind for kind in self.kinds):
+            kinds = " or ".join(kind.kind for kind in self.kinds)
+            raise ValueError(f"unknown {kinds} {name!r} (known: {', '.join(self.words())})")
         if self.fact and not getattr(self.kind.type_of(name), self.fact):
             raise ValueError(
                 f"{self.kind.kind} {name!r} cannot be used here; use one of {', '.join((*self.also, *self._able()))}"

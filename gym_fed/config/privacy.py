@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.problems import Problem, Problems
+from gym_fed.kinds import AGGREGATORS
 
 if TYPE_CHECKING:
     from gym_fed.config.soup import SoupRecipe
@@ -22,11 +23,8 @@ TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
 
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 
-ACCOUNTED = {
-    "gaussian": ("mean", "trimmed_mean", "median"),
-    "discrete_gaussian": ("mean", "majority_vote"),
-}
-"""Aggregators whose L2 sensitivity to one contributor is known, by the mechanism that covers them."""
+_FACTS: dict[Mechanism, str] = {"gaussian": "bounds_one", "discrete_gaussian": "counts_votes"}
+"""What is true of an aggregator whose L2 sensitivity to one contributor a mechanism covers."""
 
 _MAX_MULTIPLIER = 4096.0
 """Above it noise on a lattice of 2^20 steps a clip has a standard deviation above ``gym_fed.privacy.noise.MAX_STD``."""
@@ -69,6 +67,16 @@ class ReleasePrivacy(StrictModel):
             raise ValueError("clipping: votes are not clipped; per_layer belongs to mechanism: gaussian")
         return self
 
+    def accounts_for(self, aggregator: str) -> bool:
+        """Whether this noise covers what one contributor can change in the result of ``aggregator``."""
+        return aggregator in AGGREGATORS and bool(
+            getattr(AGGREGATORS.type_of(aggregator), _FACTS[self.mechanism])
+        )
+
+    def accounted(self) -> tuple[str, ...]:
+        """Aggregators of ours that this noise covers."""
+        return AGGREGATORS.own_with(_FACTS[self.mechanism])
+
     def refuse_unaccounted(self, soup: SoupRecipe) -> None:
         """Raises ``Problems`` where what a merge by ``soup`` gives away is not accounted for."""
         problems = list(self.unaccounted(soup))
@@ -77,12 +85,11 @@ class ReleasePrivacy(StrictModel):
 
     def unaccounted(self, soup: SoupRecipe) -> Iterator[Problem]:
         """What a merge by ``soup`` would give away beside what is accounted for."""
-        known = ACCOUNTED[self.mechanism]
-        if soup.aggregator not in known:
+        if not self.accounts_for(soup.aggregator):
             yield Problem(
                 "soup.aggregator",
                 f"{soup.aggregator!r}: what one contributor can change in it has no known bound, so no noise accounts "
-                f"for it; with privacy.mechanism {self.mechanism!r} use {' or '.join(known)}",
+                f"for it; with privacy.mechanism {self.mechanism!r} use {' or '.join(self.accounted())}",
             )
         if soup.pre_aggregators:
             yield Problem(

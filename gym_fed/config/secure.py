@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from gym_fed.config.problems import Problem, Problems
 from gym_fed.config.sections import ServerSections
-
-AGGREGATORS = ("mean", "majority_vote")
+from gym_fed.kinds import AGGREGATORS
 
 
 def beginners(config: ServerSections) -> int:
@@ -82,10 +81,10 @@ def _about_updates(config: ServerSections) -> Iterator[Problem]:
 
 def _about_soup(config: ServerSections) -> Iterator[Problem]:
     soup = config.soup
-    if soup.aggregator not in AGGREGATORS:
+    if not AGGREGATORS.type_of(soup.aggregator).counts_votes:
         yield Problem(
             "soup.aggregator",
-            f"{soup.aggregator!r} is no function of the sum; use {' or '.join(AGGREGATORS)}",
+            f"{soup.aggregator!r} is no function of the sum; use {' or '.join(AGGREGATORS.own_with('counts_votes'))}",
         )
     if soup.pre_aggregators:
         yield Problem("soup.pre_aggregators", "compare single updates; remove them")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from pathlib import Path
-from pkgutil import iter_modules
-from typing import Annotated, Any, Literal
+from enum import EnumMeta, StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.member import MemberOf
 from gym_fed.errors import ErrorCode, GymError
-
-_RULES = Path(__file__).resolve().parents[1] / "soup"
+from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 
 _LIARS = "num_malicious_nodes"
-_TRUSTS_A_ROOT = "fltrust"
 
 Option = bool | int | float | str
 
@@ -26,51 +23,36 @@ MERGE_VERSION = 2
 whole rows. 2: sign bits of every codec that stores exactly those, and blocks that do not grow with a row's length."""
 
 
-class AggregationMethod(StrEnum):
-    """Every aggregator, and every merge method, by the name of its file."""
+if TYPE_CHECKING:
 
-    BYZANTINE_ROBUST = "byzantine_robust"
-    MEAN = "mean"
-    WEIGHTED_MEAN = "weighted_mean"
-    MEDIAN = "median"
-    TRIMMED_MEAN = "trimmed_mean"
-    MEAN_AROUND_MEDIAN = "mean_around_median"
-    KRUM = "krum"
-    MULTI_KRUM = "multi_krum"
-    BULYAN = "bulyan"
-    GEOMETRIC_MEDIAN = "geometric_median"
-    CENTRED_CLIPPING = "centred_clipping"
-    CAF = "caf"
-    MINIMUM_DIAMETER = "minimum_diameter"
-    MAJORITY_VOTE = "majority_vote"
-    FLTRUST = "fltrust"
-    FLTRUST_CAF = "fltrust_caf"
-    LINEAR = "linear"
-    TASK_ARITHMETIC = "task_arithmetic"
-    TIES = "ties"
-    DARE_LINEAR = "dare_linear"
-    DARE_TIES = "dare_ties"
-    DELLA = "della"
-    BREADCRUMBS = "breadcrumbs"
-    MODEL_STOCK = "model_stock"
-    SCE = "sce"
-    KARCHER = "karcher"
-    FISHER = "fisher"
-    REGMEAN = "regmean"
-    GREEDY_SOUP = "greedy_soup"
+    class _Words(EnumMeta):
+        def __getattr__(cls, word: str) -> AggregationMethod: ...
+
+    class AggregationMethod(StrEnum, metaclass=_Words):
+        """As below; which members it has is known when it runs."""
+
+else:
+    AggregationMethod = StrEnum(
+        "AggregationMethod",
+        {name.upper(): name for name in sorted({*AGGREGATORS.names(), *METHODS.names()})},
+        module=__name__,
+    )
+    AggregationMethod.__doc__ = """Every aggregator and merge method, ours and of installed packages, by name:
+    ``AggregationMethod.KRUM`` is ``"krum"``."""
 
 
 class SoupRecipe(StrictModel):
     """The rules of a merge. Together with the updates it determines the soup's bytes."""
 
-    aggregator: str = "mean"
-    """A file of ``gym_fed/soup/aggregators``."""
+    aggregator: Annotated[str, MemberOf(AGGREGATORS)] = "mean"
+    """A file of ``gym_fed/soup/aggregators``, or an aggregator of an installed package."""
 
     aggregator_options: dict[str, Option] = Field(default_factory=dict)
     """Further keys of the aggregator's own ``Config``."""
 
-    pre_aggregators: list[str] = Field(default_factory=list)
-    """Files of ``gym_fed/soup/pre_aggregators``, in the order in which they work before the aggregator."""
+    pre_aggregators: list[Annotated[str, MemberOf(PRE_AGGREGATORS)]] = Field(default_factory=list)
+    """Files of ``gym_fed/soup/pre_aggregators``, or of installed packages, in the order in which they work before the
+    aggregator."""
 
     pre_aggregator_options: dict[str, dict[str, Option]] = Field(default_factory=dict)
     """Further keys of a pre-aggregator's own ``Config``, by its name."""
@@ -81,7 +63,7 @@ class SoupRecipe(StrictModel):
     server_learning_rate: Annotated[float, Field(gt=0)] = 1.0
     """What the server optimiser makes of the aggregate is multiplied by this before it is encoded."""
 
-    server_optimizer: str = "none"
+    server_optimizer: Annotated[str, MemberOf(SERVER_OPTIMIZERS, ("none",))] = "none"
     """A file of ``gym_fed/soup/optimizers``: ``momentum``, ``adam`` or ``yogi`` on top of the soup; ``none`` adds the
     aggregate as it is."""
 
@@ -114,24 +96,10 @@ class SoupRecipe(StrictModel):
         """A recipe as a ledger has it: one that names no ``merge_version`` was written when there was but the first."""
         return cls.model_validate({"merge_version": 1, **stored})
 
-    @field_validator("aggregator")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        _require_known(name, "aggregator", "aggregator")
-        return name
-
-    @field_validator("server_optimizer")
-    @classmethod
-    def _known_optimizer(cls, name: str) -> str:
-        if name != "none":
-            _require_known(name, "optimizer", "server optimizer")
-        return name
-
     @field_validator("pre_aggregators")
     @classmethod
-    def _known_and_once(cls, names: list[str]) -> list[str]:
+    def _once(cls, names: list[str]) -> list[str]:
         for name in names:
-            _require_known(name, "pre_aggregator", "pre-aggregator")
             if names.count(name) > 1:
                 raise ValueError(f"{name!r} is listed twice")
         return names
@@ -160,13 +128,16 @@ class SoupRecipe(StrictModel):
         return self
 
     def for_round(self, server_round: int) -> SoupRecipe:
-        """The recipe of one round: what draws lots (``bucketing``) draws others every round."""
-        if "bucketing" not in self.pre_aggregators:
-            return self
-        options = self.pre_aggregator_options.get("bucketing", {})
-        seeded = {**options, "seed": int(options.get("seed", 0)) + server_round}
-        update = {"pre_aggregator_options": {**self.pre_aggregator_options, "bucketing": seeded}}
-        return self.model_copy(update=update)
+        """The recipe of one round: what draws lots (``draws_lots`` of a rule) draws others every round."""
+        changed: dict[str, Any] = {}
+        if AGGREGATORS.type_of(self.aggregator).draws_lots:
+            changed["aggregator_options"] = _with_seed(self.aggregator_options, server_round)
+        drawing = [name for name in self.pre_aggregators if PRE_AGGREGATORS.type_of(name).draws_lots]
+        if drawing:
+            given = self.pre_aggregator_options
+            seeded = {name: _with_seed(given.get(name, {}), server_round) for name in drawing}
+            changed["pre_aggregator_options"] = {**given, **seeded}
+        return self.model_copy(update=changed) if changed else self
 
     def check_feasible(self, contributors: int) -> None:
         """Whether ``contributors`` updates are enough to outvote ``num_malicious_nodes``, by any rule.
@@ -176,8 +147,9 @@ class SoupRecipe(StrictModel):
         Raises:
             GymError: ``CONFIG_INVALID`` with the number that is needed.
         """
-        majority = 1 if self.aggregator == _TRUSTS_A_ROOT else 2  # whom the root vouches for need not outvote
-        needed = majority * self.num_malicious_nodes + 1
+        needed = 1
+        if self.num_malicious_nodes:
+            needed = AGGREGATORS.type_of(self.aggregator).minimum(self.num_malicious_nodes)
         if contributors < needed:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -203,7 +175,5 @@ class SoupRecipe(StrictModel):
         return [float(max(1, min(count, self.num_examples_cap))) for count in num_examples]
 
 
-def _require_known(name: str, kind: str, noun: str) -> None:
-    known = sorted(info.name for info in iter_modules([str(_RULES / f"{kind}s")]))
-    if name not in known:
-        raise ValueError(f"unknown {noun} {name!r} (known: {', '.join(known)})")
+def _with_seed(options: Mapping[str, Option], server_round: int) -> dict[str, Option]:
+    return {**options, "seed": int(options.get("seed", 0)) + server_round}

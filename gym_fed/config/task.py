@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from gym_fed.config.algorithms.preference import (
     DpoSettings,
@@ -21,12 +21,11 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.member import MemberOf
 from gym_fed.config.open_keys import OpenModel
-from gym_fed.config.plugins import MOST, Plugin, plugins_among, require_plugins
+from gym_fed.config.plugins import Plugins, read_plugins, require_plugins
 from gym_fed.config.privacy import LocalPrivacy, SecureTask
 from gym_fed.config.problems import Problem, Problems
-from gym_fed.kinds import ALGORITHMS, CODECS, TUNING
+from gym_fed.kinds import ALGORITHMS, TUNING
 
-_PLUGINS = TypeAdapter(Annotated[list[Plugin], Field(max_length=MOST)])
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 
 
@@ -131,11 +130,6 @@ def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
         raise Problems("", [Problem("recipe.lora.freeze_a", text)])
 
 
-def plugins_of(recipe: TrainingRecipe, codec: CodecPolicy) -> list[Plugin]:
-    """Whose code a round of this recipe and codec needs beside ours."""
-    return plugins_among([(ALGORITHMS, recipe.algorithm), (TUNING, recipe.finetuning), (CODECS, codec.codec)])
-
-
 class SoupReference(StrictModel):
     """One committed soup: the object to fetch, and the version that it leads to."""
 
@@ -175,15 +169,15 @@ class TaskSpec(StrictModel):
     secure_aggregation: SecureTask | None = None
     """Send masked votes, whose sum alone the hub learns; absent: the update itself."""
 
-    plugins: list[Plugin] = Field(default_factory=list, max_length=MOST)
-    """Whose code the round needs beside gym-fed's; a contributor that lacks it refuses the task."""
+    plugins: Plugins = Field(default_factory=list)
+    """Whose code the round needs beside gym-fed's, as the hub has it; a contributor that lacks it refuses the task."""
 
     @model_validator(mode="before")
     @classmethod
     def _has_its_plugins(cls, values: Any) -> Any:
         """Before anything else is read: without them a name would only be unknown."""
         if isinstance(values, dict) and values.get("plugins"):
-            require_plugins(_PLUGINS.validate_python(values["plugins"]))
+            require_plugins(read_plugins(values["plugins"]), "the task")
         return values
 
     @model_serializer(mode="wrap")

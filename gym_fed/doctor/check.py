@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gym_fed.doctor.finding import Finding, Level
+from gym_fed.errors import GymError
 from gym_fed.kinds import CHECKS
 
 
@@ -19,7 +20,16 @@ class Check(ABC):
 
 def run_checks() -> list[Finding]:
     """Run all of them by name; takes seconds, for torch is imported to ask it for devices."""
-    return [finding for name in CHECKS.names() for finding in CHECKS.type_of(name)().findings()]
+    return [finding for check in _checks() for finding in check().findings()]
+
+
+def _checks() -> Iterator[type[Check]]:
+    for name in CHECKS.names():
+        try:
+            yield CHECKS.type_of(name)
+        except GymError:
+            if name in CHECKS.own():
+                raise  # one of another package that cannot be used is what the check ``plugins`` reports
 
 
 def worst(findings: Sequence[Finding]) -> Level:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
@@ -14,6 +16,9 @@ from gym_fed.soup import signs
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.rule import Rule
 from gym_fed.soup.rule import RuleConfig as AggregatorConfig
+
+Integers: TypeAlias = "NDArray[np.int64]"
+Floats: TypeAlias = "NDArray[np.float64]"
 
 __all__ = ["Aggregator", "AggregatorConfig", "CoordinateRule", "WeightRule"]
 
@@ -31,7 +36,22 @@ class Aggregator(Rule):
     weighted: ClassVar[bool] = False
     """Whether the rule is defined for updates of unequal weight."""
 
-    def minimum(self, malicious: int) -> int:
+    bounds_one: ClassVar[bool] = False
+    """Whether one contributor's clipped update changes the result by a known bound: the rule drops as many values of a
+    coordinate on either side as ``drops`` says, whatever the values, and averages the others. The ``gaussian``
+    mechanism of differential privacy accounts for such rules and for no other."""
+
+    counts_votes: ClassVar[bool] = False
+    """Whether the rule, on signs, is a function of the sum of votes alone, ``of_votes``. Secure aggregation and the
+    ``discrete_gaussian`` mechanism know such rules and no other."""
+
+    @classmethod
+    def default_malicious(cls, contributors: int) -> int:
+        """Liars to withstand among so many contributors where nobody says how many."""
+        return 0
+
+    @classmethod
+    def minimum(cls, malicious: int) -> int:
         """Updates that the rule needs to withstand ``malicious`` liars, by its paper."""
         return 2 * malicious + 1
 
@@ -45,6 +65,25 @@ class Aggregator(Rule):
 
         May not change its input, nor depend on the number of torch threads.
         """
+
+    def drops(self, weights: Tensor) -> int | None:
+        """How many values are dropped on either side before the plain mean of the others, where that is all the rule
+        does to vectors of these ``[m]`` weights; None otherwise."""
+        return None
+
+    def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
+        """The result from the sum of votes, where ``counts_votes``.
+
+        Args:
+            totals: ``[k]`` int64 sums of votes in {-1, 0, 1}.
+            voters: How many voted.
+            vote: What one vote moves a weight by.
+            noised: Whether there is noise on ``totals``.
+
+        Returns:
+            ``[k]`` float64.
+        """
+        raise NotImplementedError(f"aggregator {self.name!r} is no function of the sum of votes")
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
         """``combine`` on packed signs, without decoding them.
@@ -142,11 +181,6 @@ class CoordinateRule(Aggregator):
     @abstractmethod
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         """``[m, block]`` float32 and ``[m]`` float64 weights to ``[block]`` float32, on checked input."""
-
-    def drops(self, weights: Tensor) -> int | None:
-        """How many values are dropped on either side before the plain mean of the rest, where that is all the rule does
-        to vectors of these ``[m]`` weights (then packed sign bits need no decoding); None otherwise."""
-        return None
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
         drops = self.drops(weights)

@@ -210,6 +210,13 @@ class ContributionMethod(ABC):
     name: ClassVar[str]
     Config: ClassVar[type[StrictModel]] = StrictModel
 
+    measures: ClassVar[bool] = True
+    """Whether scores come from held-out data, so that a part of the pool can be split by them."""
+
+    from_screens: ClassVar[bool] = False
+    """Whether a hub takes what its gate found when it tried each update alone (``gate.screen_updates``) in place of
+    ``score``; they are the same figures."""
+
     def __init__(self, config: StrictModel) -> None:
         self.config = config
 

@@ -26,13 +26,14 @@ from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import METHODS
 from gym_fed.models import load_model, model_name
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.privacy.noise import SEED_BYTES
+from gym_fed.soup.building import build, is_method
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.model_merging import ModelMergeReport, merge_models
 from gym_fed.soup.private import PrivateRound
-from gym_fed.soup.registry import build, get_method, method_names
 from gym_fed.soup.rewards import split_pool
 from gym_fed.soup.screening import screen_norms
 
@@ -188,7 +189,7 @@ class DeltaSoup:
 
     def _merge(self, updates: list[tuple[DeltaFile, int]], path: Path) -> SoupReport | ModelMergeReport:
         config, files = self.config, [delta for delta, _ in updates]
-        if config.method.value not in method_names():
+        if not is_method(config.method.value):
             recipe = config.recipe(len(files))
             weights = recipe.weights([n for _, n in updates])
             return merge(files, weights, recipe, path, self.spec, private=self._private())
@@ -199,7 +200,7 @@ class DeltaSoup:
                 "no liar",
                 "use an aggregator such as byzantine_robust",
             )
-        rule = build(get_method(config.method.value), config.method_options, "method_options")
+        rule = build(METHODS.type_of(config.method.value), config.method_options, "method_options")
         if rule.statistics is not None or rule.uses_score:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -28,11 +28,11 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.adapters import write_adapters
 from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateReport, PrivateRound, private_stacks
-from gym_fed.soup.registry import build_optimizer
 from gym_fed.soup.stacks import stacks_of
 from gym_fed.soup.stacks.base import Stack
 

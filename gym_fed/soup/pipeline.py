@@ -10,9 +10,9 @@ from torch import Tensor
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.building import build_aggregator, build_pre_aggregators
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
-from gym_fed.soup.registry import build_aggregator, build_pre_aggregators
 
 
 class Pipeline:
@@ -105,7 +105,8 @@ class _Composed(Aggregator):
         self.robust = pipeline.aggregator.robust  # type: ignore[misc]
         self.weighted = pipeline.aggregator.weighted  # type: ignore[misc]
 
-    def minimum(self, malicious: int) -> int:
+    @classmethod
+    def minimum(cls, malicious: int) -> int:
         return 0  # the pipeline has checked what each of its rules needs
 
     def mix(self, geometry: Geometry) -> Mixture:

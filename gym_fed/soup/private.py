@@ -39,7 +39,6 @@ from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Floats, Integers, Ruler, on_lattice, scale_factors, whole_norm
 from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.aggregators.trimmed_mean import TrimmedMean
 from gym_fed.soup.geometry import Mixture
 from gym_fed.soup.low_rank import LowRank
 from gym_fed.soup.stacks import form_of
@@ -156,8 +155,7 @@ class SignVotes(Query):
         super().__init__(private)
         self._variance = math.ceil(private.privacy.noise_multiplier**2 * coordinates)
         self._vote = private.privacy.clipping_norm / math.sqrt(coordinates)
-        self._updates = updates
-        self._majority = aggregator.name == "majority_vote"
+        self._updates, self._aggregator = updates, aggregator
 
     def begin(self, name: str) -> Draw:
         source = NoiseSource(self._seed)
@@ -170,10 +168,7 @@ class SignVotes(Query):
         return total
 
     def value(self, noised: Integers) -> Floats:
-        """For ``mean`` the votes' mean; for ``majority_vote`` the sign, a tie counts as plus."""
-        if self._majority:
-            return np.where(noised < 0, -self._vote, self._vote)
-        return noised.astype(np.float64) * (self._vote / self._updates)
+        return self._aggregator.of_votes(noised, self._updates, self._vote, noised=True)
 
 
 class NoisedStack(DecodedStack):
@@ -304,9 +299,9 @@ def private_stacks(
 
 
 def _dropped(aggregator: Aggregator, updates: int) -> int:
-    if isinstance(aggregator, TrimmedMean):
-        return aggregator.trim
-    return (updates - 1) // 2 if aggregator.name == "median" else 0
+    dropped = aggregator.drops(torch.ones(updates, dtype=torch.float64))
+    assert dropped is not None, f"aggregator {aggregator.name!r} has bounds_one, and drops gives no number"
+    return dropped
 
 
 def _refuse_foreign(updates: Sequence[DeltaFile], tensors: Sequence[str]) -> None:

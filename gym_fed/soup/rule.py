@@ -25,6 +25,14 @@ class Rule(ABC):
     needs: ClassVar[Needs] = Needs.NOTHING
     Config: ClassVar[type[RuleConfig]] = RuleConfig
 
+    draws_lots: ClassVar[bool] = False
+    """Whether ``Config`` has a ``seed`` that decides by lot; whoever runs rounds adds the round's number to it."""
+
+    @classmethod
+    def needs_root(cls) -> bool:
+        """Whether the rule looks at the coordinator's own update."""
+        return cls.needs is Needs.ROOT
+
     def __init__(self, config: RuleConfig) -> None:
         self.config = config
 

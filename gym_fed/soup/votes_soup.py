@@ -19,10 +19,10 @@ from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.votes import fold, require_votes
+from gym_fed.soup.building import build_aggregator, build_optimizer
 from gym_fed.soup.merging import SoupReport
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.private import PrivateReport, PrivateRound, SignVotes
-from gym_fed.soup.registry import build_aggregator, build_optimizer
 
 
 def soup_from_votes(
@@ -39,9 +39,8 @@ def soup_from_votes(
 ) -> SoupReport:
     """Noise the sum where that is promised, step, and encode.
 
-    A vote moves a weight by ``step_norm / sqrt(d)`` of d coordinates. ``mean`` divides the sum by the voters;
-    ``majority_vote`` takes its sign, and leaves a weight alone where as many say plus as minus. (Behind noise a tie
-    counts as plus, as in ``gym_fed.soup.private``: there it says nothing.)
+    A vote moves a weight by ``step_norm / sqrt(d)`` of d coordinates; what becomes of the sum is the aggregator's
+    ``of_votes``.
 
     Whether these are sums of votes at all is asked without noise only. With it they are folded, so that whatever they
     are a vote changes a coordinate by one and the round ends in the same way.
@@ -52,7 +51,7 @@ def soup_from_votes(
         voters: How many contributors voted.
         bits: k of the sums.
         step_norm: L2 norm that one contributor's votes stand for.
-        recipe: The rules; ``mean`` or ``majority_vote``.
+        recipe: The rules; its aggregator is a function of the sum (``counts_votes``).
         out_path: Where the soup goes.
         spec: The base.
         residual: The server's error feedback, needed exactly when ``recipe.codec.error_feedback`` is set.
@@ -78,10 +77,7 @@ def soup_from_votes(
                 values: NDArray[np.float64] = query.value(noised)
             else:
                 require_votes(name, total, voters)
-                if aggregator.name == "majority_vote":
-                    values = np.sign(total).astype(np.float64) * vote
-                else:
-                    values = total.astype(np.float64) * (vote / voters)
+                values = aggregator.of_votes(total.astype(np.int64), voters, vote, noised=False)
             shape = as_matrix(spec.shapes[name])
             target = torch.from_numpy(np.memmap(scratch, np.float32, "w+", scratch.seek(0, 2), shape))
             target.copy_(torch.from_numpy(values).to(torch.float32).reshape(shape))

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from gym_fed.config.plugins import as_json, plugins_of, require_run_plugins
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import dump_yaml
 from gym_fed.data.row_counts import RowCounts
@@ -74,6 +75,7 @@ class RunFolder:
                     f"{self.path}: holds an unfinished run",
                     "resume it, choose another output_dir, or pass --overwrite to delete it first",
                 )
+            require_run_plugins(self.path)
             self._require_same(config, data_digest, eval_digest)
         elif found := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
             raise GymError(
@@ -124,6 +126,8 @@ class RunFolder:
             **{key: one.as_dict() for key, one in zip(("rows", "eval_rows"), counts, strict=True) if one},
             "begun": begun or self.begun(),
         }
+        if plugins := plugins_of(config):
+            values["plugins"] = as_json(plugins)
         write_atomically(self.path / "run.json", f"{json.dumps(values)}\n".encode())
         return self.last_checkpoint()
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gym_fed
+from gym_fed.config.plugins import as_json, plugins_of
 from gym_fed.wire.limits import PROTOCOL
 from gym_fed.wire.protocol import require_contributor
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -41,6 +42,9 @@ class EntranceCalls:
             "num_parameters": fed.base.num_parameters,
             "soup": self._downloads.form.to_dict(),
         }
+        plugins = plugins_of(fed.config.recipe, fed.config.codec)
+        if plugins:
+            recipe["plugins"] = as_json(plugins)
         return pb.StatusReply(
             name=fed.config.name,
             software_version=gym_fed.__version__,

@@ -26,6 +26,7 @@ from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.login import PLAIN_TEXT
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.identity.tls import fingerprint
+from gym_fed.kinds import AGGREGATORS
 from gym_server.accounts import Accounts
 from gym_server.admission import Admission
 from gym_server.keys import Keys
@@ -136,13 +137,16 @@ class Federation:
         pipeline.check(torch.ones(self.config.rounds.min_contributors))
         if (pipeline.needs is Needs.ROOT) != (self.config.root is not None):
             judges = pipeline.needs is Needs.ROOT
+            judging = (name for name in AGGREGATORS.own() if AGGREGATORS.type_of(name).needs_root())
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"soup.aggregator {self.config.soup.aggregator!r} "
                 + (
                     "needs root data of the coordinator" if judges else "does not look at the root data given"
                 ),
-                "add root: {data: FILE}" if judges else "remove root, or use aggregator: fltrust_caf",
+                "add root: {data: FILE}"
+                if judges
+                else f"remove root, or use aggregator: {' or '.join(judging)}",
             )
 
     @property

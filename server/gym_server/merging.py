@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from gym_fed.config.plugins import as_json
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
@@ -133,6 +134,7 @@ def merge_round(
             also=[appraisal.record],
             privacy=private_merge.told_of(ingredients.private, soup.report.private),
             secure=ingredients.secure.told() if ingredients.secure else None,
+            plugins=as_json(soup.plugins),
         ),
         spending,
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from gym_fed.config.plugins import read_records, require_plugins
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
@@ -39,7 +40,8 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
 
     Raises:
         GymError: ``NOT_FOUND`` for a round that no version came of; ``STATE_CORRUPT`` when the ledger, an object or a
-            manifest is not what it was, or when the digests differ.
+            manifest is not what it was, or when the digests differ; ``MISSING_DEPENDENCY`` naming a plug-in that the
+            round was merged with, and that is missing here or is another.
     """
     ingredients = ingredients_of(fed, server_round)
     told = _version_entry(fed, "server_round", server_round)
@@ -92,6 +94,7 @@ def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
     fed.ledger.verify()
     told = _version_entry(fed, "server_round", server_round)
     merged = told["merged"] if "merged" in told else _merged_by_verdicts(fed, server_round)
+    require_plugins(read_records(told.get("plugins", []), "the ledger"), f"round {server_round}")
     root = told.get("root")  # entries of before there was a root name none
     weights = told.get("weights")  # as reputations were then
     ingredients = Ingredients(

@@ -87,6 +87,8 @@ class SoupRecord:
     """What made the merge private, for the version's entry."""
     secure: Mapping[str, Any] | None = None
     """What the sum of masked votes was taken with, for the version's entry."""
+    plugins: Sequence[Mapping[str, Any]] = ()
+    """Members of other packages that made it, for the version's entry."""
 
 
 class Journal:
@@ -259,6 +261,8 @@ class Journal:
                 told["privacy"] = dict(soup.privacy)
             if soup.secure is not None:
                 told["secure_aggregation"] = dict(soup.secure)
+            if soup.plugins:
+                told["plugins"] = [dict(record) for record in soup.plugins]
             if soup.weights is not None:
                 told["weights"] = dict(soup.weights)
             forgeries.summarise(tx, self._ledger, merged.server_round)

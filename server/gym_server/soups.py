@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gym_fed.config.plugins import PluginRecord, members_of, plugins_of, records
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.feedback import ErrorFeedback
@@ -17,10 +18,11 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256, make_folder
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.kinds import CODECS
+from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.private import PrivateRound
-from gym_fed.soup.registry import build_optimizer
 from gym_fed.soup.votes_soup import soup_from_votes
 from gym_server.federation import Federation
 from gym_server.rounds import Version
@@ -71,12 +73,14 @@ class Soup:
         path: The soup.
         feedback: The server's new residual, recorded and not yet staged; None without error feedback.
         optimizer: The optimiser's new state, likewise.
+        plugins: Members of other packages without which it cannot be made again: rules, and codecs of updates.
     """
 
     report: SoupReport
     path: Path
     feedback: ErrorFeedback | None
     optimizer: OptimizerState | None
+    plugins: Sequence[PluginRecord] = ()
 
     def stage(self, fed: Federation, server_round: int) -> dict[str, str]:
         """Write the server's state under the round's own name, for the version that may come of it.
@@ -130,7 +134,7 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
             optimizer,
             ingredients.private,
         )
-        return Soup(report, out_path, feedback, optimizer)
+        return Soup(report, out_path, feedback, optimizer, plugins_of(recipe))
     with contextlib.ExitStack() as stack:
 
         def opened(sha256: str) -> DeltaFile:
@@ -152,7 +156,9 @@ def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup
             optimizer_state=optimizer,
             private=ingredients.private,
         )
-    return Soup(report, out_path, feedback, optimizer)
+        codecs = {file.record(name).codec for file in files for name in file.names}
+        used = records([*members_of(recipe), *((CODECS, codec) for codec in codecs)])
+    return Soup(report, out_path, feedback, optimizer, used)
 
 
 def residuals_folder(fed: Federation) -> Path:

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import AGGREGATORS
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
+from gym_fed.soup.building import build_aggregator
 from gym_fed.soup.geometry import Needs
-from gym_fed.soup.registry import aggregator_names, build_aggregator, get_aggregator
 
-NAMES = aggregator_names()
-ROBUST = [name for name in NAMES if get_aggregator(name).robust]
-WEIGHTED = [name for name in NAMES if get_aggregator(name).weighted]
-ONE_VOTE = [name for name in NAMES if not get_aggregator(name).weighted]
-ALONE = [name for name in NAMES if get_aggregator(name).needs is Needs.NOTHING]
+NAMES = AGGREGATORS.names()
+ROBUST = [name for name in NAMES if AGGREGATORS.type_of(name).robust]
+WEIGHTED = [name for name in NAMES if AGGREGATORS.type_of(name).weighted]
+ONE_VOTE = [name for name in NAMES if not AGGREGATORS.type_of(name).weighted]
+ALONE = [name for name in NAMES if AGGREGATORS.type_of(name).needs is Needs.NOTHING]
 FROM_ZERO = {"byzantine_robust", "centred_clipping", "fltrust", "fltrust_caf", "majority_vote"}
 """Rules that measure updates from no change at all: moving all updates alike does not just move the result."""
 
@@ -290,7 +291,7 @@ def _bound(name: str, count: int, malicious: int, honest: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in ROBUST if n not in SLACK and not issubclass(get_aggregator(n), CoordinateRule)]
+    "name", [n for n in ROBUST if n not in SLACK and not issubclass(AGGREGATORS.type_of(n), CoordinateRule)]
 )
 @pytest.mark.parametrize(("count", "malicious"), [(7, 1), (11, 2), (20, 4), (50, 12)])
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -339,7 +340,7 @@ def test_a_rule_that_withstands_no_liar_says_so(name: str) -> None:
 )
 def test_no_finite_updates_make_a_result_that_is_not(name: str, updates: Tensor) -> None:
     root = torch.ones(40)
-    trusts_a_root = get_aggregator(name).needs is Needs.ROOT
+    trusts_a_root = AGGREGATORS.type_of(name).needs is Needs.ROOT
     if trusts_a_root and not bool((updates @ root > 0.0).any()):
         with pytest.raises(GymError, match="points the way of the root"):
             merged(name, updates, malicious=2, root=root)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import METHODS
+from gym_fed.soup.building import build
 from gym_fed.soup.method import MergeMethod, TensorTask
-from gym_fed.soup.registry import build, get_method, method_names
 
-NAMES = method_names()
-NEED_STATISTICS = [name for name in NAMES if get_method(name).statistics is not None]
+NAMES = METHODS.names()
+NEED_STATISTICS = [name for name in NAMES if METHODS.type_of(name).statistics is not None]
 DRAW = {"dare_linear", "dare_ties", "della"}
 """Methods whose draws belong to places in the list."""
 
@@ -32,7 +33,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 
 def method(name: str, count: int, **settings: Any) -> MergeMethod:
     """A method that, where it chooses among models, has chosen: all of them are as good."""
-    built = build(get_method(name), settings, "settings")
+    built = build(METHODS.type_of(name), settings, "settings")
     if built.uses_score and count >= built.minimum:
         built.choose(torch.ones(count, dtype=torch.float64), score=lambda _: 0.0)
     return built
@@ -87,7 +88,7 @@ def test_the_result_is_one_float32_tensor_and_the_input_stays_as_it_was(
     assert all(torch.equal(a, b) for a, b in zip(before, given, strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get_method(name).minimum == 1])
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS.type_of(name).minimum == 1])
 def test_a_single_delta_comes_out_as_itself_where_all_of_it_is_kept(name: str) -> None:
     task = task_of(name, deltas_of(1))
     result = method(name, 1, **EVERYTHING.get(name, {})).merge_tensor(task)
@@ -131,7 +132,7 @@ def test_larger_deltas_give_a_larger_result(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in DRAW])
 def test_the_order_of_models_does_not_matter(name: str) -> None:
-    weights = [1.0, 2.0, 0.5, 1.5] if get_method(name).weighted else [1.0] * 4
+    weights = [1.0, 2.0, 0.5, 1.5] if METHODS.type_of(name).weighted else [1.0] * 4
     task, order = task_of(name, deltas_of(4), weights), [2, 0, 3, 1]
     shuffled = TensorTask(
         task.name,
@@ -155,7 +156,7 @@ def test_draws_follow_from_seed_and_tensor_alone(name: str) -> None:
     assert not torch.equal(method(name, 3, seed=5).merge_tensor(replace(task, name="other")), first)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get_method(name).weighted])
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS.type_of(name).weighted])
 def test_a_heavier_model_is_heard_more(name: str) -> None:
     def distance(weights: list[float]) -> float:
         task = task_of(name, deltas_of(3, 40, 50), weights)
@@ -165,7 +166,7 @@ def test_a_heavier_model_is_heard_more(name: str) -> None:
     assert distance([1.0, 20.0, 1.0]) < distance([1.0, 1.0, 1.0])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not get_method(name).weighted])
+@pytest.mark.parametrize("name", [name for name in NAMES if not METHODS.type_of(name).weighted])
 def test_weights_are_refused_where_they_would_do_nothing(name: str) -> None:
     with pytest.raises(GymError, match="weights differ") as caught:
         method(name, 3).merge_tensor(task_of(name, deltas_of(3), [1.0, 2.0, 1.0]))
@@ -225,7 +226,7 @@ def test_statistics_of_some_models_only_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", NEED_STATISTICS)
 def test_tensors_without_statistics_are_refused_or_merged_as_the_method_says(name: str) -> None:
     task = replace(task_of(name, deltas_of(3)), statistics=())
-    if get_method(name).statistics_optional:
+    if METHODS.type_of(name).statistics_optional:
         built = method(name, 3)
         torch.testing.assert_close(built.merge_tensor(task), task.deltas.mean(dim=0))
         assert task.name in str(built.report())
@@ -256,9 +257,9 @@ def test_liars_are_left_to_the_aggregators(name: str) -> None:
         method(name, 3, num_malicious_nodes=1)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get_method(name).minimum > 1])
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS.type_of(name).minimum > 1])
 def test_too_few_models_are_refused(name: str) -> None:
-    few = get_method(name).minimum - 1
+    few = METHODS.type_of(name).minimum - 1
     with pytest.raises(GymError, match="needs at least") as caught:
         method(name, few).merge_tensor(task_of(name, deltas_of(few)))
     assert caught.value.code is ErrorCode.CONFIG_INVALID

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import PRE_AGGREGATORS
+from gym_fed.soup.building import build_pre_aggregators
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
-from gym_fed.soup.registry import build_pre_aggregators, get_pre_aggregator, pre_aggregator_names
 
-NAMES = pre_aggregator_names()
+NAMES = PRE_AGGREGATORS.names()
 BY_PLACE = {"bucketing"}
 """Steps in which a contributor's place in the round decides."""
 
@@ -84,7 +85,9 @@ def test_the_order_of_contributors_does_not_matter(name: str) -> None:
     assert torch.equal(kept_too, kept[order])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get_pre_aggregator(name).needs <= Needs.NORMS])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if PRE_AGGREGATORS.type_of(name).needs <= Needs.NORMS]
+)
 def test_a_step_that_needs_norms_looks_at_nothing_else(name: str) -> None:
     full = Geometry.of(updates_of(9), torch.ones(9))
     bare = Geometry(torch.diag(full.products.diagonal()), full.weights)

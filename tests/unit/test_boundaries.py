@@ -12,7 +12,7 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import GymError
 from gym_fed.ledger.entries import Chain, Entry
 from gym_fed.ledger.merkle import Tree, leaf_hash, node_hash, verify_inclusion
-from gym_fed.soup.registry import build_aggregator
+from gym_fed.soup.building import build_aggregator
 
 
 def test_a_proof_that_ends_before_the_root_of_its_size_is_none() -> None:

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import CONTRIBUTIONS
+from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import Coalition, CountedGame, Game, GroupedGame, Scores, Vector
-from gym_fed.soup.contribution_registry import (
-    build_contribution_method,
-    contribution_method_names,
-    get_contribution_method,
-)
+
+MEASURING = CONTRIBUTIONS.own_with("measures")
 
 SHARING = ("gtg", "monte_carlo", "shapley")
 """Methods that share the value of all, whatever the game."""
@@ -75,7 +74,7 @@ def score(name: str, game: Game, **options: object) -> Scores:
     return build_contribution_method(name, options).score(game)
 
 
-@pytest.mark.parametrize("name", contribution_method_names())
+@pytest.mark.parametrize("name", MEASURING)
 def test_where_updates_do_not_touch_each_other_everyone_gets_what_he_adds(name: str) -> None:
     class Linear(Additive):
         def slopes(self, shares: Vector) -> Vector:
@@ -108,7 +107,7 @@ def test_scores_sum_to_the_value_of_all(name: str) -> None:
     assert found.values.sum() == pytest.approx(game.value(frozenset(range(6))))
 
 
-@pytest.mark.parametrize("name", contribution_method_names())
+@pytest.mark.parametrize("name", MEASURING)
 def test_an_update_of_zeros_gets_exactly_nothing_and_twins_get_the_same(name: str) -> None:
     game = Quadratic(6)
     game.updates[2] = 0
@@ -148,7 +147,7 @@ def test_more_points_follow_a_loss_that_is_not_quadratic() -> None:
     assert one.values[0] < 0.2
 
 
-@pytest.mark.parametrize("name", contribution_method_names())
+@pytest.mark.parametrize("name", MEASURING)
 def test_the_same_game_gets_the_same_scores(name: str) -> None:
     first, second = score(name, Quadratic(5)), score(name, Quadratic(5))
     assert first.values.tobytes() == second.values.tobytes()
@@ -194,7 +193,7 @@ def test_monte_carlo_stops_when_it_knows_enough() -> None:
     assert fine.errors.max() < rough.errors.max()
 
 
-@pytest.mark.parametrize("name", contribution_method_names())
+@pytest.mark.parametrize("name", MEASURING)
 def test_what_luck_is_worth_is_told_where_the_game_knows_gradients(name: str) -> None:
     game = Quadratic(4)
     told = score(name, GroupedGame(CountedGame(game), [[0, 1], [2], [3]])).chance
@@ -248,7 +247,7 @@ def test_a_game_is_asked_once_and_may_be_stopped() -> None:
 
 
 def test_unknown_methods_and_settings_are_named() -> None:
-    with pytest.raises(GymError, match=r"unknown contribution method 'banzhaf' \(known: estimate, gtg"):
-        get_contribution_method("banzhaf")
+    with pytest.raises(GymError, match=r"unknown contribution score 'banzhaf' \(one of estimate, gtg"):
+        CONTRIBUTIONS.type_of("banzhaf")
     with pytest.raises(GymError, match="budgets"):
         build_contribution_method("gtg", {"budgets": 3})

@@ -14,8 +14,8 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import AGGREGATORS, METHODS
 from gym_fed.quantization import AggregationMethod, DeltaSoup, DeltaSoupConfig
-from gym_fed.soup.registry import aggregator_names, method_names
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
@@ -56,7 +56,7 @@ HONEST = {f"user{i}": tuned(i) for i in range(6)}
 
 
 def test_methods_of_the_enumeration_are_the_rules_of_the_registry() -> None:
-    assert {m.value for m in AggregationMethod} == {*aggregator_names(), *method_names()}
+    assert {m.value for m in AggregationMethod} == {*AGGREGATORS.names(), *METHODS.names()}
 
 
 @pytest.mark.parametrize("method", [m for m in AggregationMethod if m not in NEEDS_MORE])

@@ -36,7 +36,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "rewards.score",
     ),
     "root": ({"root": {"data": "x.jsonl"}}, "root judges single updates; remove it"),
-    "aggregator": ({"soup": {"aggregator": "median"}}, "use mean or majority_vote"),
+    "aggregator": ({"soup": {"aggregator": "median"}}, "use majority_vote or mean"),
     "pre-aggregators": ({"soup": {"pre_aggregators": ["nnm"]}}, "soup.pre_aggregators compare"),
     "liars": ({"soup": {"num_malicious_nodes": 1}}, "nobody can check what is under a mask"),
     "clip": ({"soup": {"max_norm": 1.0}}, "soup.max_norm clips single updates"),

@@ -99,8 +99,8 @@ def test_a_tensor_of_which_factors_would_be_no_smaller_travels_as_values(tmp_pat
 
 @pytest.mark.parametrize("changes", [{"aggregator": "median"}, {"server_optimizer": "momentum"}])
 def test_a_soup_that_is_no_factors_travels_as_values(tmp_path: Path, changes: dict[str, Any]) -> None:
+    from gym_fed.soup.building import build_optimizer
     from gym_fed.soup.optimizer import OptimizerState
-    from gym_fed.soup.registry import build_optimizer
 
     recipe = SoupRecipe(codec=AS_MERGED, **changes)
     rule = build_optimizer(recipe)

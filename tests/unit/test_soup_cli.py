@@ -17,16 +17,9 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
+from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 from gym_fed.models import load_model
 from gym_fed.soup.geometry import Needs
-from gym_fed.soup.registry import (
-    aggregator_names,
-    get_aggregator,
-    get_method,
-    method_names,
-    optimizer_names,
-    pre_aggregator_names,
-)
 
 COUNT = 4
 TEXT = '{"text": "to be or not to be, that is the question"}\n{"text": "whether it is nobler"}\n'
@@ -80,9 +73,9 @@ def merged(folder: Path, tiny_base: Path, tmp_path: Path, *words: object) -> dic
 
 def needs_of(rule: str, folder: Path) -> list[object]:
     """What a rule wants beside the updates, as options."""
-    if rule in aggregator_names():
-        return ["--root", folder / "0.gymdelta"] if get_aggregator(rule).needs is Needs.ROOT else []
-    method = get_method(rule)
+    if rule in AGGREGATORS.names():
+        return ["--root", folder / "0.gymdelta"] if AGGREGATORS.type_of(rule).needs is Needs.ROOT else []
+    method = METHODS.type_of(rule)
     options: list[object] = ["--heldout", folder / "text.jsonl"] if method.uses_score else []
     if method.statistics is not None:
         kind = "fisher" if "fisher" in method.statistics else "moments"
@@ -90,7 +83,7 @@ def needs_of(rule: str, folder: Path) -> list[object]:
     return options
 
 
-@pytest.mark.parametrize("rule", [*aggregator_names(), *method_names()])
+@pytest.mark.parametrize("rule", [*AGGREGATORS.names(), *METHODS.names()])
 def test_every_rule_merges_and_says_what_it_wrote(
     rule: str, folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
@@ -302,7 +295,7 @@ def test_rules_lists_every_rule_with_what_it_needs() -> None:
     done = gym("rules", "--json")
     assert done.exit_code == 0, done.exception
     told = {rule["name"]: rule for rule in json.loads(done.stdout)}
-    known = {*aggregator_names(), *pre_aggregator_names(), *method_names(), *optimizer_names()}
+    known = {*AGGREGATORS.names(), *PRE_AGGREGATORS.names(), *METHODS.names(), *SERVER_OPTIMIZERS.names()}
     assert set(told) == known
     assert [told["krum"]["minimum_updates"][f] for f in "123"] == [5, 7, 9]
     assert told["mean"]["robust"] is False

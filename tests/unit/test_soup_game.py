@@ -21,7 +21,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.evaluation.soup_game import WORST, SoupGame, round_coefficients
 from gym_fed.models import LoadedModel, load_model
-from gym_fed.soup.contribution_registry import build_contribution_method
+from gym_fed.soup.building import build_contribution_method
 
 ROWS = generate("copy", 6, split="heldout")
 CODECS = {

@@ -17,12 +17,12 @@ from torch import Tensor
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import AGGREGATORS, PRE_AGGREGATORS
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.low_rank import LowRank, combine, frozen_a, products, rows_of
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.refactor import refactor
-from gym_fed.soup.registry import aggregator_names, get_aggregator, pre_aggregator_names
 
 LORA = Lora()
 ROWS, COLS = 24, 20
@@ -31,11 +31,11 @@ RANKS = (1, 4, 16, 30, None, 4, 1)
 
 WEIGHING = [
     (name, malicious)
-    for name in aggregator_names()
+    for name in AGGREGATORS.names()
     for malicious in (0, 1)
-    if issubclass(get_aggregator(name), WeightRule)
-    and get_aggregator(name).needs is not Needs.ROOT
-    and (get_aggregator(name).robust or not malicious)
+    if issubclass(AGGREGATORS.type_of(name), WeightRule)
+    and AGGREGATORS.type_of(name).needs is not Needs.ROOT
+    and (AGGREGATORS.type_of(name).robust or not malicious)
 ]
 """Rules whose result is a combination of the updates, and the liars they are to withstand."""
 
@@ -109,7 +109,7 @@ def test_any_combination_is_the_product_of_stacked_factors(spread: float) -> Non
 def test_rules_that_weigh_updates_give_what_they_give_on_the_matrices(
     name: str, malicious: int, steps: tuple[str, ...]
 ) -> None:
-    assert set(steps) <= set(pre_aggregator_names())
+    assert set(steps) <= set(PRE_AGGREGATORS.names())
     factors = agreeing((1, 4, 16, 30, None, 4, 1, 2, 3, 8, 5))
     weights = torch.ones(len(factors), dtype=torch.float64)
     pipeline = pipeline_of(name, *steps, num_malicious_nodes=malicious)

@@ -21,17 +21,21 @@ from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import AGGREGATORS, METHODS
 from gym_fed.models import load_model
 from gym_fed.soup.geometry import Needs
-from gym_fed.soup.registry import aggregator_names, get_aggregator, get_method, method_names
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 PRINTED = re.search(r"`gym (soup merge [^`]+)`", README.read_text(encoding="utf-8"))
 LINE = shlex.split(PRINTED[1]) if PRINTED else []
 
 RULES = [
-    *(name for name in aggregator_names() if get_aggregator(name).needs is not Needs.ROOT),
-    *(name for name in method_names() if not get_method(name).statistics and not get_method(name).uses_score),
+    *(name for name in AGGREGATORS.names() if AGGREGATORS.type_of(name).needs is not Needs.ROOT),
+    *(
+        name
+        for name in METHODS.names()
+        if not METHODS.type_of(name).statistics and not METHODS.type_of(name).uses_score
+    ),
 ]
 """Those that need updates alone; what the others need is asked for in the test of wrong words."""
 

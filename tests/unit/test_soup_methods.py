@@ -13,8 +13,9 @@ import torch
 from scipy.optimize import minimize
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import METHODS
+from gym_fed.soup.building import build
 from gym_fed.soup.method import TensorTask
-from gym_fed.soup.registry import build, get_method
 from gym_fed.soup.sparsify import draws
 
 WEIGHTS = [1.0, 2.5, 0.5, 1.0]
@@ -38,7 +39,7 @@ def merged(
     given = torch.tensor(list(weights or [1.0] * len(deltas)), dtype=torch.float64)
     stats = tuple(torch.from_numpy(s) for s in statistics)
     task = TensorTask("a tensor", torch.from_numpy(deltas), given, statistics=stats)
-    return build(get_method(name), settings, "settings").merge_tensor(task).numpy()
+    return build(METHODS.type_of(name), settings, "settings").merge_tensor(task).numpy()
 
 
 def close(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -311,7 +312,7 @@ def test_regmean_takes_the_mean_of_columns_that_no_text_reached() -> None:
 
 def soup(scores: dict[tuple[int, ...], float], count: int, vetoed: Sequence[tuple[int, ...]] = ()) -> Any:
     """A greedy soup's choice; candidates are told by the models in them."""
-    built = build(get_method("greedy_soup"), {}, "settings")
+    built = build(METHODS.type_of("greedy_soup"), {}, "settings")
 
     def members(coefficients: torch.Tensor) -> tuple[int, ...]:
         inside = tuple(int(i) for i in coefficients.nonzero()[:, 0])

@@ -26,12 +26,13 @@ from gym_fed.evaluation.merge_statistics import (
     save_statistics,
 )
 from gym_fed.evaluation.soup_loss import SoupLoss
+from gym_fed.kinds import METHODS
 from gym_fed.models import LoadedModel, load_model
+from gym_fed.soup.building import build
 from gym_fed.soup.merging import merge
 from gym_fed.soup.method import MergeMethod, TensorTask
 from gym_fed.soup.model_merging import merge_models
 from gym_fed.soup.parts import parts
-from gym_fed.soup.registry import build, get_method, method_names
 
 SHAPES = {"embed": (4, 8, 5), "layers.0.down": (16, 20), "norm": (16,), "scale": ()}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")
@@ -61,7 +62,7 @@ def updates(tmp_path: Path) -> Iterator[list[DeltaFile]]:
 
 
 def method(name: str, **settings: Any) -> MergeMethod:
-    return build(get_method(name), settings, "settings")
+    return build(METHODS.type_of(name), settings, "settings")
 
 
 def stacked(name: str) -> torch.Tensor:
@@ -194,7 +195,7 @@ def test_statistics_come_back_from_the_file_and_not_for_another_method(
     assert "nonsense" not in back
     assert all(torch.equal(back[name], found[name]) for name in found)
     with pytest.raises(GymError, match="holds fisher diagonals, but input second moments") as caught:
-        StatisticsFile(tmp_path / "a.safetensors", kind_of(str(get_method("regmean").statistics)))
+        StatisticsFile(tmp_path / "a.safetensors", kind_of(str(METHODS.type_of("regmean").statistics)))
     assert "--kind moments" in caught.value.hint
     (tmp_path / "b.safetensors").write_bytes(b"nothing of the kind")
     for name, code in (("b", ErrorCode.DATA_INVALID), ("c", ErrorCode.FILE_NOT_FOUND)):
@@ -203,9 +204,9 @@ def test_statistics_come_back_from_the_file_and_not_for_another_method(
         assert caught.value.code is code
 
 
-@pytest.mark.parametrize("name", [n for n in method_names() if get_method(n).statistics is not None])
+@pytest.mark.parametrize("name", [n for n in METHODS.names() if METHODS.type_of(n).statistics is not None])
 def test_what_a_method_asks_for_can_be_measured(name: str) -> None:
-    assert kind_of(str(get_method(name).statistics)) in ("fisher", "moments")
+    assert kind_of(str(METHODS.type_of(name).statistics)) in ("fisher", "moments")
     with pytest.raises(GymError, match="no way to measure 'charm'"):
         kind_of("charm")
 

@@ -16,9 +16,10 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import SERVER_OPTIMIZERS
+from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import merge
 from gym_fed.soup.optimizer import OptimizerState
-from gym_fed.soup.registry import build_optimizer, optimizer_names
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 BASE = {"a": torch.zeros(4, 8), "b": torch.zeros(4, 8)}
@@ -61,7 +62,7 @@ def test_an_aggregate_whose_square_overflows_is_refused_before_anything_could_be
     assert float(soup["a"].abs().sum()) > 0
 
 
-@pytest.mark.parametrize("name", sorted(optimizer_names()))
+@pytest.mark.parametrize("name", sorted(SERVER_OPTIMIZERS.names()))
 def test_a_state_that_was_staged_and_loaded_again_goes_on_as_the_one_in_memory(
     name: str, tmp_path: Path
 ) -> None:
@@ -98,7 +99,7 @@ def test_the_moments_of_another_rule_are_not_begun_from(
     assert torch.equal(soup_of(tmp_path, update, then, loaded)["a"], fresh["a"])
 
 
-@pytest.mark.parametrize("name", sorted(optimizer_names()))
+@pytest.mark.parametrize("name", sorted(SERVER_OPTIMIZERS.names()))
 def test_a_tensor_that_nobody_sends_steps_as_one_that_is_sent_as_zero(name: str, tmp_path: Path) -> None:
     chosen, state = recipe(name), OptimizerState()
     soup_of(tmp_path, {"a": torch.ones(4, 8), "b": torch.ones(4, 8)}, chosen, state)

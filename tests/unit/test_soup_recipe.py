@@ -10,7 +10,8 @@ import torch
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.config.yaml_file import dump_yaml, load_config
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.registry import aggregator_names, build_aggregator
+from gym_fed.kinds import AGGREGATORS
+from gym_fed.soup.building import build_aggregator
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_a_recipe_survives_yaml(tmp_path: Path) -> None:
 
 
 def test_every_registered_rule_can_be_named_in_a_recipe() -> None:
-    for name in aggregator_names():
+    for name in AGGREGATORS.names():
         assert build_aggregator(SoupRecipe(aggregator=name)).name == name
 
 

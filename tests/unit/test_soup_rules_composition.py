@@ -7,12 +7,12 @@ import torch
 
 from gym_fed.config.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import AGGREGATORS, PRE_AGGREGATORS
 from gym_fed.soup.geometry import Geometry, Needs
 from gym_fed.soup.pipeline import Pipeline
-from gym_fed.soup.registry import aggregator_names, get_aggregator, pre_aggregator_names
 
-STEPS = pre_aggregator_names()
-RULES = aggregator_names()
+STEPS = PRE_AGGREGATORS.names()
+RULES = AGGREGATORS.names()
 
 
 def updates_of(count: int, size: int = 200, seed: int = 0) -> torch.Tensor:
@@ -26,7 +26,7 @@ def pipeline(rule: str, steps: list[str], malicious: int) -> Pipeline:
             aggregator=rule,
             pre_aggregators=steps,
             pre_aggregator_options=options,
-            num_malicious_nodes=malicious if get_aggregator(rule).robust else 0,
+            num_malicious_nodes=malicious if AGGREGATORS.type_of(rule).robust else 0,
         )
     )
 
@@ -56,7 +56,7 @@ def test_honest_updates_that_are_equal_survive_every_step_and_rule(steps: list[s
     update = updates_of(1)
     lies = torch.cat([torch.full((1, 200), 1e30), -update])
     for rule in RULES:
-        if not get_aggregator(rule).robust or get_aggregator(rule).needs is Needs.ROOT:
+        if not AGGREGATORS.type_of(rule).robust or AGGREGATORS.type_of(rule).needs is Needs.ROOT:
             continue
         result = pipeline(rule, steps, 2).aggregate(torch.cat([lies, update.repeat(20, 1)]), torch.ones(22))
         assert float((result - update[0]).norm()) <= 0.35 * float(update.norm()), rule

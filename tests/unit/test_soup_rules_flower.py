@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import strategy
 
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.soup.registry import build_aggregator
+from gym_fed.soup.building import build_aggregator
 from tests.support.flower_replies import reply
 
 ATTACKS = ["none", "far", "colluding"]

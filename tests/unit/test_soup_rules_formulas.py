@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from gym_fed.config.soup import SoupRecipe
-from gym_fed.soup.registry import build_aggregator, build_pre_aggregators
+from gym_fed.soup.building import build_aggregator, build_pre_aggregators
 
 Vectors = NDArray[np.float64]
 ATTACKS = ["none", "huge", "scattered", "colluding", "mimic", "shifted"]

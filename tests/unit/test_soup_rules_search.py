@@ -10,8 +10,8 @@ import torch
 
 from gym_fed.config.soup import Option, SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.building import build_aggregator
 from gym_fed.soup.ordered import Array
-from gym_fed.soup.registry import build_aggregator
 from gym_fed.soup.spatial_median import spatial_median
 from gym_fed.soup.spectrum import top_eigenvector
 from gym_fed.soup.vertex_cover import Conflicts

@@ -11,8 +11,9 @@ from gym_client.policy import Policy
 from gym_client.work import parse_task
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.plugins import plugins_of
 from gym_fed.config.round_training import round_training
-from gym_fed.config.task import TaskSpec, TrainingRecipe, plugins_of
+from gym_fed.config.task import TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
 from tests.support.installed import install

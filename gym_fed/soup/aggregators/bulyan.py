@@ -26,7 +26,8 @@ class Bulyan(Aggregator):
     robust = True
     needs = Needs.PRODUCTS
 
-    def minimum(self, malicious: int) -> int:
+    @classmethod
+    def minimum(cls, malicious: int) -> int:
         """4f + 3; with no liar to withstand any round will do."""
         return 4 * malicious + 3 if malicious else 1
 

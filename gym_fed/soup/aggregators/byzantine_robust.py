@@ -29,6 +29,11 @@ class ByzantineRobust(WeightRule):
         self._scale = EqualNorm(config)
         self._filter = CAF(CAFConfig(num_malicious_nodes=config.num_malicious_nodes, max_stretch=MAX_STRETCH))
 
+    @classmethod
+    def default_malicious(cls, contributors: int) -> int:
+        """A fifth, but one of three or four."""
+        return max(contributors // 5, int(contributors >= 3))
+
     def weigh(self, geometry: Geometry) -> Tensor:
         scaled = self._scale.mix(geometry)
         return self._filter.weigh(geometry.mixed(scaled)) @ scaled.matrix

@@ -26,7 +26,8 @@ class FLTrust(WeightRule):
     robust = True
     needs = Needs.ROOT
 
-    def minimum(self, malicious: int) -> int:
+    @classmethod
+    def minimum(cls, malicious: int) -> int:
         """f + 1: one honest update."""
         return malicious + 1
 

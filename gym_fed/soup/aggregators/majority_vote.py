@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gym_fed.soup import signs
-from gym_fed.soup.aggregator import CoordinateRule
+from gym_fed.soup.aggregator import CoordinateRule, Floats, Integers
 from gym_fed.soup.aggregators.median import weighted_median
 from gym_fed.soup.votes import refuse_half
 
@@ -27,6 +28,13 @@ class MajorityVote(CoordinateRule):
     name = "majority_vote"
     robust = True
     weighted = True
+    counts_votes = True
+
+    def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
+        """The sign; at a tie nothing moves, but behind noise, where a tie says nothing, it counts as plus."""
+        if noised:
+            return np.where(totals < 0, -vote, vote)
+        return np.sign(totals).astype(np.float64) * vote
 
     def check(self, weights: Tensor) -> None:
         """Also refuses weights with which the f heaviest contributors would hold half of the vote."""

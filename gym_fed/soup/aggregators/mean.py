@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gym_fed.soup.aggregator import WeightRule
+from gym_fed.soup.aggregator import Floats, Integers, WeightRule
 from gym_fed.soup.geometry import Geometry, Needs
 
 
@@ -13,6 +14,15 @@ class Mean(WeightRule):
     name = "mean"
     robust = False
     needs = Needs.NOTHING
+    bounds_one = True
+    counts_votes = True
+
+    def drops(self, weights: Tensor) -> int | None:
+        return 0
+
+    def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
+        """The votes' mean."""
+        return totals.astype(np.float64) * (vote / voters)
 
     def weigh(self, geometry: Geometry) -> Tensor:
         return torch.full((geometry.count,), 1.0 / geometry.count, dtype=torch.float64)

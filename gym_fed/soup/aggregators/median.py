@@ -19,6 +19,7 @@ class Median(CoordinateRule):
     name = "median"
     robust = True
     weighted = True
+    bounds_one = True
 
     def check(self, weights: Tensor) -> None:
         """Also refuses weights with which the f heaviest contributors would hold half of the vote."""

@@ -31,7 +31,8 @@ class MultiKrum(WeightRule):
     Config = MultiKrumConfig
     config: MultiKrumConfig
 
-    def minimum(self, malicious: int) -> int:
+    @classmethod
+    def minimum(cls, malicious: int) -> int:
         """2f + 3; with no liar to withstand any round will do."""
         return 2 * malicious + 3 if malicious else 1
 

@@ -33,6 +33,7 @@ class TrimmedMean(CoordinateRule):
     name = "trimmed_mean"
     robust = True
     weighted = True
+    bounds_one = True
     Config = TrimmedMeanConfig
     config: TrimmedMeanConfig
 

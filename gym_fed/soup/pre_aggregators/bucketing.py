@@ -36,6 +36,7 @@ class BucketingConfig(RuleConfig):
 
 class Bucketing(PreAggregator):
     name = "bucketing"
+    draws_lots = True
     Config = BucketingConfig
     config: BucketingConfig
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from gym_fed.kinds import CONTRIBUTIONS
 from gym_fed.soup.contribution import GRADIENT_COST
 from gym_fed.soup.reputation import Outcome
 from gym_server.federation import Federation
@@ -134,14 +135,14 @@ def _measured(
     should_stop: Callable[[], bool],
 ) -> RoundScores:
     config = fed.config.rewards
-    if config.score == "participation":
-        return RoundScores({}, told={"method": "participation"})
-    if config.score == "improvement":
+    if not config.measures:
+        return RoundScores({}, told={"method": config.score})
+    if CONTRIBUTIONS.type_of(config.score).from_screens:
         scores = {row.update_id: round(-(j.heldout_change or 0.0), DIGITS) for row, j in merged}
         share = fed.config.soup.server_learning_rate / max(1, len(merged))
         luck = luck_of_improvement(fed, model, [row for row, _ in merged], share)
         return RoundScores(
-            scores, luck, told={"method": "improvement", "evaluations": len(merged) + 1 + GRADIENT_COST}
+            scores, luck, told={"method": config.score, "evaluations": len(merged) + 1 + GRADIENT_COST}
         )
     return score_updates(
         fed,

@@ -16,8 +16,8 @@ from gym_fed.config.soup import SoupRecipe
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame, Game, Scores
-from gym_fed.soup.contribution_registry import build_contribution_method
 from gym_server.federation import Federation
 from gym_server.global_model import GlobalModel
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from gym_fed.config.soup import Option, SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
-from gym_fed.soup.registry import build_optimizer
 from gym_fed.soup.screening import screen_norms
 from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, mixed
 from gym_server.strategy.untrusted import comparable, read_array, read_metrics

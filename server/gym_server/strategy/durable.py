@@ -18,8 +18,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from gym_fed.config.plugins import plugins_of
 from gym_fed.config.privacy import SecureTask
-from gym_fed.config.task import TaskSpec, plugins_of
+from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_server import privacy
@@ -350,10 +351,10 @@ class DeltaSoup(Strategy):
             soups=fed.journal.soups(),
             recipe=recipe,
             codec=fed.config.codec,
+            plugins=plugins_of(fed.config.recipe, fed.config.codec),
             max_update_bytes=fed.config.admission.max_update_bytes,
             deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
             secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
-            plugins=plugins_of(recipe, fed.config.codec),
         )
 
     def _content(self, current: Round) -> RecordDict:

@@ -1,0 +1,53 @@
+"""Which members do installed packages add, and can each of them be used?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from gym_quant.registry import MemberError, Registry
+
+from gym_fed.doctor.check import Check
+from gym_fed.doctor.finding import Finding, Level
+from gym_fed.errors import GymError
+from gym_fed.kinds import ALL
+from gym_fed.text import plain
+
+
+class Plugins(Check):
+    """Every member of another package, imported; nothing where there is none."""
+
+    def findings(self) -> Iterator[Finding]:
+        for kind in ALL:
+            for name in (name for name in kind.names() if name not in kind.own()):
+                yield judge_plugin(kind, name)
+            for point in kind.shadowed():
+                yield judge_shadowed(kind.kind, point)
+
+
+def judge_plugin(kind: Registry[Any], name: str) -> Finding:
+    """One member of another package."""
+    what = f"plug-in: {kind.kind} {plain(name, 60)}"
+    try:
+        origin = kind.origin(name)
+        kind.type_of(name)
+    except (GymError, MemberError) as error:
+        message, hint = (error.message, error.hint) if isinstance(error, GymError) else (str(error), None)
+        return Finding(what, Level.FAIL, plain(message), plain(hint or "repair or remove the package"))
+    assert origin is not None
+    whose = plain(f"{origin.distribution} {origin.version}", 120)
+    return Finding(what, Level.OK, f"{whose}, sha256 {origin.digest[:16]}")
+
+
+def judge_shadowed(kind: str, point: EntryPoint) -> Finding:
+    """An entry point that never counts, because a member of ours has its name."""
+    whose = "a package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    return Finding(
+        f"plug-in: {kind} {plain(point.name, 60)}",
+        Level.WARN,
+        plain(
+            f"{whose} adds {point.value}, which is never used: gym-fed has {kind} {point.name!r} of its own"
+        ),
+        "ask the package's author for another name, or remove the package",
+    )
