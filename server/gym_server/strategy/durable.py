@@ -351,7 +351,7 @@ class DeltaSoup(Strategy):
             soups=fed.journal.soups(),
             recipe=recipe,
             codec=fed.config.codec,
-            plugins=plugins_of(fed.config.recipe, fed.config.codec),
+            plugins=plugins_of(recipe, fed.config.codec),
             max_update_bytes=fed.config.admission.max_update_bytes,
             deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
             secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
