@@ -6,9 +6,9 @@ The base has the sizes of SmolLM2-135M (with --quick: gym-nano, which shows the 
 the number format in which torch multiplies eight rows of 4096 x 4096 faster here. A variant changes every matrix,
 embedding and head too, by random codes. The peer is the same step with the delta decoded once and kept as dense
 matrices of that format, which is how codec `dense` is served. Steps are a new token of one request, of eight requests
-of one variant, and a prompt of 512 tokens; all on one thread, in turns, so that a slow moment meets all alike. A time
-is the median, and the spread the least and most, of its turns. Which form multiplied is asserted by what the model
-counts.
+of one variant, and a prompt of 512 tokens; all on one thread, in turns, so that a slow moment meets all alike. Times
+are CPU time of the process, which leaves out what other processes of the machine take: the median, and as spread the
+least and most, of the turns. Which form multiplied is asserted by what the model counts.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     console.print(table(sides, base))
     console.print(
-        f"{shown}, {spec.num_parameters:,} parameters in {str(dtype).removeprefix('torch.')}; one thread; "
+        f"{shown}, {spec.num_parameters:,} parameters in {str(dtype).removeprefix('torch.')}; one thread, CPU time; "
         f"sign kernels: {kernels.describe()}"
     )
     report.finish(arguments)
@@ -137,10 +137,10 @@ def side(mixed: MixedModel, spec: BaseSpec, name: str, params: dict[str, Any], f
             kept = get_codec(name).normalise(params, shape)
             entries.append(DeltaEntry(tensor, shape, name, kept, partial(random_payload, name, shape, kept)))
     size = write_delta(file, entries, spec).size_bytes
-    started = time.perf_counter()
+    started = time.process_time()
     with DeltaFile.open(file) as delta:
         variant = loaded_variant(name, delta, mixed.layout, delta.sha256())
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     file.unlink()
     return Side(name + "".join(f", {k} {v}" for k, v in params.items()), variant, size, seconds)
 
@@ -187,10 +187,10 @@ def require_form(what: Side | None, ran: dict[tuple[str, str], int], step: str) 
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    started = time.perf_counter()
+    """Seconds of CPU time of one call."""
+    started = time.process_time()
     function()
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def table(sides: list[Side], base: dict[str, list[float]]) -> Table:
