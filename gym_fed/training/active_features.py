@@ -14,7 +14,17 @@ _OFF = (None, False, "no", "auto")
 
 
 def active_features(config: TrainingConfig) -> dict[str, Feature]:
-    """The features whose keys are on, by name, in alphabetical order."""
+    """The features whose keys are on, by name, in alphabetical order.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` for one of another package that cannot be used, or whose key means something
+            else already.
+    """
+    for name in set(FEATURES.names()) - set(FEATURES.own()):
+        if name in type(config).model_fields:
+            raise FEATURES.broken(
+                f"feature {name!r}: its key is one of ours", "remove the package that brings it"
+            )
     return {name: FEATURES.new(name) for name in FEATURES.names() if getattr(config, name, None) not in _OFF}
 
 

@@ -16,6 +16,7 @@ from gym_fed.data.generated import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, FEATURES, OPTIMIZERS, TUNING
 from gym_fed.models import load_model
+from gym_fed.training.checks import check_config
 from gym_fed.training.trainer import Trainer
 from tests.support import more_training
 from tests.support.installed import install
@@ -163,3 +164,25 @@ def test_a_run_with_members_of_a_package_alone_trains_what_they_say(tiny_base: P
     )
     assert kept["weighed_sft"]["beta"] == 2.0
     assert kept["norms"] == {"also": ["lm_head"]}
+
+
+def test_a_feature_whose_key_means_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, {"gym_fed.features": {"seed": f"{HERE}:Loud"}})
+    with pytest.raises(GymError, match="feature 'seed': its key is one of ours"):
+        check_config(read(tmp_path, "model: gym-nano\n"))
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("optimizer_args", "optimizer_args: {eps: 1e-8}"),
+        ("adam_beta1", "adam_beta1: 0.8"),
+        ("lora.loraplus_lr_ratio", "finetuning: lora\nlora: {loraplus_lr_ratio: 4}"),
+    ],
+)
+def test_what_an_installed_optimiser_does_not_read_is_refused(tmp_path: Path, key: str, text: str) -> None:
+    settings = read(tmp_path, f"model: gym-nano\noptimizer: sign_sgd\n{text}\n")
+    with pytest.raises(GymError, match=key):
+        check_config(settings)

@@ -9,13 +9,8 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.optimizers._made import (
-    MadeOptimizer,
-    imported,
-    refuse_adapters,
-    refuse_loraplus,
-    split,
-)
+from gym_fed.training.optimizers._made import MadeOptimizer, imported, refuse_adapters, split
+from gym_fed.training.optimizers._refusals import refuse_loraplus
 
 # What the libraries tell apart; anything else fails in the middle of a step, or moves nothing.
 _CHOICES = {

@@ -12,14 +12,8 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.optimizers._made import (
-    MadeOptimizer,
-    called,
-    check_known,
-    imported,
-    refuse_adapters,
-    split,
-)
+from gym_fed.training.optimizers._made import MadeOptimizer, called, imported, refuse_adapters, split
+from gym_fed.training.optimizers._refusals import check_known
 from gym_fed.training.requirements import require_package
 
 _MODES = ("descending", "ascending", "random", "fixed")

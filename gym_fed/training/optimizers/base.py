@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
+from gym_fed.training.optimizers._refusals import check_known, refuse_betas, refuse_loraplus
 
 
 class OptimizerChoice:
@@ -31,9 +32,15 @@ class OptimizerChoice:
     def check(self, config: TrainingConfig) -> None:
         """Refuse what this optimiser, machine or installation cannot honour, before anything is loaded.
 
+        One that reads ``optimizer_args``, the betas or LoRA+'s ratio overrides this: here they are refused, so that
+        none is given for nothing.
+
         Raises:
             GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
         """
+        check_known(config, [])
+        refuse_betas(config)
+        refuse_loraplus(config)
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
         """Keyword arguments for ``transformers.TrainingArguments`` (``optim``, ``optim_args``, ...)."""
