@@ -42,7 +42,7 @@ def run(base: Path, folder: Path, **changes: Any) -> Any:
 
 def test_every_feature_is_a_key_and_is_off_by_default() -> None:
     assert set(FEATURES.own()) <= set(TrainingConfig.model_fields)
-    assert active_features(TrainingConfig()) == []
+    assert active_features(TrainingConfig()) == {}
 
 
 def test_bf16_computes_in_16_bits_and_keeps_weights_in_32(tiny_base: Path, tmp_path: Path) -> None:
