@@ -2,44 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from gym_quant.registry import CODECS
 from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
+from gym_fed.config.member import MemberOf
 
-LevelName = Literal["int8", "int4", "int2", "ternary", "binary"]
-PartCodec = Literal["same", "bitdelta", "bitdelta-row", "int8", "int4", "int2", "ternary", "binary", "dense"]
+if TYPE_CHECKING:
+    from gym_quant.codec import Codec
 
-_LEVELS = ("int8", "int4", "int2", "ternary", "binary")
+ROW = "-row"
+"""Behind a codec's name: it has a scale for each row, whatever ``group_size`` is."""
+
+
+class _Part(MemberOf):
+    """Any codec, or one with ``-row`` behind it."""
+
+    def words(self) -> tuple[str, ...]:
+        return (*super().words(), *(f"{name}{ROW}" for name in self.kind.names()))
+
+
+MatrixCodec = Annotated[str, MemberOf(CODECS, ("auto", "as-merged"))]
+PartCodec = Annotated[str, _Part(CODECS, ("same",))]
+MenuCodec = Annotated[str, _Part(CODECS)]
+SmallCodec = Annotated[str, MemberOf(CODECS)]
+FactorCodec = Annotated[str, MemberOf(CODECS, ("auto", "bfloat16", "float32"))]
+
 _PLAIN_FACTORS = ("bfloat16", "float32")
+
+
+def codec_of(word: str) -> str:
+    """The codec that a word such as ``int4-row`` names."""
+    return word.removesuffix(ROW)
 
 
 class CodecPolicy(StrictModel):
     """Codec policy of a contributor's update, or of a soup."""
 
-    codec: Literal[LevelName, "auto", "bitdelta", "dense", "lora", "as-merged"] = "bitdelta"
-    """Codec of matrices: sign bits, the values themselves, the factors of a truncated SVD, or 8 to 1 bits a weight on
-    a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge gives factors that are smaller than
+    codec: MatrixCodec = "bitdelta"
+    """Codec of matrices, ours or of an installed package: sign bits, the values themselves, the factors of a truncated
+    SVD, or 8 to 1 bits a weight on a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge gives factors that are smaller than
     the values, exactly but for ``factors``; the values themselves everywhere else. ``auto`` is sign bits, or, with
     ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
 
     embeddings: PartCodec = "same"
     """Codec of embedding tables (told by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them);
-    all but ``same`` have a scale for each row, a token, unless ``group_size`` is a number. ``bitdelta-row`` always
-    has row scales."""
+    grids have a scale for each row, a token, unless ``group_size`` says otherwise. With ``-row`` behind the name, as in
+    ``bitdelta-row``, any codec with scales has one for each row."""
 
     head: PartCodec = "same"
     """Codec of an output head with weights of its own (``lm_head``, ``embed_out``); as ``embeddings``."""
 
-    small_tensors: Literal["dense", "bitdelta", "int8", "int4"] = "dense"
+    small_tensors: SmallCodec = "dense"
     """Codec of norms, biases and all else that is one-dimensional or at most ``small_max_elements`` large."""
 
     small_max_elements: Annotated[int, Field(ge=0)] = 256
     """Up to how many elements a matrix counts as small."""
 
     symmetric: bool = True
-    """Grids of int8 to binary: levels evenly about zero, or with an offset (ternary: a scale for each sign)."""
+    """Grids, int8 to binary: levels evenly about zero, or with an offset (ternary: a scale for each sign)."""
 
     group_size: Annotated[int, Field(ge=8)] | Literal["tensor", "row", "auto"] | None = None
     """Columns that share a scale; ``row`` for one scale a row, ``tensor`` for one in all. Absent is ``tensor`` for
@@ -60,9 +83,9 @@ class CodecPolicy(StrictModel):
     """Number format of dense tensors."""
 
     lora_rank: Annotated[int, Field(ge=1)] | None = None
-    """lora: rank of the factors; required there."""
+    """lora, or another codec of factors: their rank; required there."""
 
-    factors: Literal[LevelName, "auto", "bfloat16", "float32"] = "bfloat16"
+    factors: FactorCodec = "bfloat16"
     """How factors are written, of codec ``lora`` and of LoRA fine-tunes: as they are (``float32`` for a product that is
     right to 1e-6), in one of the grids, or ``auto``: for every singular component of the product the grid that keeps
     the most within ``factor_bits``."""
@@ -88,15 +111,30 @@ class CodecPolicy(StrictModel):
     error_feedback: bool = True
     """Add what one round's encoding lost to the next round's delta."""
 
+    _rank_is_needed: ClassVar[bool] = True
+
     @property
     def quantises_factors(self) -> bool:
         """Whether LoRA factors lose enough for error feedback to matter."""
         return self.factors not in _PLAIN_FACTORS
 
-    def _codecs(self) -> set[str]:
-        """Everything a full delta may be written with."""
-        wanted = {self.codec, self.small_tensors, self.embeddings, self.head} - {"same"}
-        return {name.removesuffix("-row") for name in wanted}
+    def _used(self) -> list[type[Codec]]:
+        """The codecs that a full delta may be written with; imports them."""
+        words = {self.codec, self.small_tensors, self.embeddings, self.head} - {"same", "as-merged"}
+        return [CODECS.type_of(codec_of(word)) for word in sorted(words - {"auto"})]
+
+    def _belongs(self, key: str, fact: str, auto: bool = True) -> None:
+        """Refuse a key that no codec of this policy reads; ``auto`` says whether the codec ``auto`` does."""
+        used = self._used()
+        if (auto and self.codec == "auto") or any(getattr(codec, fact) for codec in used):
+            return
+        names = sorted({codec.name for codec in used})
+        raise ValueError(f"{key}, which {self.codec!r} does not have (in use: {', '.join(names) or 'none'})")
+
+    def _differs(self, *keys: str) -> bool:
+        """Whether one of the keys is not at its default; what a codec is, is only looked up then."""
+        fields = type(self).model_fields
+        return any(getattr(self, key) != fields[key].default for key in keys)
 
     @model_validator(mode="before")
     @classmethod
@@ -112,31 +150,38 @@ class CodecPolicy(StrictModel):
                 "codec 'as-merged' loses nothing but rounding, and a residual is no product of factors; "
                 "set error_feedback: false"
             )
-        if self.max_bits_per_weight is not None and not self.error_feedback:
+        if self.max_bits_per_weight is not None and not self.error_feedback and self.codec != "auto":
             raise ValueError(
                 "max_bits_per_weight leaves tensors out of the file, which loses them for good without "
-                "error_feedback; set error_feedback: true or remove the budget"
+                "error_feedback; set error_feedback: true or codec: auto, or remove the budget"
             )
-        used = self._codecs()
-        if not used & {"bitdelta", "auto", *_LEVELS} and (
-            self.group_size is not None or self.scale_dtype != "float32"
-        ):
-            raise ValueError(
-                f"group_size and scale_dtype belong to bitdelta and the grids ({', '.join(_LEVELS)}), none of which "
-                f"codec {self.codec!r} uses"
-            )
-        if not self.symmetric and not used & {"auto", *_LEVELS}:
-            raise ValueError(
-                f"symmetric belongs to {', '.join(_LEVELS)} and auto, which this policy does not use"
-            )
-        if (self.codec == "lora") != (self.lora_rank is not None):
-            raise ValueError("lora_rank is required for codec 'lora' and belongs to no other")
+        if self._differs("group_size", "scale_dtype"):
+            self._belongs("group_size and scale_dtype belong to codecs with scales", "has_scales")
+        if self._differs("symmetric"):
+            self._belongs("symmetric belongs to codecs with offsets (the grids)", "has_offsets")
+        if self._differs("lora_rank"):
+            self._belongs("lora_rank belongs to codecs of factors", "low_rank", auto=False)
+        elif self._rank_is_needed:
+            for key in ("codec", "embeddings", "head"):
+                word = codec_of(getattr(self, key))
+                if self._differs(key) and word in CODECS and CODECS.type_of(word).low_rank:
+                    raise ValueError(f"lora_rank is required for codec {word!r}")
+        if self._differs("small_tensors") and not CODECS.type_of(self.small_tensors).for_small:
+            raise ValueError(f"small_tensors: codec {self.small_tensors!r} is not for small tensors")
+        for word in (self.embeddings, self.head):
+            if word.endswith(ROW) and not CODECS.type_of(codec_of(word)).has_scales:
+                raise ValueError(f"{word!r}: codec {codec_of(word)!r} has no scales to give each row one")
+        if self.factors not in (*_PLAIN_FACTORS, "auto"):
+            from gym_quant.sides import FACTOR_CODECS
+
+            if self.factors not in FACTOR_CODECS:
+                raise ValueError(f"factors: codec {self.factors!r} is not for factors")
         if self.factor_bits is not None and self.factors != "auto":
             raise ValueError(f"factor_bits belongs to factors 'auto', not to {self.factors!r}")
-        if self.distill_steps and not used & {"bitdelta", "auto", *_LEVELS}:
-            raise ValueError(f"distill_steps trains scales, of which codec {self.codec!r} has none")
-        if self.scale_gain != 1.0 and not used & {"bitdelta", "auto"}:
-            raise ValueError(f"scale_gain belongs to bitdelta, which codec {self.codec!r} does not use")
+        if self._differs("distill_steps"):
+            self._belongs("distill_steps trains scales", "has_scales")
+        if self._differs("scale_gain"):
+            self._belongs("scale_gain belongs to codecs of mean magnitudes", "takes_gain")
         if self.scale_gain != 1.0 and self.distill_steps:
             raise ValueError("distill_steps trains the scales that scale_gain sets; use one of them")
         if self.distill_bits and not self.distill_steps:

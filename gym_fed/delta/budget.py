@@ -1,80 +1,132 @@
-"""Which tensors fit a byte budget for the whole file: those that keep the most energy.
+"""Which tensors, and in which codec, fit a byte budget for the whole file: the choice that loses the least.
 
-A kind of top-k sparsification with whole tensors as the unit (Stich et al. 2018, "Sparsified SGD with
-Memory"): what is left out stays in the residual, where it grows until its turn comes.
+A tensor's options are its codecs and, where a residual keeps it for the next round, to be left out (a kind of top-k
+sparsification with whole tensors as the unit; Stich et al. 2018, "Sparsified SGD with Memory").
+``gym_quant.allocation`` spends the budget along the convex hulls of error over bytes. What a codec loses is measured,
+not assumed: a tensor is encoded with it, on a sample of its rows where it is large. Where the mean squares of a layer's
+inputs are known it is the error of the layer's output (``gym_quant.calibration.output_error``), and where the
+divergence of the predictions is measured (``Sensitivity``), errors are in those units.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
+import torch
+from gym_quant.calibration import output_error
+from gym_quant.codec import as_matrix
+from gym_quant.allocation import Picks, allocate
+from gym_quant.registry import get_codec
+from torch import Tensor
+
+from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.layout import Layout, header_bytes
 from gym_fed.delta.manifest import Manifest
-from gym_fed.delta.policy import Choice
+from gym_fed.delta.policy import Choice, choice_of, choose
 from gym_fed.errors import ErrorCode, GymError
 
-_SPARED = 8
-"""How many of those that would be left out first are kept on trial, one more at each."""
+MENU = ("bitdelta", "bitdelta-row", "ternary", "int2", "int4", "int8", "dense")
+"""Codecs that ``auto`` weighs for a matrix, unless others are given."""
+
+Sensitivity: TypeAlias = Callable[[str, Tensor], float]
+"""Name of a tensor, and what a codec made of its delta, to what that costs while all others stay whole."""
+
+_SAMPLE = 1 << 18
+_TRIES = 8
 
 
-def fit_budget(
-    choices: Sequence[Choice],
-    energy: Mapping[str, float],
-    spec: BaseSpec,
-    extra: Mapping[str, str],
-    budget: int,
+@dataclass(frozen=True)
+class Candidate:
+    """A choice for a tensor and the error it leaves; no choice leaves the tensor in the residual."""
+
+    choice: Choice | None
+    error: float
+
+    @property
+    def payload_bytes(self) -> int:
+        return 0 if self.choice is None else self.choice.payload_bytes
+
+
+def candidates(
+    delta: Tensor,
+    choice: Choice,
+    policy: CodecPolicy,
+    importance: Tensor | None = None,
+    sensitivity: Sensitivity | None = None,
+    menu: Sequence[str] = MENU,
+) -> list[Candidate]:
+    """Every way to write a tensor that the policy leaves open, with its error.
+
+    The first is to leave it out, where the policy has error feedback. A tensor whose codec is given counts as kept
+    whole by it, but beside tensors whose codec is not.
+
+    Args:
+        delta: Its (error-corrected) delta.
+        choice: What ``choose`` gives it; of codec ``auto``, where no other key decides, the menu is weighed instead.
+        policy: With a budget.
+        importance: ``[in]`` or ``[in, in]`` moments of the layer's inputs, relative to other layers' as they are.
+        sensitivity: Measures what the smallest way costs; larger ones cost less in proportion to their error, since a
+            divergence grows with the square of a small change.
+        menu: Words for codecs.
+    """
+    whole = output_error(delta, torch.zeros_like(delta), importance)
+    left_out = [Candidate(None, whole)] if policy.error_feedback else []
+    if policy.codec != "auto":
+        return [*left_out, Candidate(choice, 0.0)]
+    name, ways = choice.record.name, [choice]
+    if choice.why.startswith("auto"):
+        ways = [choice_of(name, delta, word, policy, "auto") for word in menu]
+    rows, cols = as_matrix(tuple(delta.shape))
+    sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
+    share = rows / sample.shape[0]
+    found = [
+        *left_out,
+        *(Candidate(way, share * output_error(sample, _decoded(sample, way, importance), importance)) for way in ways),
+    ]
+    if sensitivity is None or len(found) == 1:
+        return found
+    worst = _decoded(delta.reshape(rows, cols), min(ways, key=lambda way: way.payload_bytes), importance)
+    lost = output_error(delta, worst.reshape(delta.shape), importance)
+    unit = sensitivity(name, worst.reshape(delta.shape)) / lost if lost else 0.0
+    return [replace(candidate, error=unit * candidate.error) for candidate in found]
+
+
+def fit(
+    options: Mapping[str, Sequence[Candidate]], spec: BaseSpec, extra: Mapping[str, str], max_bits_per_weight: float
 ) -> list[Choice]:
-    """The choices to write so that the file is at most ``budget`` bytes long.
-
-    Those with the least energy per payload byte are left out first; then, from the best of them down, each
-    that still fits into the gap comes back. That alone would leave out a large tensor, an embedding, where the budget
-    lacks a few bytes: so it is tried again with the first of those kept, then with the first two, and so on, and
-    what keeps the most energy is taken. Ties are settled by name, and by the fewest on trial.
+    """One candidate of every tensor so that the whole file, header too, is within the budget.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when not one tensor fits.
+        GymError: ``CONFIG_INVALID`` when not one tensor fits, or not all that may not be left out.
     """
-    ranked = sorted(choices, key=lambda c: (-energy[c.record.name] / max(1, c.payload_bytes), c.record.name))
-    if file_bytes(ranked, spec, extra) <= budget:
-        return ranked
-    best: list[Choice] = []
-    for spared in range(min(_SPARED, len(ranked))):
-        at = len(ranked) - spared
-        kept = _first_that_fit([*ranked[at:], *ranked[:at]], spec, extra, budget)
-        if _sum(kept, energy) > _sum(best, energy):
-            best = kept
-    if not best:
+    budget = math.floor(spec.num_parameters * max_bits_per_weight / 8)
+
+    def chosen(picks: Picks) -> list[Choice]:
+        found = (options[name][index].choice for name, index in picks.items())
+        return [choice for choice in found if choice is not None]
+
+    sizes = {name: [(c.payload_bytes, c.error) for c in found] for name, found in options.items()}
+    picks = allocate(sizes, budget, lambda picks: file_bytes(chosen(picks), spec, extra), _TRIES)
+    if picks is None and all(found[0].choice is not None for found in options.values()):
+        least = [min(found, key=lambda c: c.payload_bytes).choice for found in options.values()]
+        smallest = file_bytes([choice for choice in least if choice is not None], spec, extra)
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"max_bits_per_weight: {max_bits_per_weight} is {budget} bytes, and the smallest codecs take {smallest}",
+            f"raise it above {8 * smallest / spec.num_parameters:.2f}, or encode embeddings and norms smaller",
+        )
+    if options and (picks is None or not chosen(picks)):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"max_bits_per_weight allows {budget} bytes, in which not one tensor of {spec.model_name!r} fits",
             "raise max_bits_per_weight",
         )
-    return best
-
-
-def _first_that_fit(
-    ranked: Sequence[Choice], spec: BaseSpec, extra: Mapping[str, str], budget: int
-) -> list[Choice]:
-    """As many from the front as fit, and of the others each that fits into the gap."""
-    low, high = 0, len(ranked)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if file_bytes(ranked[:middle], spec, extra) <= budget else (low, middle)
-    kept = list(ranked[:low])
-    size = file_bytes(kept, spec, extra)
-    for candidate in ranked[low:]:
-        if size + candidate.payload_bytes <= budget:
-            grown = file_bytes([*kept, candidate], spec, extra)
-            if grown <= budget:
-                kept.append(candidate)
-                size = grown
-    return kept
-
-
-def _sum(choices: Sequence[Choice], energy: Mapping[str, float]) -> float:
-    return math.fsum(energy[choice.record.name] for choice in choices)
+    told = (_in_numbers(options[name], index) for name, index in (picks or {}).items())
+    return [choice for choice in told if choice is not None]
 
 
 def require_budget(
@@ -95,8 +147,39 @@ def require_budget(
         )
 
 
+def estimated_bytes(names: Iterable[str], policy: CodecPolicy, spec: BaseSpec) -> int:
+    """Size of the file that a policy makes of changed tensors, at most: before there are any values."""
+    empty = ((name, torch.empty(spec.shapes[name], device="meta")) for name in names)
+    size = file_bytes([choose(name, delta, policy) for name, delta in empty], spec, {})
+    if policy.max_bits_per_weight is None:
+        return size
+    budget = math.floor(spec.num_parameters * policy.max_bits_per_weight / 8)
+    return budget if policy.codec == "auto" else min(size, budget)
+
+
 def file_bytes(choices: Sequence[Choice], spec: BaseSpec, extra: Mapping[str, str]) -> int:
     """Exact size of the file that these choices make."""
     manifest = Manifest.of(spec.model_name, spec.digest, [c.record for c in choices], extra)
     layout = Layout.of(manifest.tensors)
     return len(header_bytes(manifest, layout)) + layout.data_bytes
+
+
+def _decoded(delta: Tensor, way: Choice, importance: Tensor | None) -> Tensor:
+    """What a codec makes of ``[rows, cols]``."""
+    codec, params = get_codec(way.record.codec), way.record.params
+    weighed = {"importance": importance} if codec.weighs_inputs else {}
+    encoded = codec.encode(delta, **weighed, **params)
+    return codec.decode(encoded.payload, tuple(delta.shape), encoded.params)
+
+
+def _in_numbers(found: Sequence[Candidate], index: int) -> Choice | None:
+    """The choice, with its reason in numbers where there was something to choose."""
+    choice = found[index].choice
+    if choice is None or choice.why != "auto":
+        return choice
+    bits = 8 * choice.payload_bytes / math.prod(choice.record.shape)
+    if found[0].choice is not None:
+        return replace(choice, why=f"auto: {bits:.2f} bits a weight; cost {found[index].error:.3g}")
+    lost = found[index].error / max(found[0].error, 1e-300)
+    why = f"auto: {bits:.2f} bits a weight leave {lost:.1%} of its energy; more is worth more elsewhere"
+    return replace(choice, why=why)

@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from gym_quant import CodecError, Encoded, Payload, get_codec
-from gym_quant.codec import check_finite, sum_of_squares
+from gym_quant.codec import CodecError, Encoded, Payload, check_finite, sum_of_squares
 from gym_quant.codecs.lora import Lora
-from gym_quant.levels import LevelCodec
+from gym_quant.registry import get_codec
 from torch import Tensor, nn
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec, Tensors, checked_tensors
-from gym_fed.delta.budget import fit_budget, require_budget
+from gym_fed.delta.budget import MENU, Candidate, Sensitivity, candidates, fit, require_budget
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.low_rank import Factors, plain_factors, quantise_factors
-from gym_fed.delta.mixed import Candidate, candidates, fit_mixed
-from gym_fed.delta.policy import Choice, choose
+from gym_fed.delta.policy import Choice, choose, parts_of
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 
@@ -97,7 +95,8 @@ def encode_delta(
     moments of layers' inputs by name of their weight (``gym_quant.calibration.collect_input_moments``): the grids
     of int8 to binary, and the choices of codec ``auto`` under a budget, then minimise the error of those layers'
     outputs instead of that of their weights. ``refine`` sees all tensors encoded at once and may better their scales
-    (``gym_fed.quantization.distiller``); what it changes is in the residual too.
+    (``gym_fed.quantization.distiller``); what it changes is in the residual too. Which tensors are embeddings and head
+    is read off the tuned model or the base where one is a module, or else off their names.
 
     Raises:
         GymError: ``BASE_MISMATCH`` when tensors differ from the base's, ``DELTA_INVALID`` for values that are
@@ -108,7 +107,9 @@ def encode_delta(
     def difference(name: str) -> Tensor:
         return new[name].to("cpu", torch.float32) - old[name].to("cpu", torch.float32)
 
-    return encode_source(difference, policy, out_path, spec, residual, extra, importance, refine)
+    model = next((given for given in (tuned, base) if isinstance(given, nn.Module)), None)
+    parts = parts_of(spec.shapes, model)
+    return encode_source(difference, policy, out_path, spec, residual, extra, importance, refine, parts=parts)
 
 
 def encode_source(
@@ -120,8 +121,16 @@ def encode_source(
     extra: Mapping[str, str] | None = None,
     importance: Mapping[str, Tensor] | None = None,
     refine: Refine | None = None,
+    *,
+    parts: Mapping[str, str] | None = None,
+    sensitivity: Sensitivity | None = None,
+    menu: Sequence[str] = MENU,
 ) -> EncodeReport:
-    """``encode_delta`` for deltas that come from anywhere; holds one tensor at a time."""
+    """``encode_delta`` for deltas that come from anywhere; holds one tensor at a time.
+
+    ``parts`` says what each tensor is (``parts_of``; absent, their names do), ``sensitivity`` measures what an encoding
+    costs, and ``menu`` names the codecs that ``auto`` weighs under a budget (``gym_fed.delta.budget``).
+    """
     if policy.error_feedback != (residual is not None):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -139,19 +148,18 @@ def encode_source(
     choices: dict[str, Choice] = {}
     energy: dict[str, float] = {}
     options: dict[str, list[Candidate]] = {}
-    mixed = policy.codec == "auto" and policy.max_bits_per_weight is not None
+    parts = parts_of(spec.shapes) if parts is None else parts
     for name in sorted(spec.shapes):
         delta = corrected(name)
-        energy[name] = _energy(name, delta)
-        choices[name] = choose(name, delta, policy)
-        if mixed and energy[name] > 0.0:
-            options[name] = candidates(name, delta, policy, _scaled(name, importance))
+        energy[name] = energy_of(name, delta)
+        choices[name] = choose(name, delta, policy, parts[name])
+        if policy.max_bits_per_weight is not None and energy[name] > 0.0:
+            weights = _relative(name, importance)
+            options[name] = candidates(delta, choices[name], policy, weights, sensitivity, menu)
     changed = [choice for name, choice in choices.items() if energy[name] > 0.0]
     kept = changed
     if policy.max_bits_per_weight is not None:
-        budget = math.floor(spec.num_parameters * policy.max_bits_per_weight / 8)
-        kept = fit_mixed(options, spec, extra or {}, budget) if mixed else []
-        kept = kept or fit_budget(changed, energy, spec, extra or {}, budget)
+        kept = fit(options, spec, extra or {}, policy.max_bits_per_weight)
         choices.update((choice.record.name, choice) for choice in kept)
 
     squares: list[float] = []
@@ -224,7 +232,7 @@ def lora_delta(
         entries.append(DeltaEntry.of(name, delta, "dense", dtype=dtype))
         size = get_codec("dense").payload_bytes(tuple(delta.shape), entries[-1].params)
         why = "factors would be no smaller than the values"
-        reports.append(TensorReport(name, "dense", why, size, _energy(name, delta)))
+        reports.append(TensorReport(name, "dense", why, size, energy_of(name, delta)))
     if policy is not None and policy.max_bits_per_weight is not None:
         require_budget(
             [found.choice for found in written.values()], spec, extra or {}, policy.max_bits_per_weight
@@ -236,7 +244,7 @@ def lora_delta(
     )
 
 
-def _scaled(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
+def _relative(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
     """A layer's second moments, in units of their mean over all layers; so a tensor without any counts as average."""
     if not importance or name not in importance:
         return None
@@ -245,7 +253,12 @@ def _scaled(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None
     return importance[name] / mean if mean > 0.0 else None
 
 
-def _energy(name: str, delta: Tensor) -> float:
+def energy_of(name: str, delta: Tensor) -> float:
+    """Squared norm of a delta.
+
+    Raises:
+        GymError: ``DELTA_INVALID`` naming the tensor whose values are not finite.
+    """
     try:
         check_finite(delta, "delta")
     except CodecError as error:
@@ -262,12 +275,12 @@ def _coded(kept: Sequence[Choice], corrected: DeltaSource, write: Write) -> Code
 
 def _encode(choice: Choice, delta: Tensor, importance: Mapping[str, Tensor], gain: float) -> Encoded:
     record, codec = choice.record, get_codec(choice.record.codec)
-    weighed = {"importance": importance.get(record.name)} if isinstance(codec, LevelCodec) else {}
+    weighed = {"importance": importance.get(record.name)} if codec.weighs_inputs else {}
     try:
         encoded = codec.encode(delta, **weighed, **record.params)
-        if gain == 1.0 or record.codec != "bitdelta":
+        if gain == 1.0 or not codec.takes_gain:
             return encoded
-        payload = {**encoded.payload, "scales": encoded.payload["scales"] * gain}
+        payload = codec.scaled(encoded.payload, record.shape, encoded.params, gain)
         codec.check(payload, record.shape, encoded.params)
         return Encoded(encoded.params, payload)
     except CodecError as error:

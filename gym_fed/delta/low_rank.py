@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from gym_quant import CodecError, Encoded, Payload
 from gym_quant.codec import check_finite
-from gym_quant.codecs.lora import Lora
+from gym_quant.codecs.lora import Lora, against_sign_bits, factor_budget
 from gym_quant.factors import Components, components_of_matrix, components_of_product, plan_factors
 from gym_quant.sides import GROUP
 from torch import Tensor
@@ -19,7 +19,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.manifest import TensorRecord
-from gym_fed.delta.policy import FACTOR_BITS, Choice, against_sign_bits
+from gym_fed.delta.policy import Choice
 from gym_fed.errors import ErrorCode, GymError
 
 Factors: TypeAlias = "tuple[Tensor, Tensor, float]"
@@ -65,12 +65,12 @@ def quantise_factors(
     plans = {name: (len(found.values), str(policy.factors)) for name, found in components.items()}
     if policy.factors == "auto":
         elements = sum(a.numel() + b.numel() for a, b, _ in factors.values())
-        bits = policy.factor_bits or FACTOR_BITS
-        plans = plan_factors(components, int(bits * elements / 8), group)
+        budget = factor_budget(policy.factor_bits, elements)
+        plans = plan_factors(components, budget, group)
         if not plans and any(bool(found.values.any()) for found in components.values()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"factor_bits {bits} allow {int(bits * elements / 8)} bytes, in which not one component of "
+                f"factor_bits allows {budget} bytes, in which not one component of "
                 f"{spec.model_name!r} fits",
                 "raise factor_bits",
             )

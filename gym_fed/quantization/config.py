@@ -1,45 +1,35 @@
-"""Settings of the quantisers. No torch here."""
+"""Settings of the quantisers: codec policies with calibration text. No torch here."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from gym_fed.config.base import StrictModel
-
-EmbeddingCodec = Literal["int8", "int4", "bitdelta-row", "bitdelta", "dense"]
-"""Codec of embeddings and head: rows of int8 or int4, signs with a scale a row or a tensor, or bfloat16."""
-
-NormCodec = Literal["dense", "int8", "bitdelta"]
-"""Codec of norms, biases and all else that is one-dimensional: bfloat16, int8, or signs with one scale."""
+from gym_fed.config.delta import CodecPolicy, MenuCodec, PartCodec, SmallCodec
 
 
 class QuantMethod(Enum):
-    """DeltaQuant's codecs; the value is the codec's name."""
+    """DeltaQuant's codecs, the smallest first; the value is the codec's name."""
 
+    BINARY = "binary"
+    TERNARY = "ternary"
     INT2 = "int2"
     INT4 = "int4"
     INT8 = "int8"
-    BINARY = "binary"
-    TERNARY = "ternary"
 
 
-class QuantizerConfig(StrictModel):
-    """What both quantisers share: calibration text, distillation, safety."""
+class Calibration(StrictModel):
+    """What may be done for a file with text of one's own, and with models that were aligned."""
 
-    embeddings: EmbeddingCodec = "int8"
-    """Codec of the embeddings, and of the head where it is not tied to them."""
-
-    norms: NormCodec = "dense"
-    """Codec of one-dimensional tensors."""
-
-    scale_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Number format of the scales."""
-
-    distill_steps: Annotated[int, Field(ge=0)] = 0
+    distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps of scale distillation against the tuned model's logits; 0 for none."""
+
+    distill_bits: bool = False
+    """Train the bits of ``bitdelta`` tensors beside the scales. Beyond BitDelta: the bits are then no longer all the
+    signs of the delta, and more of the fine-tune is kept in the same bytes."""
 
     distill_loss: Literal["mse", "kl"] = "kl"
     """``mse`` of the logits, as in BitDelta's paper, or ``kl``, the divergence of what the models predict."""
@@ -49,10 +39,6 @@ class QuantizerConfig(StrictModel):
 
     distill_batch: Annotated[int, Field(ge=1)] = 4
     """Sequences a step."""
-
-    distill_bits: bool = False
-    """Train the bits of ``bitdelta`` tensors beside the scales. Beyond BitDelta: the bits are then no longer all the
-    signs of the delta, and more of the fine-tune is kept in the same bytes."""
 
     distill_bits_lr: Annotated[float, Field(gt=0)] = 1e-2
     """Peak learning rate of the numbers whose signs are the bits, in units of the scale."""
@@ -74,7 +60,7 @@ class QuantizerConfig(StrictModel):
     """``fast``: V V^T / |V|, the paper's choice. ``exact``: the orthogonal projection onto V's columns."""
 
     @model_validator(mode="after")
-    def _distillation_has_text(self) -> QuantizerConfig:
+    def _distillation_has_text(self) -> Self:
         if self.distill_steps and not self.calibration_samples:
             raise ValueError(
                 f"distill_steps: {self.distill_steps} needs text; set calibration_samples above 0"
@@ -84,40 +70,91 @@ class QuantizerConfig(StrictModel):
         return self
 
 
-class BitDeltaConfig(QuantizerConfig):
-    """BitDelta (Liu et al. 2024): signs and scales for matrices, distilled; other codecs for the rest."""
+class CalibratedPolicy(CodecPolicy, Calibration):
+    """A codec policy for one file by itself, with calibration."""
+
+    _rank_is_needed: ClassVar[bool] = False
+
+    error_feedback: Literal[False] = False  # type: ignore[assignment]
+    """There is no next round to which what was lost could be added."""
+
+    menu: tuple[MenuCodec, ...] | None = None
+    """codec auto with ``max_bits_per_weight``: the codecs to choose from; absent are all of ours."""
+
+    @model_validator(mode="after")
+    def _one_file_by_itself(self) -> Self:
+        if self.codec == "as-merged":
+            raise ValueError("codec 'as-merged' is for soups alone")
+        if self.menu is not None and (not self.menu or self.max_bits_per_weight is None):
+            raise ValueError("menu names the codecs for a budget; set codec: auto and max_bits_per_weight")
+        return self
+
+
+class _Method(Calibration):
+    """Words that a method of its own has for a policy's keys; the defaults are the policy's."""
+
+    group_size: Annotated[int, Field(ge=8)] | Literal["row"] | None = None
+    """Columns that share a scale; ``row`` for one scale a row."""
+
+    scale_dtype: Literal["float32", "bfloat16"] = CodecPolicy.model_fields["scale_dtype"].default
+    """Number format of the scales."""
+
+    embeddings: PartCodec = CodecPolicy.model_fields["embeddings"].default
+    """Codec of the embeddings, and of a head that is not tied to them."""
+
+    norms: SmallCodec = CodecPolicy.model_fields["small_tensors"].default
+    """Codec of norms, biases and all else that is small."""
+
+    def policy(self) -> CalibratedPolicy:
+        """The same settings under a policy's keys."""
+        shared = {key: value for key, value in self if key in CalibratedPolicy.model_fields}
+        return CalibratedPolicy(
+            **{**shared, "head": self.embeddings, "small_tensors": self.norms, **self._own()}
+        )
+
+    def _own(self) -> dict[str, Any]:
+        """Keys of the policy that only this method decides."""
+        return {}
+
+    @model_validator(mode="after")
+    def _is_a_policy(self) -> Self:
+        if self.model_fields_set:
+            self.policy()
+        return self
+
+
+class BitDeltaConfig(_Method):
+    """BitDelta (Liu et al. 2024): signs and scales for matrices, distilled; a policy's codecs for the rest."""
 
     bits: Literal[1] = 1
     """Bits a weight of a matrix."""
 
-    group_size: Annotated[int, Field(ge=8)] | Literal["row"] | None = 128
-    """Columns that share a scale; ``row`` for one scale a row, None for one a tensor, as in the paper."""
-
-    distill_steps: Annotated[int, Field(ge=0)] = 100
+    distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 100
     """Steps of scale distillation against the tuned model's logits; 0 for none. The paper takes 200."""
 
 
-class DeltaQuantConfig(QuantizerConfig):
+class DeltaQuantConfig(_Method):
     """DeltaQuant: evenly spaced, ternary or binary levels, calibrated by the layers' inputs."""
 
     method: QuantMethod = QuantMethod.INT4
-    """Codec of matrices."""
+    """Codec of matrices. With ``max_bits_per_weight`` it is the most that a matrix may get: bits go where the
+    calibration text says that they lower the layers' output error most."""
 
     per_channel: bool = True
     """A scale for each row (output channel); otherwise one a tensor."""
 
-    group_size: Annotated[int, Field(ge=8)] | None = None
-    """Columns that share a scale, instead of a whole row."""
-
     symmetric: bool = True
     """Levels around zero; otherwise each group has an offset too."""
 
-    embeddings: EmbeddingCodec | Literal["same"] = "same"  # type: ignore[assignment]
-    """Codec of the embeddings and the head; ``same`` as other matrices."""
-
     max_bits_per_weight: Annotated[float, Field(gt=0)] | None = None
-    """Budget for the whole file. With it ``method`` is the most a matrix may get: bits go where the calibration
-    text says that they lower the layers' output error most."""
+    """Budget for the whole file."""
+
+    def _own(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"codec": self.method.value}
+        if self.max_bits_per_weight is not None:
+            names = [method.value for method in QuantMethod]
+            values = {"codec": "auto", "menu": tuple(names[: names.index(self.method.value) + 1])}
+        return values if self.per_channel else {**values, "group_size": "tensor"}
 
     @model_validator(mode="after")
     def _groups_are_of_channels(self) -> DeltaQuantConfig:

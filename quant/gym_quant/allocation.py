@@ -9,38 +9,102 @@ true optimum of the whole budget by less than the one step that did not fit.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 Option = tuple[int, float]
 """Bytes of a payload, and the squared error it leaves."""
 
 
-def allocate(options: Mapping[str, Sequence[Option]], budget_bytes: int) -> dict[str, int] | None:
+Picks = dict[str, int]
+"""Name to the index of its option."""
+
+_Step = tuple[float, str, int]
+"""Minus what a byte removes, the name, and how far along its hull the step begins."""
+
+
+def allocate(
+    options: Mapping[str, Sequence[Option]],
+    budget_bytes: int,
+    size: Callable[[Picks], int] | None = None,
+    tries: int = 1,
+) -> Picks | None:
     """Choose one option of every tensor.
 
     Args:
         options: Name to the tensor's options; errors must be finite.
         budget_bytes: What all chosen options together may take.
+        size: What they take, where that is more than their sum: of a whole file, for one. It grows with every step.
+        tries: Where a large tensor's first step lacks a few bytes, all others go on and it stays as it was. So it is
+            tried again with the worst first step taken at once, then with the two worst, and so on, in all so many
+            times; of all results the one with the least error counts, of equals the first.
 
     Returns:
         Name to the index of its option, or None when not even the smallest options fit together.
     """
     hulls = {name: hull(found) for name, found in options.items()}
-    at = dict.fromkeys(hulls, 0)
-    spent = sum(options[name][steps[0]][0] for name, steps in hulls.items())
-    if spent > budget_bytes:
+    plan = _Plan(options, hulls, budget_bytes, size)
+    if plan.size(dict.fromkeys(hulls, 0)) > budget_bytes:
         return None
     steps = sorted(
         (-_gain(options[name], here, there), name, place)
         for name, steps in hulls.items()
         for place, (here, there) in enumerate(itertools.pairwise(steps))
     )
-    for _, name, place in steps:
-        found, path = options[name], hulls[name]
-        more = found[path[place + 1]][0] - found[path[place]][0]
-        if at[name] == place and spent + more <= budget_bytes:
-            at[name], spent = place + 1, spent + more
-    return {name: hulls[name][place] for name, place in at.items()}
+    if plan.size(plan.after(steps)) <= budget_bytes:
+        return plan.picks(plan.after(steps))
+    first = [step for step in steps if step[2] == 0]
+    best, most = plan.picks({}), 0.0
+    for taken in range(min(tries, max(1, len(first)))):
+        at_once = first[len(first) - taken :]
+        found = plan.picks(plan.filled([*at_once, *(step for step in steps if step not in at_once)]))
+        removed = math.fsum(options[n][hulls[n][0]][1] - options[n][i][1] for n, i in found.items())
+        if removed > most:
+            best, most = found, removed
+    return best
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Walks along hulls; ``at`` says how far for each name, and 0 where it is absent."""
+
+    options: Mapping[str, Sequence[Option]]
+    hulls: Mapping[str, list[int]]
+    budget_bytes: int
+    measure: Callable[[Picks], int] | None
+
+    def picks(self, at: Picks) -> Picks:
+        return {name: path[at.get(name, 0)] for name, path in self.hulls.items()}
+
+    def size(self, at: Picks) -> int:
+        picks = self.picks(at)
+        if self.measure is not None:
+            return self.measure(picks)
+        return sum(self.options[name][index][0] for name, index in picks.items())
+
+    def after(self, steps: Sequence[_Step]) -> Picks:
+        return {name: place + 1 for _, name, place in steps}
+
+    def filled(self, steps: Sequence[_Step]) -> Picks:
+        """As many steps from the front as fit, and of the others each that fits into the gap."""
+        low, high = 0, len(steps)
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.size(self.after(steps[:middle])) <= self.budget_bytes
+            low, high = (middle, high) if fits else (low, middle)
+        at = self.after(steps[:low])
+        spent = self.size(at)
+        for _, name, place in steps[low:]:
+            found, path = self.options[name], self.hulls[name]
+            more = found[path[place + 1]][0] - found[path[place]][0]
+            if at.get(name, 0) == place and spent + more <= self.budget_bytes:
+                grown = {**at, name: place + 1}
+                if self.measure is None:
+                    at, spent = grown, spent + more
+                elif (whole := self.size(grown)) <= self.budget_bytes:
+                    at, spent = grown, whole
+        return at
 
 
 def hull(found: Sequence[Option]) -> list[int]:

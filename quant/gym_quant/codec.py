@@ -85,6 +85,25 @@ class Codec(ABC):
     """Parameters with which a soup may be written small (``gym_fed.soup.compact``); ``ROW`` is as many columns as a row
     has."""
 
+    has_scales: ClassVar[bool] = False
+    """Whether its payload has a field ``scales`` that its values are multiples of: a policy's ``group_size`` and
+    ``scale_dtype`` count then, and distillation trains them."""
+
+    has_offsets: ClassVar[bool] = False
+    """Whether a policy's ``symmetric: false`` counts."""
+
+    takes_gain: ClassVar[bool] = False
+    """Whether a policy's ``scale_gain`` counts: its scales are mean magnitudes, which make an update shorter."""
+
+    weighs_inputs: ClassVar[bool] = False
+    """Whether ``encode`` takes ``importance``, second moments of the layer's inputs."""
+
+    for_small: ClassVar[bool] = False
+    """Whether it may write norms, biases and other small tensors."""
+
+    low_rank: ClassVar[bool] = False
+    """Whether it writes factors, of a rank that a policy has to name."""
+
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         """Check parameters for a tensor of ``shape`` and return them without those that equal the default.
@@ -222,10 +241,48 @@ class Codec(ABC):
 
         return ResidentFactors(payload, rows, cols, decode, device, self.scaling(params))
 
+    def parameters(
+        self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
+    ) -> tuple[Params, str]:
+        """Parameters for one tensor under a codec policy, and what about the values decided them, in words.
+
+        Args:
+            words: The policy's keys, as in ``gym_fed.config.delta.CodecPolicy``; a codec looks at those it knows.
+            shape: Of the tensor.
+            delta: Its values, float32 on the CPU; None while they are not known: then what takes the most bytes.
+
+        Raises:
+            Unsuited: When another codec should write this tensor.
+        """
+        del words, delta
+        return self.normalise({}, shape), ""
+
     def payload_bytes(self, shape: Shape, params: Params) -> int:
         """Size of the payload in bytes."""
         spec = self.payload_spec(shape, params).values()
         return sum(dtype.itemsize * math.prod(field) for dtype, field in spec)
+
+
+class Unsuited(CodecError):
+    """A tensor that a codec had better not write; ``instead`` is the name of one that should, the message says why."""
+
+    def __init__(self, why: str, instead: str) -> None:
+        super().__init__(why)
+        self.instead = instead
+
+
+def columns_of(words: Mapping[str, Any], cols: int, otherwise: int | None) -> int | None:
+    """Columns that share a scale by a policy's ``group_size``; None is all of the tensor.
+
+    Args:
+        words: The policy's keys.
+        cols: Columns of the tensor.
+        otherwise: Where the policy names none, or leaves it to the codec (``auto``).
+    """
+    size = words.get("group_size")
+    if isinstance(size, int):
+        return size
+    return {"row": cols, "tensor": None}.get(size or "", otherwise)
 
 
 def as_matrix(shape: Shape) -> tuple[int, int]:

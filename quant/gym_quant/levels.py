@@ -28,6 +28,7 @@ from gym_quant.codec import (
     Shape,
     as_matrix,
     check_finite,
+    columns_of,
     only_known,
     scaled_fields,
     sum_of_squares,
@@ -62,6 +63,9 @@ class LevelCodec(Codec):
     """
 
     bits: ClassVar[int]
+    has_scales = True
+    has_offsets = True
+    weighs_inputs = True
 
     @property
     def levels(self) -> int:
@@ -127,6 +131,18 @@ class LevelCodec(Codec):
         if dtype != "float32":
             kept["scale_dtype"] = dtype
         return kept
+
+    def parameters(
+        self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
+    ) -> tuple[Params, str]:
+        """A scale for each row, unless the policy says otherwise."""
+        cols = as_matrix(shape)[1]
+        wanted = {
+            "group_size": columns_of(words, cols, cols),
+            "scale_dtype": words.get("scale_dtype", "float32"),
+            "symmetric": words.get("symmetric", True),
+        }
+        return self.normalise(wanted, shape), ""
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         rows, cols = as_matrix(shape)

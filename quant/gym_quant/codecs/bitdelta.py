@@ -27,6 +27,7 @@ from gym_quant.codec import (
     Shape,
     as_matrix,
     check_finite,
+    columns_of,
     only_known,
     scaled_fields,
     whole_number,
@@ -51,6 +52,9 @@ class BitDelta(Codec):
     coarse = True
     trains_bits = True
     compact = ({}, {"group_size": ROW})
+    has_scales = True
+    takes_gain = True
+    for_small = True
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("group_size", "scale_dtype"), self.name)
@@ -63,6 +67,34 @@ class BitDelta(Codec):
         if dtype != "float32":
             kept["scale_dtype"] = dtype
         return kept
+
+    def parameters(
+        self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
+    ) -> tuple[Params, str]:
+        """One scale for the tensor, unless the policy says otherwise; ``auto`` gives rows where they are worth it."""
+        cols, dtype = as_matrix(shape)[1], words.get("scale_dtype", "float32")
+        wanted = {"group_size": columns_of(words, cols, None), "scale_dtype": dtype}
+        why = ""
+        if words.get("group_size") == "auto" and (delta is None or self._rows_are_worth_it(delta, dtype)):
+            wanted["group_size"], why = cols, "a scale for each row keeps more energy a byte"
+        return self.normalise(wanted, shape), why
+
+    def _rows_are_worth_it(self, delta: Tensor, scale_dtype: str) -> bool:
+        """Whether row scales keep more energy per byte they cost than one scale and the bits do.
+
+        Signs and the mean magnitude of n weights keep ``(sum |d|)^2 / n`` of their energy (Liu et al. 2024, eq. 3).
+        """
+        shape = tuple(delta.shape)
+        rows, cols = as_matrix(shape)
+        if rows == 1:
+            return False
+        one = self.normalise({"scale_dtype": scale_dtype}, shape)
+        magnitudes = np.abs(delta.reshape(rows, cols).numpy()).sum(axis=1, dtype=np.float64)
+        kept_by_one = float(magnitudes.sum()) ** 2 / (rows * cols)
+        kept_by_rows = float(np.square(magnitudes).sum()) / cols
+        bytes_of_one = self.payload_bytes(shape, one)
+        more_bytes = self.payload_bytes(shape, {**one, "group_size": cols}) - bytes_of_one
+        return (kept_by_rows - kept_by_one) * bytes_of_one > kept_by_one * more_bytes
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         rows, cols = as_matrix(shape)

@@ -36,6 +36,7 @@ class Dense(Codec):
 
     name = "dense"
     compact = ({"dtype": "bfloat16"},)
+    for_small = True
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("dtype",), self.name)
@@ -43,6 +44,11 @@ class Dense(Codec):
         if dtype not in _DTYPES:
             raise CodecError(f"dtype is {dtype!r}, not one of {', '.join(_DTYPES)}")
         return {} if dtype == "bfloat16" else {"dtype": dtype}
+
+    def parameters(
+        self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
+    ) -> tuple[Params, str]:
+        return self.normalise({"dtype": words.get("dense_dtype", "bfloat16")}, shape), ""
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         return {"values": (_DTYPES[str(params.get("dtype", "bfloat16"))], as_matrix(shape))}

@@ -14,6 +14,7 @@ class Int4(UniformCodec):
     """Two weights a byte, the first in the low half. Parameters: see ``gym_quant.levels.LevelCodec``."""
 
     name = "int4"
+    for_small = True
     bits = 4
     compact = ({"group_size": ROW}, {"group_size": 64, "scale_dtype": "bfloat16"})
     shrink = tuple(0.87**k for k in range(24))

@@ -14,5 +14,6 @@ class Int8(UniformCodec):
     """One byte a weight. Parameters: see ``gym_quant.levels.LevelCodec``; levels: see ``gym_quant.uniform``."""
 
     name = "int8"
+    for_small = True
     bits = 8
     compact = ({"group_size": ROW},)

@@ -21,6 +21,7 @@ from gym_quant.codec import (
     Params,
     Payload,
     Shape,
+    Unsuited,
     as_matrix,
     check_finite,
     only_known,
@@ -30,8 +31,9 @@ from gym_quant.codec import (
     whole_number,
 )
 from gym_quant.exact import RightFactor, gram
-from gym_quant.factors import Components, components_of_matrix, components_of_product, parse_plan
-from gym_quant.sides import GROUP, check_side, decode_side, encode_sides, side_spec
+from gym_quant.factors import Components, components_of_matrix, components_of_product, parse_plan, plan_factors
+from gym_quant.packing import packed_width
+from gym_quant.sides import FACTOR_CODECS, GROUP, check_side, decode_side, encode_sides, side_spec
 
 _DEFAULT = "bfloat16"
 _PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -40,6 +42,11 @@ _MOST_CANCELLED = 2.0**12
 """How many times its norm the components of a product may have together. Independent ones have ``sqrt(r)`` times; at
 this limit the square of the norm, a sum of Gram entries in float64, is still right to six digits."""
 _CHUNK = 1 << 22
+
+
+FACTOR_BITS = 1.75
+"""Bits for each element of trained factors where ``factors: auto`` names none: 8 times smaller than float16 with
+the file's header."""
 
 
 class Lora(Codec):
@@ -83,6 +90,28 @@ class Lora(Codec):
         if group is not None and whole_number(group, "factor_group_size", 1, _MAX_GROUP) != GROUP:
             kept["factor_group_size"] = group
         return kept
+
+    def parameters(
+        self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
+    ) -> tuple[Params, str]:
+        """Factors of the policy's rank; with ``factors: auto`` a plan that fits ``factor_bits``."""
+        (rows, cols), rank = as_matrix(shape), int(words["lora_rank"])
+        if rank * (rows + cols) >= rows * cols:
+            raise Unsuited(f"factors of rank {rank} would be no smaller", "dense")
+        factors, group = str(words.get("factors", _DEFAULT)), words.get("factor_group_size") or GROUP
+        wanted: dict[str, object] = {"rank": rank, "factors": factors}
+        if factors == "auto" and delta is not None:
+            budget = factor_budget(words.get("factor_bits"), rank * (rows + cols))
+            plans = plan_factors({"": components_of_matrix(delta, rank)}, budget, group)
+            if not plans:
+                raise Unsuited(f"no component of rank {rank} fits {budget} bytes: sign bits", "bitdelta")
+            wanted = {"rank": plans[""][0], "factors": plans[""][1]}
+        elif factors == "auto":
+            wanted["factors"] = FACTOR_CODECS[0]
+        if factors not in _PLAIN:
+            wanted["factor_group_size"] = group
+        params = self.normalise(wanted, shape)
+        return params, f"factors {against_sign_bits(shape, self.payload_bytes(shape, params))}"
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         rows, cols = as_matrix(shape)
@@ -240,6 +269,20 @@ def _gram(rows: Tensor) -> np.ndarray:
     for start in range(0, rows.shape[1], step):
         total += gram(rows[:, start : start + step]).numpy()
     return total
+
+
+def factor_budget(factor_bits: float | None, elements: int) -> int:
+    """Bytes for so many elements of factors under a policy's ``factor_bits``."""
+    return int((factor_bits or FACTOR_BITS) * elements / 8)
+
+
+def against_sign_bits(shape: Shape, payload_bytes: int) -> str:
+    """How a payload compares with one sign bit for each weight of the product and a float32 scale, in words."""
+    rows, cols = as_matrix(shape)
+    bits = rows * packed_width(cols) + torch.float32.itemsize
+    if payload_bytes <= bits:
+        return f"{bits / payload_bytes:.1f} times smaller than the product's sign bits"
+    return f"{payload_bytes / bits:.1f} times larger than the product's sign bits"
 
 
 def is_quantised(params: Params) -> bool:
