@@ -17,34 +17,25 @@ _HEAD = "lm_head"
 
 def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:
     """Bytes of the ``.gymdelta`` file that a round of this recipe makes, at most."""
-    from gym_quant import get_codec
+    from gym_quant.codecs.lora import factor_budget
+    from gym_quant.registry import get_codec
 
-    from gym_fed.delta.budget import file_bytes
+    from gym_fed.delta.budget import estimated_bytes, file_bytes
     from gym_fed.delta.manifest import TensorRecord
-    from gym_fed.delta.policy import FACTOR_BITS, Choice, choose
+    from gym_fed.delta.policy import Choice
 
-    if recipe.sends_factors:
-        lora = get_codec("lora")
-        choices = []
-        for name, shape in _adapted(model.model, recipe.lora):
-            wanted = _factor_params(recipe.lora, codec)
-            params = lora.normalise({**wanted, "rank": min(recipe.lora.r, *shape)}, shape)
-            payload_bytes = lora.payload_bytes(shape, params)
-            if codec.factors == "auto":
-                payload_bytes = int((codec.factor_bits or FACTOR_BITS) * recipe.lora.r * sum(shape) / 8)
-            choices.append(Choice(TensorRecord(name, shape, "lora", params), payload_bytes, "estimate"))
-    else:
-        import torch
-
-        # What `auto` picks depends on the values; a scale for each row is the larger of its two choices.
-        largest = codec.model_copy(update={"group_size": "row"}) if codec.group_size == "auto" else codec
-        shapes = model.base.shapes.items()
-        choices = [choose(name, torch.empty(shape, device="meta"), largest) for name, shape in shapes]
-    size = file_bytes(choices, model.base, {})
-    if codec.max_bits_per_weight is not None and not recipe.sends_factors:
-        budget = int(model.base.num_parameters * codec.max_bits_per_weight / 8)
-        size = budget if codec.codec == "auto" else min(size, budget)
-    return size
+    if not recipe.sends_factors:
+        return estimated_bytes(model.base.shapes, codec, model.base)
+    lora = get_codec("lora")
+    choices = []
+    for name, shape in _adapted(model.model, recipe.lora):
+        wanted = _factor_params(recipe.lora, codec)
+        params = lora.normalise({**wanted, "rank": min(recipe.lora.r, *shape)}, shape)
+        payload_bytes = lora.payload_bytes(shape, params)
+        if codec.factors == "auto":
+            payload_bytes = factor_budget(codec.factor_bits, recipe.lora.r * sum(shape))
+        choices.append(Choice(TensorRecord(name, shape, lora.name, params), payload_bytes, "estimate"))
+    return file_bytes(choices, model.base, {})
 
 
 def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:

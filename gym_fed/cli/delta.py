@@ -14,60 +14,14 @@ from gym_fed.cli.delta_encode import encode
 from gym_fed.console import AsJson
 
 if TYPE_CHECKING:
-    from gym_fed.delta.encode import EncodeReport
     from gym_fed.delta.file import DeltaFile
 
 app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
+app.command("diff", help="The same as encode.")(encode)
 app.command()(compare)
 
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
-
-
-@app.command()
-def diff(
-    base: _Base,
-    tuned: Annotated[
-        str, typer.Argument(metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
-    codec: Annotated[str, typer.Option(help="bitdelta, dense or lora.")] = "bitdelta",
-    group_size: Annotated[
-        str | None, typer.Option(help="bitdelta: columns that share a scale; or row, or auto.")
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(help="lora: rank; a LoRA run's own factors are kept as is.")
-    ] = None,
-    small: Annotated[
-        str, typer.Option(help="Codec of norms and other small tensors: dense, bitdelta.")
-    ] = "dense",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    json_: AsJson = False,
-) -> None:
-    """Write TUNED minus BASE as a delta."""
-    from gym_fed.errors import ErrorCode, GymError
-
-    if output.exists() and not force:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
-    report = _write(base, tuned, output, codec, group_size, rank, small)
-    if json_:
-        console.print_json(
-            {
-                "file": str(output),
-                "sha256": report.sha256,
-                "size_bytes": report.size_bytes,
-                "norm": report.norm,
-                "bits_per_weight": report.bits_per_weight,
-                "tensors": [vars(t) for t in report.tensors],
-            }
-        )
-        return
-    kept = [t for t in report.tensors if t.codec is not None]
-    console.out.print(
-        f"{output}: {len(kept)} tensors, {report.size_bytes:,} bytes, "
-        f"{report.bits_per_weight:.3f} bits a weight, norm {report.norm:.4g}"
-    )
-    console.out.print(f"sha256 {report.sha256}")
 
 
 @app.command()
@@ -123,33 +77,6 @@ def apply(
         {"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale},
         f"wrote {output}",
     )
-
-
-def _write(
-    base: str, tuned: str, output: Path, codec: str, group_size: str | None, rank: int | None, small: str
-) -> EncodeReport:
-    from gym_fed.config.delta import CodecPolicy
-    from gym_fed.config.yaml_file import validate
-    from gym_fed.delta.base import BaseSpec
-    from gym_fed.delta.encode import encode_delta, lora_delta
-    from gym_fed.delta.factors import lora_factors
-    from gym_fed.models import load_model, model_name
-
-    model = load_model(base).model
-    spec = BaseSpec.of(model, model_name(base))
-    new: Any = load_model(tuned).model
-    if hasattr(new, "peft_config"):
-        if codec == "lora" and rank is None:
-            return lora_delta(lora_factors(new), output, spec)
-        new = new.merge_and_unload()
-    values = {
-        "codec": codec,
-        "group_size": int(group_size) if group_size and group_size.isdecimal() else group_size,
-        "lora_rank": rank,
-        "small_tensors": small,
-        "error_feedback": False,
-    }
-    return encode_delta(new, model, validate(values, CodecPolicy, "options"), output, spec)
 
 
 def _summary(delta: DeltaFile) -> dict[str, Any]:

@@ -1,20 +1,25 @@
-"""`gym delta encode`: a fine-tune as a small file, by BitDelta or DeltaQuant."""
+"""`gym delta encode`: a fine-tune as a small file, in any codec."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gym_fed import console
 from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
-from gym_fed.console import AsJson
 
 if TYPE_CHECKING:
+    from gym_fed.quantization.config import CalibratedPolicy
     from gym_fed.quantization.report import QuantReport
 
-Method = Literal["bitdelta", "int8", "int4", "int2", "ternary", "binary"]
+_RENAMED = {
+    "method": "--codec",
+    "norms": "--set small_tensors",
+    "per_channel": "--set group_size, tensor or row",
+    "bits": "--codec",
+}
 
 
 def encode(
@@ -23,16 +28,23 @@ def encode(
         str, typer.Argument(metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
-    method: Annotated[Method, typer.Option(help="Codec of matrices.")] = "bitdelta",
+    codec: Annotated[
+        str, typer.Option("--codec", "--method", help="Codec of matrices, or auto for a budget.")
+    ] = "bitdelta",
+    group_size: Annotated[
+        str | None, typer.Option(help="Columns that share a scale; or row, tensor, auto.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="lora: rank; a LoRA run's own factors are kept as is.")
+    ] = None,
+    small: Annotated[str | None, typer.Option(help="Codec of norms and other small tensors.")] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Calibration text: distils scales, and weighs errors by the layers' inputs."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="A setting of BitDeltaConfig or DeltaQuantConfig, such as group_size=row."
-        ),
+        typer.Option("--set", help="A key of CodecPolicy or of calibration, such as embeddings=int8."),
     ] = None,
     aligned: Annotated[
         str | None, typer.Option(help="safety_threshold: the safe, instruction-tuned model.")
@@ -42,18 +54,20 @@ def encode(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    json_: AsJson = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Encode TUNED minus BASE, calibrated and distilled on text of your own, and show what each layer lost."""
     from gym_fed.data.reading import load_rows
     from gym_fed.errors import ErrorCode, GymError
+    from gym_fed.quantization.quantizer import Quantizer
 
     if output.exists() and not force:
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
     if plot is not None:
         require_matplotlib()
-    quantizer = _quantizer(method, settings or [], has_text=data is not None)
-    report = quantizer.quantize(
+    words = {"codec": codec, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
+    given = {key: value for key, value in words.items() if value is not None}
+    report = Quantizer(_policy(given, settings or [], has_text=data is not None)).quantize(
         base,
         tuned,
         out=output,
@@ -62,29 +76,42 @@ def encode(
         unaligned=unaligned,
         progress=not json_,
     )
-    console.tell(json_, report.to_dict(), lambda: _show(report))
+    if json_:
+        console.print_json(report.to_dict())
+    else:
+        _show(report)
     if plot is not None:
         draw_errors(plot, {output.name: _errors(report)})
 
 
-def _quantizer(method: Method, settings: list[str], *, has_text: bool) -> Any:
+def _number(group_size: str | None) -> int | str | None:
+    return int(group_size) if group_size and group_size.isdecimal() else group_size
+
+
+def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> CalibratedPolicy:
+    """The options and settings; with text, scales that nothing else calibrates are distilled."""
+    from gym_quant.registry import CODECS
+
     from gym_fed.config.yaml_file import parse_overrides, validate
     from gym_fed.errors import ErrorCode, GymError
-    from gym_fed.quantization.bitdelta import BitDeltaQuantizer
-    from gym_fed.quantization.config import BitDeltaConfig, DeltaQuantConfig, QuantMethod
-    from gym_fed.quantization.deltaquant import DeltaQuantizer
+    from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy
 
-    values: dict[str, Any] = {}
     for path, value in parse_overrides(settings):
+        name = ".".join(map(str, path))
         if len(path) != 1:
-            name = ".".join(map(str, path))
             raise GymError(ErrorCode.USAGE, f"--set {name}: settings are not nested", "give KEY=VALUE")
-        values[str(path[0])] = value
+        if name in _RENAMED:
+            raise GymError(
+                ErrorCode.USAGE, f"--set {name}: is {_RENAMED[name]} now", "see docs/quantization.md"
+            )
+        values[name] = value
     if not has_text:
         values = {"distill_steps": 0, "calibration_samples": 0} | values
-    if method == "bitdelta":
-        return BitDeltaQuantizer(validate(values, BitDeltaConfig, "--set"))
-    return DeltaQuantizer(validate({"method": QuantMethod(method), **values}, DeltaQuantConfig, "--set"))
+    elif values["codec"] in CODECS and "distill_steps" not in values:
+        member = CODECS.type_of(values["codec"])
+        if member.has_scales and not member.weighs_inputs:
+            values["distill_steps"] = BitDeltaConfig.model_fields["distill_steps"].default
+    return validate(values, CalibratedPolicy, "options")
 
 
 def _errors(report: QuantReport) -> list[Any]:

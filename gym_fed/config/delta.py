@@ -43,9 +43,9 @@ class CodecPolicy(StrictModel):
 
     codec: MatrixCodec = "bitdelta"
     """Codec of matrices, ours or of an installed package: sign bits, the values themselves, the factors of a truncated
-    SVD, or 8 to 1 bits a weight on a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge gives factors that are smaller than
-    the values, exactly but for ``factors``; the values themselves everywhere else. ``auto`` is sign bits, or, with
-    ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
+    SVD, or 8 to 1 bits a weight on a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge gives
+    factors that are smaller than the values, exactly but for ``factors``; the values themselves everywhere else.
+    ``auto`` is sign bits, or, with ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
 
     embeddings: PartCodec = "same"
     """Codec of embedding tables (told by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them);
@@ -172,9 +172,9 @@ class CodecPolicy(StrictModel):
             if word.endswith(ROW) and not CODECS.type_of(codec_of(word)).has_scales:
                 raise ValueError(f"{word!r}: codec {codec_of(word)!r} has no scales to give each row one")
         if self.factors not in (*_PLAIN_FACTORS, "auto"):
-            from gym_quant.sides import FACTOR_CODECS
+            from gym_quant.sides import is_factor_codec
 
-            if self.factors not in FACTOR_CODECS:
+            if not is_factor_codec(self.factors):
                 raise ValueError(f"factors: codec {self.factors!r} is not for factors")
         if self.factor_bits is not None and self.factors != "auto":
             raise ValueError(f"factor_bits belongs to factors 'auto', not to {self.factors!r}")

@@ -38,7 +38,7 @@ class DeltaSoupConfig(StrictModel):
     codec: CodecPolicy = CodecPolicy(error_feedback=False)
     """How a contributed model is written as a delta; a contributed ``.gymdelta`` stays as it is."""
 
-    soup_codec: CodecPolicy = CodecPolicy(codec="dense", error_feedback=False)
+    soup_codec: CodecPolicy = Field(default_factory=lambda: CodecPolicy(codec="dense", error_feedback=False))
     """How the soup is written."""
 
     norm_ratio: Annotated[float, Field(gt=1)] | None = 4.0

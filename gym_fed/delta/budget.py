@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
+from gym_quant.allocation import Picks, allocate
 from gym_quant.calibration import output_error
 from gym_quant.codec import as_matrix
-from gym_quant.allocation import Picks, allocate
 from gym_quant.registry import get_codec
 from torch import Tensor
 
@@ -85,7 +85,10 @@ def candidates(
     share = rows / sample.shape[0]
     found = [
         *left_out,
-        *(Candidate(way, share * output_error(sample, _decoded(sample, way, importance), importance)) for way in ways),
+        *(
+            Candidate(way, share * output_error(sample, _decoded(sample, way, importance), importance))
+            for way in ways
+        ),
     ]
     if sensitivity is None or len(found) == 1:
         return found
@@ -96,7 +99,10 @@ def candidates(
 
 
 def fit(
-    options: Mapping[str, Sequence[Candidate]], spec: BaseSpec, extra: Mapping[str, str], max_bits_per_weight: float
+    options: Mapping[str, Sequence[Candidate]],
+    spec: BaseSpec,
+    extra: Mapping[str, str],
+    max_bits_per_weight: float,
 ) -> list[Choice]:
     """One candidate of every tensor so that the whole file, header too, is within the budget.
 

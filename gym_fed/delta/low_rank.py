@@ -70,8 +70,7 @@ def quantise_factors(
         if not plans and any(bool(found.values.any()) for found in components.values()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"factor_bits allows {budget} bytes, in which not one component of "
-                f"{spec.model_name!r} fits",
+                f"factor_bits allows {budget} bytes, in which not one component of {spec.model_name!r} fits",
                 "raise factor_bits",
             )
     written: dict[str, Written] = {}

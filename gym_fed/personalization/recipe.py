@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gym_fed.config.delta import CodecPolicy
+from gym_quant.registry import CODECS
+
+from gym_fed.config.delta import ROW, CodecPolicy
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.yaml_file import validate
 from gym_fed.errors import ErrorCode, GymError
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 Method = str
 """A tuning method whose difference a ``.gymdelta`` holds: as LoRA's factors, or as values."""
 
-CODECS = ("auto", "lora", "bitdelta", "int8", "int4", "int2", "ternary", "binary", "dense")
-
 FULL_BITS = 16 / 15
 """A full variant takes at most 1/15 of the base in bfloat16, in bits a weight of the base."""
 
@@ -37,7 +37,7 @@ _SEEN_ALL = 2048
 _EVALUATIONS = 12
 _LEARNING_RATE_OF_FACTORS, _LEARNING_RATE = 3e-3, 1e-3
 _DISTILL_STEPS = 100
-_HEADER_BYTES = 2048
+_SIGNS = str(CodecPolicy.model_fields["codec"].default)
 _FACTORS: Literal["int4"] = "int4"
 _OWNED = {
     "model": "the base is given to PersonalizedTrainer",
@@ -171,20 +171,22 @@ def encoding_of(
 
     Args:
         method: What is trained.
-        codec: One of ``CODECS``.
+        codec: Any codec, ours or of an installed package, or ``auto``.
         overrides: Keys of ``CodecPolicy`` that are set instead.
         spec: The base.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a codec that is unknown or does not fit the method, and for keys that are off.
     """
-    if codec not in CODECS:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"codec {codec!r} is unknown", f"one of {', '.join(CODECS)}")
-    if codec == "lora" and not sends_factors(method):
+    if codec != "auto" and codec not in CODECS:
+        known = ", ".join(("auto", *CODECS.names()))
+        raise GymError(ErrorCode.CONFIG_INVALID, f"codec {codec!r} is unknown", f"one of {known}")
+    low_rank = codec != "auto" and CODECS.type_of(codec).low_rank
+    if low_rank and not sends_factors(method):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            "codec lora: a full fine-tune has no factors",
-            "use method lora, or codec bitdelta",
+            f"codec {codec}: a full fine-tune has no factors",
+            f"use method lora, or codec {_SIGNS}",
         )
     given = (
         overrides.model_dump(exclude_unset=True)
@@ -192,7 +194,7 @@ def encoding_of(
         else dict(overrides or {})
     )
     values: dict[str, Any] = {"error_feedback": False}
-    keeps_factors = sends_factors(method) and codec in ("auto", "lora")
+    keeps_factors = sends_factors(method) and (low_rank or codec == "auto")
     if given.get("error_feedback"):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -202,20 +204,13 @@ def encoding_of(
     if keeps_factors:
         values |= {"factors": _FACTORS}
         why = "LoRA factors of 4 bits: smaller than the sign bits of their product"
-    elif codec in ("auto", "bitdelta"):
-        group, ends, scales = _finest_scales(spec)
-        values |= {
-            "codec": "bitdelta",
-            "group_size": group,
-            "embeddings": ends,
-            "head": ends,
-            "scale_dtype": "bfloat16",
-            "distill_steps": _DISTILL_STEPS,
-        }
+    elif codec in ("auto", _SIGNS):
+        own, scales = _finest_scales(spec)
+        values |= {**own, "distill_steps": _DISTILL_STEPS}
         why = f"one bit a weight, embeddings and head too, with a distilled scale {scales}"
     else:
         values |= {"codec": codec}
-        if codec != "dense":
+        if CODECS.type_of(codec).has_scales:
             values |= {"scale_dtype": "bfloat16", "distill_steps": _DISTILL_STEPS}
         why = f"codec {codec}, as asked"
     if given:
@@ -241,30 +236,29 @@ def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"training: lora.{key} changes more than factors, and factors are all that the file keeps",
-                "remove it, or take codec bitdelta",
+                f"remove it, or take codec {_SIGNS}",
             )
 
 
-def _finest_scales(spec: BaseSpec) -> tuple[str, str, str]:
-    """``group_size``, ``embeddings`` and words for the finest scales with which a file keeps to ``FULL_BITS``."""
-    if _bits(spec, body_rows=True, end_rows=True) <= FULL_BITS:
-        return "row", "same", "a row"
-    if _bits(spec, body_rows=False, end_rows=True) <= FULL_BITS:
-        return (
-            "tensor",
-            "bitdelta-row",
+def _finest_scales(spec: BaseSpec) -> tuple[dict[str, Any], str]:
+    """Keys of the policy, and words, for the finest scales with which a file keeps to ``FULL_BITS``."""
+    from gym_fed.delta.budget import estimated_bytes
+
+    ends = f"{_SIGNS}{ROW}"
+    signs: dict[str, Any] = {"codec": _SIGNS, "scale_dtype": "bfloat16", "error_feedback": False}
+    ways: list[tuple[dict[str, Any], str]] = [
+        ({"group_size": "row"}, "a row"),
+        (
+            {"group_size": "tensor", "embeddings": ends, "head": ends},
             "a tensor, and a row of embeddings and head (1/15 of bfloat16 allows no more)",
-        )
-    return "tensor", "same", "a tensor (1/15 of bfloat16 allows no more)"
-
-
-def _bits(spec: BaseSpec, *, body_rows: bool, end_rows: bool) -> float:
-    """Bits a weight: sign bits, bfloat16 scales of rows, bfloat16 norms, and what the header takes."""
-    from gym_fed.delta.policy import part_of
-
-    bits = 0
-    for name, shape in spec.shapes.items():
-        count = math.prod(shape)
-        rows = body_rows if part_of(name, shape) == "body" else end_rows
-        bits += 16 * count if len(shape) < 2 else count + 16 * (count // shape[-1] if rows else 1)
-    return (bits + 8 * _HEADER_BYTES) / spec.num_parameters
+        ),
+        ({"group_size": "tensor"}, "a tensor (1/15 of bfloat16 allows no more)"),
+    ]
+    within = (
+        (keys, words)
+        for keys, words in ways
+        if 8 * estimated_bytes(spec.shapes, CodecPolicy(**{**signs, **keys}), spec)
+        <= FULL_BITS * spec.num_parameters
+    )
+    keys, words = next(within, ways[-1])
+    return {**signs, **keys}, words

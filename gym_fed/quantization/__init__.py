@@ -18,11 +18,13 @@ from gym_fed.lazy import lazy
 if TYPE_CHECKING:
     from gym_fed.config.delta_soup import DeltaSoupConfig as DeltaSoupConfig
     from gym_fed.config.soup import AggregationMethod as AggregationMethod
-    from gym_fed.quantization.bitdelta import BitDeltaQuantizer as BitDeltaQuantizer
     from gym_fed.quantization.config import BitDeltaConfig as BitDeltaConfig
+    from gym_fed.quantization.config import CalibratedPolicy as CalibratedPolicy
     from gym_fed.quantization.config import DeltaQuantConfig as DeltaQuantConfig
     from gym_fed.quantization.config import QuantMethod as QuantMethod
-    from gym_fed.quantization.deltaquant import DeltaQuantizer as DeltaQuantizer
+    from gym_fed.quantization.quantizer import BitDeltaQuantizer as BitDeltaQuantizer
+    from gym_fed.quantization.quantizer import DeltaQuantizer as DeltaQuantizer
+    from gym_fed.quantization.quantizer import Quantizer as Quantizer
     from gym_fed.quantization.refining import distiller as distiller
     from gym_fed.quantization.report import DistillReport as DistillReport
     from gym_fed.quantization.report import LayerSafety as LayerSafety

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from gym_fed.data.encoding import IGNORED, encode_rows
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.quantization.config import QuantizerConfig
+from gym_fed.quantization.config import Calibration
 
-Calibration: TypeAlias = "Sequence[str] | Sequence[dict[str, Any]] | Tensor"
+CalibrationText: TypeAlias = "Sequence[str] | Sequence[dict[str, Any]] | Tensor"
 """Texts; rows as ``load_rows`` gives them (``text`` or ``messages``); or token ids ``[n, t]`` int64, no padding."""
 
 
-def calibration_batches(calibration: Calibration, tokenizer: Any, config: QuantizerConfig) -> list[Batch]:
+def calibration_batches(
+    calibration: CalibrationText, tokenizer: Any, config: Calibration, device: Any = "cpu"
+) -> list[Batch]:
     """Tokenise calibration text.
 
     Texts are joined and cut into sequences, and all of their tokens count. Conversations keep apart, padded, and
@@ -30,7 +32,8 @@ def calibration_batches(calibration: Calibration, tokenizer: Any, config: Quanti
     count = min(len(sequences), config.calibration_samples)
     chosen = [sequences[i * len(sequences) // count] for i in range(count)]
     size = config.distill_batch
-    return [_batch(chosen[at : at + size]) for at in range(0, count, size)]
+    found = (_batch(chosen[at : at + size]) for at in range(0, count, size))
+    return [Batch(b.ids.to(device), b.mask.to(device), b.counted.to(device)) for b in found]
 
 
 def plain_sequences(batches: Sequence[Batch]) -> list[Tensor]:
@@ -44,7 +47,7 @@ def plain_sequences(batches: Sequence[Batch]) -> list[Tensor]:
     return found
 
 
-def _sequences(calibration: Calibration, tokenizer: Any, max_length: int) -> list[tuple[Tensor, Tensor]]:
+def _sequences(calibration: CalibrationText, tokenizer: Any, max_length: int) -> list[tuple[Tensor, Tensor]]:
     """Ids and labels of each sequence, ``[t]`` int64."""
     if isinstance(calibration, Tensor):
         if (

@@ -1,9 +1,9 @@
-"""What a quantiser is given: models by name or as modules, and which of their tensors is what."""
+"""What a quantiser is given: models by name or as modules."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -11,8 +11,6 @@ from gym_fed.models import load_model, model_name
 
 Model: TypeAlias = "nn.Module | str"
 """A causal LM, or what ``gym_fed.models.load_model`` loads: ``gym-nano``, a folder, a name in the local cache."""
-
-Kind = Literal["matrix", "embedding", "small"]
 
 
 @dataclass(frozen=True)
@@ -23,35 +21,26 @@ class Given:
     tokenizer: Any
     name: str
 
+    @property
+    def is_adapter(self) -> bool:
+        return hasattr(self.model, "peft_config")
+
+    def whole(self) -> Any:
+        """The model; an adapter is merged into its base, which it changes."""
+        return self.model.merge_and_unload() if self.is_adapter else self.model
+
 
 def resolve_model(model: Model) -> Given:
-    """Load a model given by name; a LoRA adapter is merged into its base.
+    """Load a model given by name.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
     """
     if isinstance(model, str):
         loaded = load_model(model)
-        found: Any = loaded.model
-        if hasattr(found, "peft_config"):
-            found = found.merge_and_unload()
-        return Given(found, loaded.tokenizer, model_name(model))
+        return Given(loaded.model, loaded.tokenizer, model_name(model))
     path = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
     return Given(model, None, model_name(path) if path else type(model).__name__)
-
-
-def kinds_of(model: Any) -> dict[str, Kind]:
-    """What each parameter is: ``embedding`` for input embeddings and head, tied ones once; ``small`` for all else
-    that is one-dimensional."""
-    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-    weights = {id(module.weight) for module in ends if module is not None}
-    found: dict[str, Kind] = {}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in weights:
-            found[name] = "embedding"
-        else:
-            found[name] = "small" if parameter.ndim < 2 else "matrix"
-    return found
 
 
 def linear_aliases(model: Any) -> dict[str, str]:

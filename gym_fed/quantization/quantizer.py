@@ -1,89 +1,54 @@
-"""What both quantisers do: project, plan, encode, distil, write, report."""
+"""A fine-tune as a small file, calibrated: project, encode under a policy, distil, report.
+
+The encoding itself is ``gym_fed.delta.encode``, the one that contributors use. What is here measures with text and
+models what it takes as arguments: importance by the layers' inputs, sensitivity, and the refinement of scales.
+"""
 
 from __future__ import annotations
 
 import math
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from gym_quant import CodecError, Encoded, Params, get_codec
 from gym_quant.calibration import collect_input_moments, output_error
-from gym_quant.distill import Batch, distill_scales
+from gym_quant.codec import CodecError
+from gym_quant.distill import Batch, divergence
+from gym_quant.registry import get_codec
 from gym_quant.safety import project_delta
 from torch import Tensor
 
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, checked_tensors
+from gym_fed.delta.budget import MENU, Sensitivity
+from gym_fed.delta.encode import EncodeReport, TensorReport, encode_source, energy_of, lora_delta
+from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.file import DeltaFile
-from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.delta.policy import parts_of
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.quantization.calibration import Calibration, calibration_batches, plain_sequences
-from gym_fed.quantization.config import QuantizerConfig
-from gym_fed.quantization.models import Kind, Model, kinds_of, linear_aliases, resolve_model
-from gym_fed.quantization.report import DistillReport, LayerSafety, QuantizedTensor, QuantReport
+from gym_fed.quantization.calibration import CalibrationText, calibration_batches, plain_sequences
+from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
+from gym_fed.quantization.models import Given, Model, linear_aliases, resolve_model
+from gym_fed.quantization.refining import Distiller, OnStep
+from gym_fed.quantization.report import LayerSafety, QuantizedTensor, QuantReport
 
-ConfigT = TypeVar("ConfigT", bound=QuantizerConfig)
 _MOMENT_BATCHES = 64  # more text than this hardly moves a mean square
-Coded = dict[str, tuple[str, tuple[int, ...], Encoded]]
+_PROBE_SEQUENCES = 16
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Codec of one tensor, its parameters, and why."""
+class Quantizer:
+    """Writes what a fine-tune changed as a ``.gymdelta``; ``config`` says how.
 
-    codec: str
-    params: Params
-    why: str
-
-
-@dataclass(frozen=True)
-class Work:
-    """One quantisation under way.
-
-    Attributes:
-        model: The base; used for its architecture and its input embeddings.
-        base: Its parameters.
-        deltas: What changed, float32 on the CPU, after the safety projection; all of the model at once.
-        kinds: What each parameter is.
-        batches: Calibration text; empty without.
-        moments: Mean square of the input channels of each parameter that is a linear layer's weight.
+    Raises:
+        GymError: ``CONFIG_INVALID`` where calibration text or models that the config needs are not given.
     """
 
-    model: Any
-    spec: BaseSpec
-    base: Mapping[str, Tensor]
-    deltas: dict[str, Tensor]
-    kinds: Mapping[str, Kind]
-    batches: list[Batch]
-    moments: Mapping[str, Tensor]
-
-    def tuned(self) -> dict[str, Tensor]:
-        """The teacher: base plus deltas, in the base's dtype."""
-        return {
-            name: (old.to(torch.float32) + self.deltas[name].to(old.device)).to(old.dtype)
-            for name, old in self.base.items()
-        }
-
-
-class Quantizer(ABC, Generic[ConfigT]):
-    """Writes what a fine-tune changed as a ``.gymdelta``; ``config`` says how."""
-
-    def __init__(self, config: ConfigT) -> None:
+    def __init__(self, config: CalibratedPolicy | BitDeltaConfig | DeltaQuantConfig | None = None) -> None:
+        config = CalibratedPolicy() if config is None else config
         self.config = config
-
-    @abstractmethod
-    def plan(self, work: Work) -> dict[str, Plan]:
-        """A codec for each tensor of ``work.deltas``."""
-
-    @abstractmethod
-    def importance(self, plan: Plan, moments: Tensor | None) -> dict[str, Tensor]:
-        """What calibration adds to the arguments of the codec's ``encode``."""
+        self.policy = config if isinstance(config, CalibratedPolicy) else config.policy()
 
     def quantize(
         self,
@@ -91,7 +56,7 @@ class Quantizer(ABC, Generic[ConfigT]):
         tuned: Model,
         *,
         out: str | Path,
-        calibration: Calibration | None = None,
+        calibration: CalibrationText | None = None,
         tokenizer: Any = None,
         aligned: Model | None = None,
         unaligned: Model | None = None,
@@ -101,7 +66,8 @@ class Quantizer(ABC, Generic[ConfigT]):
 
         Args:
             base: The model that the delta belongs to. It does not change.
-            tuned: The fine-tune, of the same architecture; a LoRA run is merged first.
+            tuned: The fine-tune, of the same architecture. A LoRA run is merged first; under a codec of factors without
+                a rank it keeps its own.
             out: The ``.gymdelta``; replaced as a whole where it exists.
             calibration: Text of the contributor's own; stays on this machine.
             tokenizer: The base's, where the base is a module and calibration is text.
@@ -114,36 +80,53 @@ class Quantizer(ABC, Generic[ConfigT]):
                 ``BASE_MISMATCH`` for models of another shape, ``DATA_INVALID`` for calibration without content,
                 ``DELTA_INVALID`` for values that are not finite or a distillation that diverges.
         """
+        policy = self.policy
         self._require(calibration, aligned, unaligned)
-        given = resolve_model(base)
+        given, teacher = resolve_model(base), resolve_model(tuned)
         spec = BaseSpec.of(given.model, given.name)
         old = checked_tensors(given.model, spec, "base")
-        teacher = resolve_model(tuned).model
-        new = checked_tensors(teacher, spec, "tuned")
+        factors = self._own_factors(teacher)
+        whole = teacher.whole()
+        new = checked_tensors(whole, spec, "tuned")
         deltas = {name: new[name].cpu().float() - old[name].cpu().float() for name in old}
-        _check_finite(deltas)
+        for name, delta in deltas.items():
+            energy_of(name, delta)
         batches: list[Batch] = []
-        if calibration is not None and self.config.calibration_samples:
-            batches = calibration_batches(calibration, tokenizer or given.tokenizer, self.config)
+        if calibration is not None and policy.calibration_samples:
             device = next(iter(old.values())).device
-            batches = [Batch(b.ids.to(device), b.mask.to(device), b.counted.to(device)) for b in batches]
-        moments = _moments(teacher, batches)
-        kinds = kinds_of(given.model)
-        safety, layers = self._project(deltas, kinds, spec, aligned, unaligned)
-        work = Work(given.model, spec, old, deltas, kinds, batches, moments)
-        plans = {n: p for n, p in self.plan(work).items() if bool(deltas[n].any())}
-        coded: Coded = {}
-        for name, plan in plans.items():
-            with about_tensor(name):
-                extra = self.importance(plan, moments.get(name))
-                encoded = get_codec(plan.codec).encode(deltas[name], **plan.params, **extra)
-            coded[name] = (plan.codec, tuple(deltas[name].shape), encoded)
-        distillation = self._distill(work, coded, progress)
-        info = write_delta(out, [_entry(name, *one) for name, one in coded.items()], spec)
-        tensors = tuple(_described(name, work, plans.get(name), coded.get(name)) for name in sorted(old))
-        bits = 8.0 * info.size_bytes / spec.num_parameters
+            batches = calibration_batches(calibration, tokenizer or given.tokenizer, policy, device)
+        moments = _moments(whole, batches)
+        parts = parts_of(spec.shapes, given.model)
+        safety, layers = self._project(deltas, parts, spec, aligned, unaligned)
+        distiller: Distiller | None = None
+        if factors is not None:
+            report = lora_delta(factors, out, spec, policy=policy)
+        else:
+            with _bar("distilling scales", policy.distill_steps, progress) as on_step:
+                better = {n: (t.float() + deltas[n].to(t.device)).to(t.dtype) for n, t in old.items()}
+                if policy.distill_steps:
+                    distiller = Distiller(policy, given.model, old, better, lambda: batches, on_step)
+                report = encode_source(
+                    deltas.__getitem__,
+                    policy,
+                    out,
+                    spec,
+                    importance=moments,
+                    refine=distiller,
+                    parts=parts,
+                    sensitivity=_sensitivity(given.model, old, better, batches) if batches else None,
+                    menu=MENU if policy.menu is None else policy.menu,
+                )
         return QuantReport(
-            Path(out), info.sha256, info.size_bytes, bits, tensors, distillation, safety, layers
+            Path(out),
+            report.sha256,
+            report.size_bytes,
+            report.norm,
+            report.bits_per_weight,
+            _tensors(Path(out), report, deltas, moments),
+            None if distiller is None else distiller.report,
+            safety,
+            layers,
         )
 
     @staticmethod
@@ -156,7 +139,7 @@ class Quantizer(ABC, Generic[ConfigT]):
         if base is None:
             return DeltaFile.open(path)
         given = resolve_model(base)
-        return DeltaFile.open(path, BaseSpec.of(given.model, given.name))
+        return DeltaFile.open(path, BaseSpec.of(given.whole(), given.name))
 
     @staticmethod
     def apply(base: Model, path: str | Path, scale: float = 1.0) -> Any:
@@ -166,121 +149,96 @@ class Quantizer(ABC, Generic[ConfigT]):
             GymError: ``BASE_MISMATCH`` when the delta belongs to another base, and as for ``DeltaFile.open``.
         """
         given = resolve_model(base)
-        with DeltaFile.open(path, BaseSpec.of(given.model, given.name)) as delta:
-            apply_delta(given.model, delta, scale)
-        return given.model
+        model = given.whole()
+        with DeltaFile.open(path, BaseSpec.of(model, given.name)) as delta:
+            apply_delta(model, delta, scale)
+        return model
 
     def _require(
-        self, calibration: Calibration | None, aligned: Model | None, unaligned: Model | None
+        self, calibration: CalibrationText | None, aligned: Model | None, unaligned: Model | None
     ) -> None:
-        config = self.config
-        if config.distill_steps and calibration is None:
+        policy = self.policy
+        if policy.distill_steps and calibration is None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"distill_steps is {config.distill_steps}, but there is no calibration text",
+                f"distill_steps is {policy.distill_steps}, but there is no calibration text",
                 "pass calibration=..., or set distill_steps=0",
             )
-        if config.safety_threshold is not None and (aligned is None or unaligned is None):
+        weighs = policy.codec == "auto" or get_codec(policy.codec).weighs_inputs
+        if policy.calibration_samples and calibration is None and weighs:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"safety_threshold is {config.safety_threshold}, but "
+                f"calibration_samples is {policy.calibration_samples}, but there is no calibration text",
+                "pass calibration=..., or set calibration_samples=0 to weigh all inputs alike",
+            )
+        if policy.safety_threshold is not None and (aligned is None or unaligned is None):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"safety_threshold is {policy.safety_threshold}, but "
                 f"{'aligned' if aligned is None else 'unaligned'} is absent",
                 "pass both models, aligned=... and unaligned=..., or leave safety_threshold out",
             )
 
+    def _own_factors(self, tuned: Given) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
+        """A LoRA run's factors, where the policy asks for factors and names no rank."""
+        policy = self.policy
+        if policy.lora_rank is not None or policy.codec == "auto" or not get_codec(policy.codec).low_rank:
+            return None
+        if not tuned.is_adapter or policy.safety_threshold is not None:
+            why = (
+                "projects the product"
+                if tuned.is_adapter
+                else "is no LoRA run, which would have its own factors"
+            )
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"lora_rank is required for codec {policy.codec!r}: "
+                f"{'safety_threshold' if tuned.is_adapter else tuned.name} {why}",
+                "set lora_rank",
+            )
+        return lora_factors(tuned.model)
+
     def _project(
         self,
         deltas: dict[str, Tensor],
-        kinds: Mapping[str, Kind],
+        parts: Mapping[str, str],
         spec: BaseSpec,
         aligned: Model | None,
         unaligned: Model | None,
     ) -> tuple[str, tuple[LayerSafety, ...]]:
-        threshold = self.config.safety_threshold
+        threshold = self.policy.safety_threshold
         if aligned is None or unaligned is None:
             return "not applicable: no pair of an aligned and an unaligned model was given", ()
         if threshold is None:
             return "not applicable: safety_threshold is not set", ()
-        safe = checked_tensors(resolve_model(aligned).model, spec, "aligned")
-        unsafe = checked_tensors(resolve_model(unaligned).model, spec, "unaligned")
+        safe = checked_tensors(resolve_model(aligned).whole(), spec, "aligned")
+        unsafe = checked_tensors(resolve_model(unaligned).whole(), spec, "unaligned")
         layers: list[LayerSafety] = []
-        for name, kind in sorted(kinds.items()):
-            if kind == "matrix" and deltas[name].ndim == 2:
-                with about_tensor(name):
+        for name, part in sorted(parts.items()):
+            if part == "body" and deltas[name].ndim == 2:
+                try:
                     found = project_delta(
-                        deltas[name], safe[name], unsafe[name], threshold, self.config.safety_projection
+                        deltas[name], safe[name], unsafe[name], threshold, self.policy.safety_projection
                     )
+                except CodecError as error:
+                    raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
                 deltas[name] = found.delta
                 layers.append(LayerSafety(name, found.cosine, found.replaced))
         return "applied", tuple(layers)
 
-    def _distill(self, work: Work, coded: Coded, progress: bool) -> DistillReport | None:
-        config = self.config
-        if not config.distill_steps:
-            return None
-        began = time.monotonic()
-        with _bar("distilling scales", config.distill_steps, progress) as on_step:
-            try:
-                result = distill_scales(
-                    work.model,
-                    work.base,
-                    work.tuned(),
-                    coded,
-                    work.batches,
-                    steps=config.distill_steps,
-                    lr=config.distill_lr,
-                    bit_lr=config.distill_bits_lr if config.distill_bits else None,
-                    loss=config.distill_loss,
-                    seed=config.seed,
-                    on_step=on_step,
-                )
-            except CodecError as error:
-                raise GymError(ErrorCode.DELTA_INVALID, str(error), "lower distill_lr") from error
-        for name, encoded in result.encoded.items():
-            coded[name] = (coded[name][0], coded[name][1], encoded)
-        return DistillReport(
-            config.distill_loss,
-            config.distill_steps,
-            result.num_scales,
-            result.flipped,
-            result.loss_before,
-            result.loss_after,
-            time.monotonic() - began,
-        )
+
+class BitDeltaQuantizer(Quantizer):
+    """One bit a weight, and scales that are distilled. See ``BitDeltaConfig``."""
+
+    def __init__(self, config: BitDeltaConfig | None = None) -> None:
+        super().__init__(config or BitDeltaConfig())
 
 
-def end_plan(codec: str, shape: tuple[int, ...], scale_dtype: str, why: str) -> Plan:
-    """The plan of an embedding, head, norm or bias from the config's word for it."""
-    wanted: dict[str, Any] = {}
-    if codec != "dense":
-        wanted["scale_dtype"] = scale_dtype
-    if codec in ("bitdelta-row", "int8", "int4") and len(shape) > 1:
-        wanted["group_size"] = shape[-1]
-    name = "bitdelta" if codec == "bitdelta-row" else codec
-    return Plan(name, get_codec(name).normalise(wanted, shape), why)
+class DeltaQuantizer(Quantizer):
+    """Levels for matrices. See ``DeltaQuantConfig``."""
 
-
-@contextmanager
-def about_tensor(name: str) -> Iterator[None]:
-    """A codec's refusal, with the tensor's name."""
-    try:
-        yield
-    except CodecError as error:
-        raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
-
-
-def _entry(name: str, codec: str, shape: tuple[int, ...], encoded: Encoded) -> DeltaEntry:
-    return DeltaEntry(name, shape, codec, encoded.params, lambda: encoded.payload)
-
-
-def _check_finite(deltas: Mapping[str, Tensor]) -> None:
-    for name, delta in deltas.items():
-        if not bool(torch.isfinite(delta).all()):
-            raise GymError(
-                ErrorCode.DELTA_INVALID,
-                f"tensor {name!r}: the delta is not finite",
-                "training diverged: lower the learning rate",
-            )
+    def __init__(self, config: DeltaQuantConfig | None = None) -> None:
+        super().__init__(config or DeltaQuantConfig())
 
 
 def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
@@ -293,32 +251,68 @@ def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
     return {aliases[path]: moments for path, moments in found.items()}
 
 
-def _described(
-    name: str, work: Work, plan: Plan | None, coded: tuple[str, tuple[int, ...], Encoded] | None
-) -> QuantizedTensor:
-    if plan is None or coded is None:
-        return QuantizedTensor(name, None, {}, "unchanged", 0.0, 0.0, None)
-    codec, shape, encoded = coded
-    delta, moments = work.deltas[name], work.moments.get(name)
-    decoded = get_codec(codec).decode(encoded.payload, shape, encoded.params)
+def _sensitivity(
+    model: Any, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], batches: list[Batch]
+) -> Sensitivity:
+    """Divergence from the tuned model, in nats a token, when one tensor alone is encoded."""
+    chosen: list[Batch] = []
+    for batch in batches:
+        if sum(len(b.ids) for b in chosen) < _PROBE_SEQUENCES:
+            chosen.append(batch)
 
-    def relative(weights: Tensor | None) -> float:
-        whole = output_error(delta, torch.zeros_like(delta), weights)
-        return math.sqrt(output_error(delta, decoded, weights) / whole) if whole else 0.0
+    def cost(name: str, decoded: Tensor) -> float:
+        old = base[name]
+        worse = {**tuned, name: (old.float() + decoded.to(old.device)).to(old.dtype)}
+        with torch.no_grad():
+            return max(0.0, divergence(model, worse, tuned, chosen, "kl"))
 
-    bits = 8.0 * get_codec(codec).payload_bytes(shape, encoded.params) / delta.numel()
-    output = None if moments is None else relative(moments)
-    return QuantizedTensor(name, codec, encoded.params, plan.why, bits, relative(None), output)
+    return cost
+
+
+def _tensors(
+    path: Path, report: EncodeReport, deltas: Mapping[str, Tensor], moments: Mapping[str, Tensor]
+) -> tuple[QuantizedTensor, ...]:
+    """Every tensor of the base, with the errors of what the file decodes to."""
+    told = {tensor.name: tensor for tensor in report.tensors}
+    found: list[QuantizedTensor] = []
+    with DeltaFile.open(path) as file:
+        for name, delta in sorted(deltas.items()):
+            tensor = told.get(name, TensorReport(name, None, "unchanged", 0, 0.0))
+            if name not in file:
+                found.append(QuantizedTensor(name, None, {}, tensor.why, 0, tensor.energy, 0.0, 0.0, None))
+                continue
+            decoded = file.decode(name)
+            weights = [None, moments[name]] if name in moments else [None]
+            errors = [_relative(delta, decoded, weight) for weight in weights]
+            found.append(
+                QuantizedTensor(
+                    name,
+                    tensor.codec,
+                    file.record(name).params,
+                    tensor.why,
+                    tensor.payload_bytes,
+                    tensor.energy,
+                    8.0 * tensor.payload_bytes / delta.numel(),
+                    errors[0],
+                    errors[1] if len(errors) > 1 else None,
+                )
+            )
+    return tuple(found)
+
+
+def _relative(delta: Tensor, decoded: Tensor, weights: Tensor | None) -> float:
+    whole = output_error(delta, torch.zeros_like(delta), weights)
+    return math.sqrt(output_error(delta, decoded, weights) / whole) if whole else 0.0
 
 
 @contextmanager
-def _bar(what: str, steps: int, shown: bool) -> Iterator[Callable[[int, float], None] | None]:
+def _bar(what: str, steps: int, shown: bool) -> Iterator[OnStep | None]:
     """A progress bar with the loss, on a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from gym_fed import console
 
-    if not (shown and console.err.is_terminal):
+    if not (shown and steps and console.err.is_terminal):
         yield None
         return
     columns = (
@@ -329,4 +323,4 @@ def _bar(what: str, steps: int, shown: bool) -> Iterator[Callable[[int, float], 
     )
     with Progress(*columns, console=console.err, transient=True) as progress:
         task = progress.add_task(what, total=steps, loss=math.nan)
-        yield lambda step, loss: progress.update(task, completed=step, loss=loss)
+        yield lambda step, _, loss: progress.update(task, completed=step, loss=loss)

@@ -1,4 +1,4 @@
-"""What a quantiser tells about its work. No torch here."""
+"""What a quantiser reports of its work. No torch here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class QuantizedTensor:
         codec: Its codec; None where the tensor did not change and is not in the file.
         params: The codec's parameters.
         why: What decided that.
+        payload_bytes: Its bytes in the file.
+        energy: Squared L2 norm of its delta.
         bits_per_weight: Of its payload.
         error: Relative L2 error of the decoded delta: 0 is exact, 1 is as bad as no delta.
         output_error: The same of the layer's output on the calibration text (under the mean squares of its inputs);
@@ -25,6 +27,8 @@ class QuantizedTensor:
     codec: str | None
     params: dict[str, int | float | str]
     why: str
+    payload_bytes: int
+    energy: float
     bits_per_weight: float
     error: float
     output_error: float | None
@@ -63,6 +67,7 @@ class QuantReport:
         path: The ``.gymdelta``.
         sha256: Lower-case hex sha256 of its bytes.
         size_bytes: Size of the whole file.
+        norm: L2 norm of the delta that it decodes to.
         bits_per_weight: Bits of the whole file, header too, for each weight of the base.
         distillation: None where there was none.
         safety: ``applied``, or ``not applicable`` and why.
@@ -72,6 +77,7 @@ class QuantReport:
     path: Path
     sha256: str
     size_bytes: int
+    norm: float
     bits_per_weight: float
     tensors: tuple[QuantizedTensor, ...] = field(repr=False)
     distillation: DistillReport | None
@@ -80,4 +86,4 @@ class QuantReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**asdict(self), "path": str(self.path)}
+        return {**asdict(self), "path": str(self.path), "file": str(self.path)}

@@ -5,7 +5,6 @@ The hub announces it before anybody joins, prints it when it starts, and a contr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -121,24 +120,14 @@ class Downloads:
 
 def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: SoupForm | None = None) -> int:
     """About the size of a soup of so many updates: at most, but for what depends on the values."""
-    import torch
-
-    from gym_fed.delta.budget import file_bytes
-    from gym_fed.delta.policy import choose
+    from gym_fed.delta.budget import estimated_bytes, file_bytes
 
     form, codec = form or SoupForm.of(config), config.soup.codec
     if form.form == "factors":
         rank = config.recipe.lora.r * (1 if form.one_a else contributors)
         names = trained_tensors(config.recipe, base)
         return file_bytes([_factors(config, name, base, rank) for name in names], base, {})
-    largest = codec.model_copy(update={"group_size": "row"}) if codec.group_size == "auto" else codec
-    names = trained_tensors(config.recipe, base)
-    size = file_bytes(
-        [choose(name, torch.empty(base.shapes[name], device="meta"), largest) for name in names], base, {}
-    )
-    if codec.max_bits_per_weight is not None:
-        size = min(size, math.floor(base.num_parameters * codec.max_bits_per_weight / 8))
-    return size
+    return estimated_bytes(trained_tensors(config.recipe, base), codec, base)
 
 
 def _factors(config: ServerConfig, name: str, base: BaseSpec, rank: int) -> Choice:

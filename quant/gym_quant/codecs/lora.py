@@ -31,9 +31,15 @@ from gym_quant.codec import (
     whole_number,
 )
 from gym_quant.exact import RightFactor, gram
-from gym_quant.factors import Components, components_of_matrix, components_of_product, parse_plan, plan_factors
+from gym_quant.factors import (
+    Components,
+    components_of_matrix,
+    components_of_product,
+    parse_plan,
+    plan_factors,
+)
 from gym_quant.packing import packed_width
-from gym_quant.sides import FACTOR_CODECS, GROUP, check_side, decode_side, encode_sides, side_spec
+from gym_quant.sides import GROUP, check_side, decode_side, encode_sides, factor_codecs, side_spec
 
 _DEFAULT = "bfloat16"
 _PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -107,7 +113,7 @@ class Lora(Codec):
                 raise Unsuited(f"no component of rank {rank} fits {budget} bytes: sign bits", "bitdelta")
             wanted = {"rank": plans[""][0], "factors": plans[""][1]}
         elif factors == "auto":
-            wanted["factors"] = FACTOR_CODECS[0]
+            wanted["factors"] = factor_codecs()[0]
         if factors not in _PLAIN:
             wanted["factor_group_size"] = group
         params = self.normalise(wanted, shape)
