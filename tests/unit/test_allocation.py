@@ -66,3 +66,34 @@ def test_with_bytes_for_everything_every_tensor_gets_its_least_error(
     assert chosen is not None
     for name, found in options.items():
         assert found[chosen[name]][1] == min(error for _, error in found)
+
+
+@given(tensors, st.integers(0, 200), st.integers(0, 9))
+@settings(deadline=None)
+def test_a_whole_file_keeps_to_its_budget_and_more_tries_never_lose_more(
+    options: dict[str, list[tuple[int, float]]], budget: int, header: int
+) -> None:
+    """Each tensor that is not as small as can be takes a line of the header."""
+    least = {name: hull(found)[0] for name, found in options.items()}
+
+    def size(picks: dict[str, int]) -> int:
+        lines = sum(header for name, index in picks.items() if index != least[name])
+        return lines + sum(options[name][index][0] for name, index in picks.items())
+
+    lost = []
+    for tries in (1, 3):
+        chosen = allocate(options, budget, size, tries)
+        assert (chosen is None) == (size(least) > budget)
+        if chosen is not None:
+            assert size(chosen) <= budget
+            lost.append(sum(options[n][i][1] for n, i in chosen.items()))
+    assert not lost or lost[1] <= lost[0] + 1e-9
+
+
+def test_a_large_tensor_that_lacks_a_few_bytes_stays_where_a_small_one_can_go() -> None:
+    options = {"table": [(0, 90.0), (100, 0.0)], **{f"layer{i}": [(0, 10.0), (10, 0.0)] for i in range(5)}}
+    assert allocate(options, 145, tries=1) == {"table": 0, **dict.fromkeys(list(options)[1:], 1)}
+    found = allocate(options, 145, tries=2)
+    assert found is not None
+    assert found["table"] == 1
+    assert sum(found.values()) == 5

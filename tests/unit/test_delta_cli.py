@@ -157,9 +157,10 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path, gym: Gym) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--codec", "zip"], "'bitdelta', 'dense', 'lora' or 'as-merged'"),
-        (["--codec", "dense", "--group-size", "64"], "belong to bitdelta"),
-        (["--rank", "4"], "lora_rank is required for codec 'lora' and belongs to no other"),
+        (["--codec", "zip"], "unknown codec 'zip' (known: auto, as-merged,"),
+        (["--codec", "dense", "--group-size", "64"], "belong to codecs with scales"),
+        (["--set", "norms=int8"], "is --set small_tensors now"),
+        (["--rank", "4"], "lora_rank belongs to codecs of factors"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

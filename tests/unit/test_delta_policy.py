@@ -171,11 +171,12 @@ def test_importance_reaches_the_grids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"codec": "dense", "symmetric": False}, "symmetric belongs to int8"),
+        ({"codec": "dense", "symmetric": False}, "symmetric belongs to codecs with offsets"),
         ({"factor_bits": 2.0}, "factor_bits belongs to factors 'auto'"),
         ({"factor_group_size": 64}, "belongs to quantised factors"),
-        ({"embeddings": "zip"}, "Input should be"),
-        ({"factors": "int3"}, "Input should be"),
+        ({"embeddings": "zip"}, "unknown codec 'zip'"),
+        ({"factors": "int3"}, "unknown codec 'int3'"),
+        ({"factors": "dense"}, "is not for factors"),
     ],
 )
 def test_new_keys_that_contradict_each_other_are_refused(values: dict[str, object], message: str) -> None:

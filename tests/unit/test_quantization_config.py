@@ -14,7 +14,7 @@ from gym_fed.quantization import BitDeltaConfig, DeltaQuantConfig, QuantMethod
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
     bitdelta, deltaquant = BitDeltaConfig(), DeltaQuantConfig()
-    assert (bitdelta.bits, bitdelta.group_size, bitdelta.max_length) == (1, 128, 128)
+    assert (bitdelta.bits, bitdelta.group_size, bitdelta.max_length) == (1, None, 128)
     assert (deltaquant.method, deltaquant.per_channel) == (QuantMethod.INT4, True)
     assert deltaquant.calibration_samples == 256
     assert {method.value for method in QuantMethod} == {"int2", "int4", "int8", "binary", "ternary"}

@@ -90,7 +90,7 @@ def test_bitdelta_writes_an_ordinary_delta_that_applies(
         assert delta.sha256() == report.sha256
         assert delta.bits_per_weight == pytest.approx(report.bits_per_weight)
         codecs = {name: delta.record(name).codec for name in delta.names}
-    assert (codecs[MATRIX], codecs[EMBEDDINGS], codecs[NORM]) == ("bitdelta", "int8", "dense")
+    assert (codecs[MATRIX], codecs[EMBEDDINGS], codecs[NORM]) == ("bitdelta", "bitdelta", "dense")
     applied = BitDeltaQuantizer.apply(base, out)
     assert applied is base
     for name, weight in weights(base).items():
@@ -107,7 +107,7 @@ def test_the_command_line_reads_the_file(
     told = subprocess.run(
         [sys.executable, "-c", code, "delta", "inspect", str(out), "--json"], check=True, capture_output=True
     )
-    assert {t["codec"] for t in json.loads(told.stdout)["tensors"]} == {"bitdelta", "int8", "dense"}
+    assert {t["codec"] for t in json.loads(told.stdout)["tensors"]} == {"bitdelta", "dense"}
 
 
 @pytest.mark.parametrize(
