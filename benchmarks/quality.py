@@ -99,18 +99,24 @@ def variants(quick: bool) -> list[Variant]:
     def deltaquant(method: QuantMethod, **values: Any) -> Callable[[int], DeltaQuantizer]:
         return lambda steps: DeltaQuantizer(DeltaQuantConfig(method=method, distill_steps=steps, **values))
 
-    small: dict[str, Any] = {"group_size": None, "embeddings": "bitdelta-row", "norms": "int8"}
+    half: dict[str, Any] = {"scale_dtype": "bfloat16"}
+    small: dict[str, Any] = {**half, "group_size": None, "embeddings": "bitdelta-row", "norms": "int8"}
     bits = {**small, "distill_bits": True, "distill_bits_lr": 0.015}
     found = [
-        Variant("bitdelta, tensor scales, embeddings whole", bitdelta(group_size=None, embeddings="dense")),
+        Variant(
+            "bitdelta, tensor scales, embeddings whole", bitdelta(group_size=None, embeddings="dense", **half)
+        ),
+        Variant("bitdelta, as by default", bitdelta()),
         Variant("bitdelta, tensor scales", bitdelta(**small)),
         Variant("bitdelta, tensor scales, bits trained", bitdelta(calibration_samples=1600, **bits), 400),
         Variant("bitdelta, row scales", bitdelta(**{**small, "group_size": "row"})),
         Variant("bitdelta, groups of 32", bitdelta(**{**small, "group_size": 32})),
-        *(Variant(f"{method.value} rows", deltaquant(method), 30) for method in QuantMethod),
-        Variant("mixed, 2 bits", deltaquant(QuantMethod.INT8, max_bits_per_weight=2.0, norms="int8"), 30),
+        *(Variant(f"{method.value} rows", deltaquant(method, **half), 30) for method in QuantMethod),
+        Variant(
+            "mixed, 2 bits", deltaquant(QuantMethod.INT8, max_bits_per_weight=2.0, norms="int8", **half), 30
+        ),
     ]
-    return [Variant(v.name, v.make, 12) for v in found[1:3]] + [found[6]] if quick else found
+    return [Variant(v.name, v.make, 12) for v in found[2:4]] + [found[7]] if quick else found
 
 
 def main() -> None:

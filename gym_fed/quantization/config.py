@@ -75,7 +75,7 @@ class CalibratedPolicy(CodecPolicy, Calibration):
 
     _rank_is_needed: ClassVar[bool] = False
 
-    error_feedback: Literal[False] = False  # type: ignore[assignment]
+    error_feedback: Literal[False] = False
     """There is no next round to which what was lost could be added."""
 
     menu: tuple[MenuCodec, ...] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,14 @@ def test_one_fine_tune_has_the_same_bytes_by_command_by_face_and_by_a_contributo
     }
     renamed = {"small_tensors": "norms"}
     words = {renamed.get(key, key): value for key, value in values.items() if key != "codec"}
-    face: Quantizer = BitDeltaQuantizer(BitDeltaConfig(distill_steps=0, **words))
+    if words.get("group_size") == "tensor":
+        words = {**words, "group_size": None, "per_channel": False}
+    face: Quantizer
     if "codec" in values:
-        if words.get("group_size") == "tensor":
-            words = {**words, "group_size": None, "per_channel": False}
         method = QuantMethod(values["codec"])
         face = DeltaQuantizer(DeltaQuantConfig(method=method, calibration_samples=0, **words))
+    else:
+        face = BitDeltaQuantizer(BitDeltaConfig(distill_steps=0, **words))
     digests.add(face.quantize(str(tiny_base), str(tuned), out=tmp_path / "face").sha256)
     ends = {"head": values["embeddings"]} if "embeddings" in values else {}
     digests.add(contributed(tiny_base, tuned, tmp_path / "round", **values, **ends))
@@ -134,8 +137,8 @@ def test_a_codec_of_another_package_is_one_in_policies_commands_and_variants(
     assert encoded("encode", tiny_base, tuned, out, "--method", "halves", "--force")["size_bytes"] > 0
     spec = BaseSpec.of(load_model(str(tiny_base)).model, "tiny")
     with DeltaFile.open(out, spec) as delta:
-        codecs = {delta.record(name).codec for name in delta.names if len(delta.record(name).shape) > 1}
-    assert codecs == {"halves"}
+        large = [delta.record(name) for name in delta.names if math.prod(delta.record(name).shape) > 256]
+    assert {record.codec for record in large} == {"halves"}
     contributed(tiny_base, tuned, out, embeddings="halves")
     with DeltaFile.open(out, spec) as delta:
         assert sorted({delta.record(name).codec for name in delta.names}) == ["bitdelta", "dense", "halves"]
@@ -208,8 +211,8 @@ def test_the_model_decides_what_is_an_embedding_where_the_names_cannot() -> None
 def test_a_budget_without_a_residual_writes_every_tensor(
     tiny_base: Path, tuned: Path, tmp_path: Path
 ) -> None:
-    policy = CalibratedPolicy(codec="auto", max_bits_per_weight=3.0, calibration_samples=0)
+    policy = CalibratedPolicy(codec="auto", max_bits_per_weight=6.0, calibration_samples=0)
     report = Quantizer(policy).quantize(str(tiny_base), str(tuned), out=tmp_path / "d")
-    assert report.bits_per_weight <= 3.0
+    assert report.bits_per_weight <= 6.0
     assert all(tensor.codec is not None for tensor in report.tensors)
     assert len({tensor.codec for tensor in report.tensors}) > 2
