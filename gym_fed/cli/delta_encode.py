@@ -102,7 +102,7 @@ def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> C
             raise GymError(ErrorCode.USAGE, f"--set {name}: settings are not nested", "give KEY=VALUE")
         if name in _RENAMED:
             raise GymError(
-                ErrorCode.USAGE, f"--set {name}: is {_RENAMED[name]} now", "see docs/quantization.md"
+                ErrorCode.CONFIG_INVALID, f"--set {name}: is {_RENAMED[name]} now", "see docs/quantization.md"
             )
         values[name] = value
     if not has_text:

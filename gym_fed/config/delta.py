@@ -23,6 +23,10 @@ class _Part(MemberOf):
     def words(self) -> tuple[str, ...]:
         return (*super().words(), *(f"{name}{ROW}" for name in self.kind.names()))
 
+    def _known(self, name: str) -> str:
+        super()._known(codec_of(name))
+        return name
+
 
 MatrixCodec = Annotated[str, MemberOf(CODECS, ("auto", "as-merged"))]
 PartCodec = Annotated[str, _Part(CODECS, ("same",))]
