@@ -12,8 +12,9 @@ import typer
 from gym_client import from_hub
 from gym_client.key_cli import PassphraseFile, key_app, open_home, transfer
 from gym_client.ledger_cli import ledger_app, rewards
-from gym_fed.console import AsJson, VersionOption, err, out, run_app, tell
+from gym_fed.console import AsJson, MemberName, VersionOption, err, out, run_app, tell
 from gym_fed.errors import GymError
+from gym_fed.kinds import FORMATS
 
 if TYPE_CHECKING:
     from gym_client.transport import HubClient
@@ -57,7 +58,9 @@ def join(
     ] = None,
     data_format: Annotated[
         str | None,
-        typer.Option(help="auto, alpaca, sharegpt, messages or text.", show_default="auto"),
+        typer.Option(
+            click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out.", show_default="auto"
+        ),
     ] = None,
     columns: Annotated[
         str | None,

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.cli.data_options import ColumnsOption, FormatOption, counted
-from gym_fed.cli.member_name import MemberName
-from gym_fed.console import AsJson, err, out, print_json
+from gym_fed.console import AsJson, MemberName, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
 from gym_fed.text import harmless

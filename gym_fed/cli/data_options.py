@@ -7,8 +7,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gym_fed.cli.member_name import MemberName
-from gym_fed.console import err
+from gym_fed.console import MemberName, err
 from gym_fed.kinds import FORMATS
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_client.cli import app as client
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
@@ -133,7 +134,8 @@ def test_rows_of_an_installed_format_are_told_by_their_keys_and_converted_both_w
     assert json.loads(back.read_text()) == json.loads(file.read_text())
     assert gym("data", "inspect", file, "--format", "cards", "--json")["rows"] == 1
     assert GateConfig(heldout="x", format="cards").format == "cards"
-    assert "cards" in CliRunner().invoke(app, ["data", "convert", "--help"], env={"COLUMNS": "200"}).output
+    for program, words in ((app, ["data", "convert"]), (client, ["join"])):
+        assert "cards" in CliRunner().invoke(program, [*words, "--help"], env={"COLUMNS": "200"}).output
 
 
 def test_rows_that_one_of_ours_knows_stay_its_own(tmp_path: Path) -> None:

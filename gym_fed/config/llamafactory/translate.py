@@ -15,6 +15,7 @@ from gym_fed.config.llamafactory.optimizers import translate_optimizer
 from gym_fed.config.llamafactory.stages import translate_stage
 from gym_fed.data.chat_templates.named import NAMED
 from gym_fed.errors import GymError
+from gym_fed.kinds import TRACKERS
 
 _FULL = ("full", "freeze")
 _OF_METHODS = (
@@ -329,7 +330,7 @@ def _run(ledger: Ledger) -> None:
     if (patience := ledger.take("early_stopping_steps")) is not None:
         ledger.put("early_stopping.patience", patience, "early_stopping_steps")
     told = [name for name in names(ledger.take("report_to", "none")) if name not in ("none", "[]")]
-    known = [name for name in told if name in ("wandb", "mlflow", "trackio", "tensorboard")]
+    known = [name for name in told if name in TRACKERS]
     if known:
         ledger.put("tracking", known, "report_to")
     if others := [name for name in told if name not in known]:
