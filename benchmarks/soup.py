@@ -1,6 +1,7 @@
 """Merging a round: our rules beside Flower's strategies and ByzFL's rules on the same updates, in seconds and memory.
 
-    python benchmarks/soup.py [--byzfl WHEEL_OR_FOLDER] [--threads N] [--runs N] [--quick] [--json] [--plot FILE]
+    python benchmarks/soup.py [--byzfl WHEEL_OR_FOLDER] [--part floats|packed ...] [--contributors N ...]
+                              [--threads N] [--runs N] [--quick] [--json] [--plot FILE]
 
 Updates of 10 and 32 contributors with 5 million float32 each, a fifth of them held to be malicious. Ours are kernels
 and plans of the package as a merge uses them, on float32 in memory; Flower's are ``aggregate_train`` on replies in
@@ -48,6 +49,7 @@ DEFAULT, CLASSIC = "byzantine_robust", "norm_cap+nnm+trimmed_mean"
 PACKED_SECONDS, PACKED_MB = 0.050, 64.0
 TIMES_FASTER = 3.0
 FLAT_MB = 16.0
+PARTS = ("floats", "packed")
 Runs = dict[str, list[tuple[float, float]]]
 """Seconds and megabytes of every run, by rule."""
 
@@ -60,7 +62,16 @@ def main() -> None:
         "--threads", type=int, metavar="N", help="threads of every side; all cores by default"
     )
     parser.add_argument("--runs", type=int, metavar="N", help=f"runs of every side; {RUNS}, with --quick 1")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="one of the two")
+    parser.add_argument(
+        "--contributors",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="float updates at once; 10 32, with --quick 10",
+    )
     arguments = parser.parse_args()
+    counts = arguments.contributors or ([10] if arguments.quick else [10, 32])
     with tempfile.TemporaryDirectory() as name:
         byzfl = unpacked(arguments.byzfl, Path(name)) if arguments.byzfl else None
         if byzfl is None:
@@ -68,7 +79,11 @@ def main() -> None:
         print(f"kernels: {kernels.describe()}", file=sys.stderr)
         report = Report("soup", peer="faster of Flower 1.41, ByzFL 0.0.11" if byzfl else "Flower 1.41")
         bench = Bench(Path(name) / "answers", arguments.threads, byzfl)
-        measure(report, bench, arguments.quick, arguments.runs or (1 if arguments.quick else RUNS))
+        runs = arguments.runs or (1 if arguments.quick else RUNS)
+        if "floats" in arguments.part:
+            floats(report, bench, arguments.quick, runs, counts)
+        if "packed" in arguments.part:
+            packed(report, bench, arguments.quick, runs)
     report.finish(arguments)
 
 
@@ -119,23 +134,34 @@ class Bench:
             file.unlink()
 
 
-def measure(report: Report, bench: Bench, quick: bool, runs: int) -> None:
-    """All rows, figures and aims."""
-    size, many = (QUICK_SIZE, QUICK_MANY) if quick else (SIZE, MANY)
+def floats(report: Report, bench: Bench, quick: bool, runs: int, counts: list[int]) -> None:
+    """Rows, figures and aims of float updates, beside the peers."""
+    size = QUICK_SIZE if quick else SIZE
     grown: dict[int, Runs] = {}
-    for n in (10,) if quick else (10, 32):
+    for n in counts:
         found = in_turns(bench, n, size, runs)
         bench.require_same()
         grown[n] = found["ours"]
         compare(report, n, size, found)
-    packed: dict[int, Runs] = {}
+    few, many = min(counts), max(counts)
+    for rule in grown[few] if many > few and not quick else ():
+        growth = memory(grown[many][rule]) - memory(grown[few][rule])
+        report.aim(
+            f"{told(rule)}: MB more for {many} than for {few}", figure=growth, aim=FLAT_MB, better="lower"
+        )
+
+
+def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
+    """Rows, figures and aims of opened files of sign bits."""
+    size, many = (QUICK_SIZE, QUICK_MANY) if quick else (SIZE, MANY)
+    in_memory: dict[int, Runs] = {}
     for n in (32, many):
         for kind in ("packed", "files"):
             own: Runs = defaultdict(list)
             for _ in range(runs):
                 for rule, found_one in bench.run(kind, n, size).items():
                     own[rule].append(found_one)
-            packed.setdefault(n, own)
+            in_memory.setdefault(n, own)
             for rule, measured in own.items():
                 where = f"{kind}, {n} x {size:,}: {told(rule)}"
                 report.compare(where, seconds(measured), unit="s")
@@ -145,12 +171,11 @@ def measure(report: Report, bench: Bench, quick: bool, runs: int) -> None:
         return
     for rule in (DEFAULT, CLASSIC):
         name = f"packed {told(rule)} of 32 x {size:,}"
-        report.aim(f"{name}: seconds", figure=seconds(packed[32][rule]), aim=PACKED_SECONDS, better="lower")
-        report.aim(f"{name}: MB", figure=memory(packed[32][rule]), aim=PACKED_MB, better="lower")
-    for rule in grown[10]:
-        growth = memory(grown[32][rule]) - memory(grown[10][rule])
-        report.aim(f"{told(rule)}: MB more for 32 than for 10", figure=growth, aim=FLAT_MB, better="lower")
-    growth = memory(packed[many][DEFAULT]) - memory(packed[32][DEFAULT])
+        report.aim(
+            f"{name}: seconds", figure=seconds(in_memory[32][rule]), aim=PACKED_SECONDS, better="lower"
+        )
+        report.aim(f"{name}: MB", figure=memory(in_memory[32][rule]), aim=PACKED_MB, better="lower")
+    growth = memory(in_memory[many][DEFAULT]) - memory(in_memory[32][DEFAULT])
     name = f"packed {told(DEFAULT)}: MB more for {many:,} than for 32"
     report.aim(name, figure=growth, aim=PACKED_MB, better="lower")
 
