@@ -75,9 +75,6 @@ class Codec(ABC):
     coarse: ClassVar[bool] = False
     """Whether it loses a third or more of a fine-tune's norm, as one and two bits a weight do."""
 
-    low_rank: ClassVar[bool] = False
-    """Whether it writes a delta as factors; ``rank``, ``factors`` and ``scaling`` are theirs."""
-
     trains_bits: ClassVar[bool] = False
     """Whether distillation may train the bits beside the scales: for a codec whose ``signs`` are its field ``bits``."""
 
@@ -102,7 +99,7 @@ class Codec(ABC):
     """Whether it may write norms, biases and other small tensors."""
 
     low_rank: ClassVar[bool] = False
-    """Whether it writes factors, of a rank that a policy has to name."""
+    """Whether it writes factors, of a rank that a policy has to name; ``rank``, ``factors``, ``scaling`` are theirs."""
 
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
