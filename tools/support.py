@@ -82,9 +82,10 @@ def _where(optimizer: Any) -> str:
 
 
 def _first_line(member: Any) -> str:
-    """Of a class its module's first line; of a line of a table what it is made of."""
+    """Of a class its module's first line; of a line of a table its own words, or what it is made of."""
     if not isinstance(member, type) and type(member).__module__.rpartition(".")[2].startswith("_"):
-        return f"`{member.source.replace(':', '.')}`"
+        words: str = getattr(member, "summary", "") or f"`{member.source.replace(':', '.')}`"
+        return words.replace("|", "\\|")
     module = inspect.getmodule(member if isinstance(member, type) else type(member))
     assert module is not None
     assert module.__doc__ is not None, module
