@@ -119,7 +119,7 @@ class RunFolder:
         if not self._has_begun():
             (self.path / "environment.json").unlink(missing_ok=True)  # of another config, perhaps
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
-        values = {
+        values: dict[str, Any] = {
             "data_sha256": data_digest,
             "eval_data_sha256": eval_digest,
             "num_processes": world_size(),
