@@ -17,7 +17,7 @@ from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS
 class DeltaSoupConfig(StrictModel):
     """How contributions are written, screened and merged."""
 
-    method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, (), (METHODS,))] = (
+    method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, others=(METHODS,))] = (
         AggregationMethod.BYZANTINE_ROBUST
     )
     """An aggregator, or a merge method that needs nothing beside the deltas; ours, or of an installed package."""
