@@ -40,7 +40,7 @@ class ExampleBytes(Codec):
         matrix = to_matrix(tensor)
         scales = matrix.abs().amax(dim=1) / 127
         codes = (matrix / scales.clamp_min(1e-30)[:, None]).round().clamp(-127, 127).to(torch.int8)
-        return Encoded({"codes": codes, "scales": scales}, made)
+        return Encoded(params=made, payload={"codes": codes, "scales": scales})
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         return payload["codes"][start:stop].to(torch.float32) * payload["scales"][start:stop, None]
