@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gym_fed.soup.aggregator import CoordinateRule
 from torch import Tensor
+
+from gym_fed.soup.aggregator import CoordinateRule
 
 
 class ExampleMiddle(CoordinateRule):

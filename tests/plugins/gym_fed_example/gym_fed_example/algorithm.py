@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from gym_fed.config.base import StrictModel
 from gym_fed.training.algorithms.sft import Sft
-from pydantic import Field
 
 
 class Factor(StrictModel):

@@ -12,7 +12,7 @@ from gym_fed.training.tuning.full import Full
 class Words(StrictModel):
     """The section ``example_head``."""
 
-    words: list[str] = ["norm", "head"]
+    words: tuple[str, ...] = ("norm", "head")
 
 
 class ExampleHead(Full):
