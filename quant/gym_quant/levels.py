@@ -38,12 +38,11 @@ from gym_quant.codec import (
 from gym_quant.compensation import compensated_codes
 from gym_quant.planes import codes_a_byte, from_planes, to_planes
 from gym_quant.resident import Resident, ResidentLevels
+from gym_quant.sampling import column_weights, sampled
 
 SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MAX_GROUP = 1 << 31
 _BLOCK = 1 << 18
-_SAMPLE = 1 << 20
-_FLOOR = 1e-6
 _COMPARED = 16
 """Up to so many codes a comparison each is faster than looking every code up."""
 
@@ -364,44 +363,11 @@ def _by_group(values: Tensor, numbers: Tensor, group: int | None) -> Iterator[tu
         yield values[:, whole * group :], numbers[:, whole:]
 
 
-def column_weights(importance: Tensor, cols: int) -> Floats:
-    """Importance (of a matrix: its diagonal) as ``[cols]`` float32 with mean 1, at least a millionth of it.
-
-    Raises:
-        CodecError: For a wrong length, and for values that are negative or not finite.
-    """
-    flat = importance.detach().to("cpu", torch.float32)
-    if tuple(flat.shape) not in ((cols,), (cols, cols)):
-        raise CodecError(f"importance has shape {list(importance.shape)}, not [{cols}] or [{cols}, {cols}]")
-    check_finite(flat, "importance")
-    flat = flat.diagonal() if flat.dim() == 2 else flat
-    if bool((flat < 0).any()):
-        raise CodecError(f"importance is negative: {float(flat.min())}")
-    numbers = flat.numpy().astype(np.float64)
-    mean = float(numbers.mean())
-    if mean == 0.0:
-        return np.ones(cols, dtype=np.float32)
-    return np.maximum(numbers / mean, _FLOOR).astype(np.float32)
-
-
 def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
     """Rows in blocks of about a quarter of a million weights."""
     step = max(1, _BLOCK // cols)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
-
-
-def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
-    """All values as one group ``[1, n]``, or, of more than a million, every k-th and the largest and smallest."""
-    rows, cols = values.shape
-    flat = values.reshape(-1)
-    step = -(-flat.size // _SAMPLE)
-    if step == 1:
-        return flat[None], None if weights is None else np.tile(weights, rows)[None]
-    while math.gcd(step, cols) != 1:
-        step += 1
-    at = np.concatenate([np.arange(0, flat.size, step), [int(flat.argmin()), int(flat.argmax())]])
-    return flat[at][None], None if weights is None else weights[at % cols][None]
 
 
 def _tiled(weights: Floats, rows: int, width: int) -> Floats:

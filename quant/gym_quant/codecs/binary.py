@@ -21,7 +21,7 @@ from gym_quant.splits import best_split, float64_sums
 class Binary(LevelCodec):
     """Eight weights a byte, laid out as ``gym_quant.packing`` does. Parameters: see ``gym_quant.levels.LevelCodec``.
 
-    Of a group with more than a million weights the split is searched on a sample (``levels.sampled``).
+    Of a group with more than a million weights the split is searched on a sample (``gym_quant.sampling.sampled``).
     """
 
     name = "binary"

@@ -28,7 +28,7 @@ from gym_quant.splits import best_split, float64_sums
 class Ternary(LevelCodec):
     """Five weights a byte; codes are 0 (negative), 1 (zero), 2. Parameters: see ``gym_quant.levels.LevelCodec``.
 
-    Of a group with more than a million weights the threshold is searched on a sample (``levels.sampled``).
+    Of a group with more than a million weights the threshold is searched on a sample (``gym_quant.sampling.sampled``).
     """
 
     name = "ternary"
