@@ -82,10 +82,15 @@ def test_a_resume_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     assert [(line["step"], line["loss"]) for line in found] == [(1, 1.0), (2, 0.5), (3, 0.25)]
 
 
-def test_tensorboard_reads_one_curve_of_a_resumed_run(tmp_path: Path) -> None:
+def test_tensorboard_reads_one_curve_of_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    # Files of one second are read in the order of the process's count of them, by its letters: 10 before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     log_and_resume(tmp_path / "run", "tensorboard")
     events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
