@@ -1,0 +1,87 @@
+"""Records of plug-ins: found wherever a config names a member, held against what is installed, and bounded."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_fed.config.plugins import as_json, plugins_of, read_records, recorded_in, require_plugins
+from gym_fed.config.soup import SoupRecipe
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+from tests.support.installed import install
+
+ROOT = Path(__file__).parents[2]
+NOT_RULES = {"median", "linear", "adam", "fisher", "improvement"}
+"""Words that name other things too: a pruner of searches, schedules, optimisers, statistics, a way to pay royalties."""
+
+
+@pytest.fixture(autouse=True)
+def _package(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {
+        "gym_fed.aggregators": {"mine": "json:A"},
+        "gym_fed.pre_aggregators": {"step": "json:B"},
+    }
+    install(monkeypatch, points)
+
+
+def test_members_are_found_in_lists_and_sections_and_ours_are_left_out() -> None:
+    recipe = SoupRecipe(aggregator="mine", pre_aggregators=["norm_cap", "step"])
+    assert [(r.kind, r.name, r.distribution, r.version) for r in plugins_of(recipe)] == [
+        ("aggregator", "mine", "gym-more", "1.2"),
+        ("pre-aggregator", "step", "gym-more", "1.2"),
+    ]
+    assert plugins_of(SoupRecipe()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "9"}, "and here it is of gym-more 1.2"),
+        ({"digest": "0" * 64}, "has other files"),
+        ({"name": "other"}, "which is not installed here"),
+        ({"kind": "robot"}, "this release knows no robot"),
+        ({"name": "krum"}, "is gym-fed's own"),
+    ],
+)
+def test_another_plug_in_than_the_recorded_one_is_refused_by_name(change: dict[str, str], said: str) -> None:
+    record = plugins_of(SoupRecipe(aggregator="mine"))[0]
+    require_plugins([record], "the task")
+    with pytest.raises(GymError, match=said) as caught:
+        require_plugins([record.model_copy(update=change)], "the task")
+    assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
+
+
+def test_a_member_that_is_a_plug_in_only_here_is_refused() -> None:
+    used = plugins_of(SoupRecipe(aggregator="mine"))
+    with pytest.raises(GymError, match="names aggregator 'mine' and no package of it"):
+        require_plugins([], "the task", used)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "a\u202eb"}, {"version": "1 2"}, {"digest": "x"}, {"path": "/etc"}]
+)
+def test_records_that_are_no_records_are_refused(wrong: dict[str, Any]) -> None:
+    told = as_json(plugins_of(SoupRecipe(aggregator="mine")))[0]
+    assert recorded_in(json.dumps({"plugins": [told], "more": 1}))
+    assert recorded_in(json.dumps({"plugins": [{**told, **wrong}]})) == []
+    for values in ([{**told, **wrong}], [told] * 65):
+        with pytest.raises(GymError, match="plugins"):
+            read_records(values, "the ledger")
+
+
+def test_no_rule_is_told_by_its_name_outside_its_file() -> None:
+    kinds = (AGGREGATORS, PRE_AGGREGATORS, METHODS, SERVER_OPTIMIZERS, CONTRIBUTIONS)
+    names = {name for kind in kinds for name in kind.own()} - NOT_RULES
+    found = []
+    for folder in ("gym_fed/soup", "gym_fed/config", "gym_fed/privacy", "gym_fed/cli", "server", "client"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Compare):
+                    words = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
+                    found += [f"{file.relative_to(ROOT)}:{node.lineno}: {w}" for w in words & names]
+    assert not found
