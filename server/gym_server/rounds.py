@@ -7,6 +7,7 @@ kill at any line leaves a round that either continues from its last state or is 
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +35,21 @@ class Round:
 
     server_round: int
     state: str
-    spec: TaskSpec | None
+    task: TaskSpec | str | None
+    """The task, perhaps as the database has it; None before contributors are collected."""
     base_height: int
     merging: list[str]
     reason: str
+
+    @functools.cached_property
+    def spec(self) -> TaskSpec | None:
+        """The task. It is read when it is asked for: nobody asks for that of a round that has ended, and the plug-ins
+        that it was made with may be others by then.
+
+        Raises:
+            GymError: ``MISSING_DEPENDENCY`` naming a plug-in of the task that is missing here, or is another.
+        """
+        return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
 
 
 @dataclass(frozen=True)
@@ -374,7 +386,7 @@ def _round(row: Any) -> Round:
     return Round(
         row.server_round,
         row.state,
-        TaskSpec.model_validate_json(row.spec) if row.spec else None,
+        row.spec or None,
         row.base_height,
         json.loads(row.merging) if row.merging else [],
         row.reason,

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from gym_client.policy import Policy
 from gym_client.work import parse_task
+from gym_server.federation import Federation
+from gym_server.setup import init_hub
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.plugins import plugins_of
@@ -120,3 +122,22 @@ def test_a_key_that_is_no_section_of_the_chosen_is_refused() -> None:
     for key in ("command", "dpo", "seed_file"):
         with pytest.raises(GymError, match=key):
             parse_task(json.dumps({**told, "recipe": {**told["recipe"], key: {"path": "/etc"}}}))
+
+
+def test_a_hub_knows_a_round_that_has_ended_without_the_packages_of_its_task(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init_hub(tmp_path / "hub", "rounds", str(tiny_base), "open")
+    with Federation.open(tmp_path / "hub") as hub:
+        number = hub.journal.open_next().server_round
+        assert hub.journal.start_collecting(number, mine()).spec == mine()
+        hub.journal.abort(number, "nobody came")
+        for kind in (ALGORITHMS, TUNING):
+            monkeypatch.setattr(kind, "_types", {})
+        install(monkeypatch, {})
+        current = hub.journal.current()
+        assert current is not None
+        assert (current.server_round, current.state) == (number, "aborted")
+        with pytest.raises(GymError, match=r"'weighed_sft' of gym-more 1.2 .*which is not installed"):
+            _ = current.spec
+        assert hub.journal.open_next().spec is None
