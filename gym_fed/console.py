@@ -155,11 +155,12 @@ class MemberName(click.ParamType):  # type: ignore[type-arg]  # generic since cl
     Args:
         kind: The registry.
         also: Further words that the option takes.
+        checked: Whether another word is refused here; False leaves it to the config that the option sets.
     """
 
-    def __init__(self, kind: Registry[Any], also: tuple[str, ...] = ()) -> None:
+    def __init__(self, kind: Registry[Any], also: tuple[str, ...] = (), *, checked: bool = True) -> None:
         self.name = kind.kind
-        self._kind, self._also = kind, also
+        self._kind, self._also, self._checked = kind, also, checked
 
     def words(self) -> tuple[str, ...]:
         """Everything that the option takes."""
@@ -169,6 +170,6 @@ class MemberName(click.ParamType):  # type: ignore[type-arg]  # generic since cl
         return f"[{'|'.join(self.words())}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value not in self.words():
+        if self._checked and value not in self.words():
             self.fail(f"{value!r} is not one of {', '.join(map(repr, self.words()))}.", param, ctx)
         return value

@@ -12,6 +12,8 @@ import re
 import sqlite3
 from typing import NamedTuple
 
+from gym_quant.registry import MemberError
+
 from gym_fed.errors import ErrorCode, GymError
 
 
@@ -109,11 +111,15 @@ def system_error(error: BaseException, *, with_place: bool = True) -> GymError |
 
     Args:
         error: Anything that was raised: an OSError, an error of SQLite (bare, or as SQLAlchemy wraps it), an error of a
-            library that names an errno in its text.
+            library that names an errno in its text; or a codec of another package that cannot be used.
         with_place: Name the file. False for what goes over the wire: paths are nobody's business there.
     """
     if isinstance(error, GymError):
         return error
+    if any(isinstance(found, MemberError) for found in (error, error.__cause__)):
+        return GymError(
+            ErrorCode.MISSING_DEPENDENCY, str(error), "gym doctor lists the members of installed packages"
+        )
     origin = getattr(error, "orig", None)
     if isinstance(origin, sqlite3.Error):
         return system_error(origin, with_place=with_place)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from gym_quant.registry import CODECS
 
 from gym_fed import console
 from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
+from gym_fed.console import MemberName
 
 if TYPE_CHECKING:
     from gym_fed.quantization.config import CalibratedPolicy
@@ -29,7 +31,13 @@ def encode(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
     codec: Annotated[
-        str, typer.Option("--codec", "--method", help="Codec of matrices, or auto for a budget.")
+        str,
+        typer.Option(
+            "--codec",
+            "--method",
+            click_type=MemberName(CODECS, ("auto",), checked=False),
+            help="Codec of matrices, or auto for a budget.",
+        ),
     ] = "bitdelta",
     group_size: Annotated[
         str | None, typer.Option(help="Columns that share a scale; or row, tensor, auto.")
@@ -90,8 +98,6 @@ def _number(group_size: str | None) -> int | str | None:
 
 def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> CalibratedPolicy:
     """The options and settings; with text, scales that nothing else calibrates are distilled."""
-    from gym_quant.registry import CODECS
-
     from gym_fed.config.yaml_file import parse_overrides, validate
     from gym_fed.errors import ErrorCode, GymError
     from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy

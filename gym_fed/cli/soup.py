@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +14,10 @@ from gym_fed.cli.columns import print_columns
 from gym_fed.cli.soup_merge import merge
 from gym_fed.cli.soup_statistics import statistics
 from gym_fed.console import AsJson
+from gym_fed.errors import GymError
+
+if TYPE_CHECKING:
+    from gym_fed.kinds import Kind
 
 app = typer.Typer(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
 app.command()(merge)
@@ -36,14 +41,20 @@ def _rules() -> list[dict[str, Any]]:
     from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 
     return [
-        *(_aggregator(AGGREGATORS.type_of(name)) for name in AGGREGATORS.names()),
-        *(_described(PRE_AGGREGATORS.type_of(name), "pre-aggregator") for name in PRE_AGGREGATORS.names()),
-        *(_method(METHODS.type_of(name)) for name in METHODS.names()),
-        *(
-            _described(SERVER_OPTIMIZERS.type_of(name), "server optimizer")
-            for name in SERVER_OPTIMIZERS.names()
-        ),
+        *map(_aggregator, _usable(AGGREGATORS)),
+        *(_described(rule, "pre-aggregator") for rule in _usable(PRE_AGGREGATORS)),
+        *map(_method, _usable(METHODS)),
+        *(_described(rule, "server optimizer") for rule in _usable(SERVER_OPTIMIZERS)),
     ]
+
+
+def _usable(kind: Kind[Any]) -> Iterator[Any]:
+    """The classes of a kind; members of other packages that cannot be used are named on stderr."""
+    for name in kind.names():
+        try:
+            yield kind.type_of(name)
+        except GymError as error:
+            console.err.print(f"left out: {error.message}; {error.hint}")
 
 
 def _aggregator(rule: Any) -> dict[str, Any]:
@@ -81,8 +92,13 @@ def _described(rule: Any, kind: str) -> dict[str, Any]:
         "kind": kind,
         "needs": needs[rule.needs.name.lower()],
         "settings": {k: _default(f) for k, f in fields.items() if k != "num_malicious_nodes"},
-        "summary": inspect.cleandoc(sys.modules[rule.__module__].__doc__ or "").splitlines()[0],
+        "summary": _first_line(sys.modules[rule.__module__]) or _first_line(rule),
     }
+
+
+def _first_line(documented: Any) -> str:
+    """Of the docstring of a module or class; "" where it has none of its own."""
+    return inspect.cleandoc(vars(documented).get("__doc__") or "").partition("\n")[0]
 
 
 def _default(field: Any) -> Any:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from gym_quant.registry import CODECS
 
 from gym_fed import console
 from gym_fed.cli.columns import print_columns
 from gym_fed.cli.soup_inputs import Judge
 from gym_fed.cli.soup_work import Aggregation, Method, Work, Write, run
-from gym_fed.console import AsJson
+from gym_fed.console import AsJson, MemberName
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ def merge(
     codec: Annotated[
         str,
         typer.Option(
+            click_type=MemberName(CODECS, ("compact", "exact", "as-merged"), checked=False),
             help="How the soup is written: compact (every tensor in the fewest bytes within --max-error), exact "
-            "(float32), as-merged (bfloat16), or a codec: bitdelta, int4, lora..."
+            "(float32), as-merged (bfloat16), or a codec.",
         ),
     ] = "compact",
     max_error: Annotated[

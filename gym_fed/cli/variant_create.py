@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from gym_quant.registry import CODECS
 
 from gym_fed.cli.data_options import ColumnsOption
 from gym_fed.cli.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.train import stop_on_ctrl_c
 from gym_fed.cli.variant_options import KeyOption, StoreOption, open_store, signing_key, store_folder
-from gym_fed.console import AsJson, err, out, print_json, tell
+from gym_fed.console import AsJson, MemberName, err, out, print_json, tell
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -63,7 +64,12 @@ def create(
     ] = None,
     base: Base = "gym-nano",
     method: Annotated[str, typer.Option(help="lora, or full for all weights at one bit each.")] = "lora",
-    codec: Annotated[str, typer.Option(help="auto, or how the change is written.")] = "auto",
+    codec: Annotated[
+        str,
+        typer.Option(
+            click_type=MemberName(CODECS, ("auto",), checked=False), help="How the change is written."
+        ),
+    ] = "auto",
     steps: Annotated[
         int | None, typer.Option(min=1, help="Most optimiser steps.", show_default="by the number of rows")
     ] = None,

@@ -33,6 +33,9 @@ class _Added:
     wanted: Any = None
     idle: str = ""
 
+    def __repr__(self) -> str:
+        return repr(self.value)  # what a complaint quotes
+
 
 def _checked(added: Any) -> Any:
     """The value as its member wants it."""

@@ -104,12 +104,15 @@ def format_of(row: Row) -> Format:
     Raises:
         BadRow: When they match none.
     """
-    own = set(FORMATS.own())
-    types = [(name not in own, FORMATS.type_of(name)) for name in FORMATS.names()]
-    for _, found in sorted(types, key=lambda entry: (entry[0], entry[1].order)):
-        if found.matches(row):
-            format: Format = found()
-            return format
+    own = FORMATS.own()
+    for names in (
+        own,
+        [name for name in FORMATS.names() if name not in own],
+    ):  # others' are imported when asked
+        for found in sorted(map(FORMATS.type_of, names), key=lambda type_: type_.order):
+            if found.matches(row):
+                format: Format = found()
+                return format
     raise BadRow(
         f"cannot tell the format from the keys {sorted(map(str, row))}",
         "rows need messages, conversations (ShareGPT), instruction and output (Alpaca), prompt, or text; "

@@ -284,7 +284,8 @@ def _check_codecs(manifest: Manifest) -> None:
     for record in manifest.tensors:
         if record.codec not in known:
             raise _invalid(
-                f"tensor {record.name!r}: unknown codec {record.codec!r} (known: {', '.join(known)})"
+                f"tensor {record.name!r}: unknown codec {record.codec!r} (known: {', '.join(known)})",
+                "a codec of another package is known once that package is installed",
             )
         with _about(record.name):
             normal = get_codec(record.codec).normalise(record.params, record.shape)

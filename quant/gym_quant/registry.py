@@ -88,7 +88,7 @@ class Registry(Generic[T]):
 
         Raises:
             MemberError: When there is none; for one of another package that two packages have, that is no subclass of
-                the kind's base, or whose import fails.
+                the kind's base or lacks what that requires, or whose import fails.
         """
         if name not in self._types:
             self._types[name] = self._own(name) if name in self.own() else self._foreign(name)
@@ -150,6 +150,11 @@ class Registry(Generic[T]):
             raise self.broken(
                 f"{whose}: {point.value} is no {base.__name__} called {name!r}",
                 f"repair or remove {point.dist.name}",
+            )
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        if missing:
+            raise self.broken(
+                f"{whose}: {point.value} lacks {missing}", f"repair or remove {point.dist.name}"
             )
         return cast("type[T]", found)
 

@@ -40,7 +40,7 @@ rounds:
 # How every contributor trains. Names are those of `gym train`.
 recipe:
   algorithm: sft                # sft | pretrain | dpo | kto | orpo | simpo | tdpo
-  finetuning: full              # full | lora
+  finetuning: full              # full | lora, or what an installed package adds
   max_steps: 50
   learning_rate: 1.0e-3
   per_device_train_batch_size: 16
@@ -48,7 +48,7 @@ recipe:
 
 # How an update is written down: one bit a weight, and what that loses is added to the next one.
 codec:
-  codec: bitdelta               # bitdelta | dense
+  codec: bitdelta               # or any other of docs/codecs.md, or of an installed package
   error_feedback: true
 
 # How updates become one soup.

@@ -1,0 +1,127 @@
+"""Members of installed packages that cannot be used: named in two lines, and in nobody else's way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from gym_quant.codec import Codec
+from gym_quant.registry import CODECS, MemberError
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.data.reading import format_of
+from gym_fed.doctor.checks.plugins import judge_plugin
+from gym_fed.doctor.finding import Level
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import AGGREGATORS, FORMATS
+from gym_fed.soup.aggregator import CoordinateRule
+from gym_fed.system_errors import system_error
+from tests.support.installed import install
+
+HERE = "tests.unit.test_plugins_broken"
+LOST = "tests.unit.no_such_module:Lost"
+
+
+class Half(Codec):
+    """Lacks all but one of the methods that a codec must have."""
+
+    name = "half"
+
+    def encode(self, tensor: Any, **params: Any) -> Any:
+        """Nothing comes of it."""
+
+
+class Middle(CoordinateRule):
+    """Half way between the extremes.
+
+    Its module's docstring speaks of other things.
+    """
+
+    name = "middle"
+    robust = False
+
+    def _aggregate(self, updates: Any, weights: Any) -> Any:
+        return (updates.amin(dim=0) + updates.amax(dim=0)) / 2
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (CODECS, AGGREGATORS, FORMATS):
+        monkeypatch.setattr(kind, "_types", dict(kind._types))
+    install(
+        monkeypatch,
+        {
+            "gym_fed.codecs": {"half": f"{HERE}:Half", "lost": LOST},
+            "gym_fed.aggregators": {"lost": LOST, "middle": f"{HERE}:Middle"},
+            "gym_fed.formats": {"lost": LOST},
+        },
+    )
+
+
+def gym(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "400"})
+
+
+def test_a_codec_without_a_required_method_is_refused_by_what_it_lacks() -> None:
+    with pytest.raises(
+        MemberError, match=r"codec 'half' of gym-more 1\.2: .*:Half lacks check, decode_rows, norm,"
+    ):
+        CODECS.type_of("half")
+    finding = judge_plugin(CODECS, "half")
+    assert finding.level is Level.FAIL
+    assert "lacks check" in finding.finding
+
+
+@pytest.mark.parametrize("name", ["half", "lost"])
+def test_a_codec_that_cannot_be_used_ends_a_command_with_two_lines(
+    tiny_base: Path, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "d.gymdelta"
+    error = gym("delta", "encode", tiny_base, tiny_base, "-o", out, "--method", name).exception
+    assert isinstance(error, Exception)
+    said = system_error(error)
+    assert isinstance(said, GymError)
+    assert said.code is ErrorCode.MISSING_DEPENDENCY
+    assert f"codec '{name}' of gym-more 1.2" in said.message
+    assert "repair or remove gym-more" in said.message
+    assert not out.exists()
+
+
+def test_the_list_of_rules_goes_on_without_what_cannot_be_imported() -> None:
+    done = gym("soup", "rules")
+    assert done.exit_code == 0, done.exception
+    assert "left out: aggregator 'lost' of gym-more 1.2 cannot be imported" in done.stderr
+    assert "krum" in done.stdout
+
+
+def test_a_rule_of_a_module_without_a_docstring_is_listed_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[HERE], "__doc__", None)
+    done = gym("soup", "rules")
+    assert done.exit_code == 0, done.exception
+    assert "Half way between the extremes." in done.stdout
+
+
+def test_a_format_that_cannot_be_imported_is_in_the_way_of_no_row_of_ours() -> None:
+    assert type(format_of({"text": "to be"})).__name__ == "Text"
+    with pytest.raises(GymError, match=r"format .lost. of gym-more 1\.2 cannot be imported"):
+        format_of({"front": "to be", "back": "or not"})
+
+
+@pytest.mark.parametrize("words", [("delta", "encode"), ("soup", "merge"), ("variant", "create")])
+def test_help_lists_the_codecs(words: tuple[str, ...]) -> None:
+    assert "int4|int8|lora|lost|ternary]" in gym(*words, "--help").output
+
+
+def test_help_with_codecs_imports_no_torch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from gym_fed.cli.main import app; "
+        "assert [CliRunner().invoke(app, [*words.split(), '--help']).exit_code "
+        "for words in ('delta encode', 'soup merge', 'variant create')] == [0, 0, 0]; "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
