@@ -27,12 +27,16 @@ from gym_fed.config.plugins import plugins_of, require_plugins
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_fed.text import plain
 
 if TYPE_CHECKING:
     from gym_fed.delta.encode import Refine
     from gym_fed.training.result import TrainResult
 
 _LOGGED_STEPS = 10
+
+_MOST_SAID = 2000
+"""Characters of what is wrong with a task: its unknown keys are as long and as many as a hub likes."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def parse_task(text: str) -> TaskSpec:
             lines.append(f"{where}: {'unknown key' if unknown else problem['msg']}")
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the task is refused: {'; '.join(lines)}",
+            plain(f"the task is refused: {'; '.join(lines)}", _MOST_SAID),
             "a task may carry data for training and nothing else; tell the coordinator",
         ) from error
     require_plugins(spec.plugins, "the task", plugins_of(spec.recipe, spec.codec))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from gym_quant.registry import Origin, Registry
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.member import ByMember, MemberOf
@@ -50,8 +50,6 @@ class PluginRecord(StrictModel):
 
 Plugins = Annotated[list[PluginRecord], Field(max_length=MAX_PLUGINS)]
 
-_RECORDS: TypeAdapter[list[PluginRecord]] = TypeAdapter(Plugins)
-
 
 class _Recorded(BaseModel):
     """The records of a document, whatever else is in it."""
@@ -65,7 +63,7 @@ def plugins_of(*models: BaseModel) -> list[PluginRecord]:
     """Every member of another package that the configs name, once each, in order of kind and name.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` where two packages have one of them.
+        GymError: ``MISSING_DEPENDENCY`` where two packages have one of them, or where its name cannot be recorded.
     """
     return records(pair for model in models for pair in members_of(model))
 
@@ -94,13 +92,12 @@ def read_records(values: object, where: str) -> list[PluginRecord]:
     try:
         return read_plugins(values)
     except ValidationError as error:
-        problem = plain(first_problem(error, "plugins"))
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: plugins: {problem}") from error
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: {plain(first_problem(error))}") from error
 
 
 def read_plugins(values: object) -> list[PluginRecord]:
     """As ``read_records``, inside a schema's validator; raises pydantic's ``ValidationError``."""
-    return _RECORDS.validate_python(values)
+    return _Recorded.model_validate({"plugins": values}).plugins
 
 
 def recorded_in(text: str) -> list[PluginRecord]:
@@ -190,13 +187,21 @@ def _require(record: PluginRecord, where: str) -> None:
 
 
 def _record(kind: Registry[Any], name: str, origin: Origin) -> PluginRecord:
-    return PluginRecord(
-        kind=kind.kind,
-        name=name,
-        distribution=origin.distribution,
-        version=origin.version,
-        digest=origin.digest,
-    )
+    try:
+        return PluginRecord(
+            kind=kind.kind,
+            name=name,
+            distribution=origin.distribution,
+            version=origin.version,
+            digest=origin.digest,
+        )
+    except ValidationError as error:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{kind.kind} {plain(name)!r} of {plain(origin.distribution)} {plain(origin.version)} cannot be recorded: "
+            f"{plain(first_problem(error))}",
+            "ask the package's author for another name",
+        ) from error
 
 
 def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:

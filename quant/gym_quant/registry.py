@@ -142,7 +142,7 @@ class Registry(Generic[T]):
         whose = f"{self.kind} {name!r} of {point.dist.name} {point.dist.version}"
         try:
             found = point.load()
-        except Exception as error:  # a stranger's module may raise anything
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
             raise self.broken(
                 f"{whose} cannot be imported: {error!r}", f"repair or remove {point.dist.name}"
             ) from error

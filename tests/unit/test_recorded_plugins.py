@@ -23,7 +23,7 @@ NOT_RULES = {"median", "linear", "adam", "fisher", "improvement"}
 @pytest.fixture(autouse=True)
 def _package(monkeypatch: pytest.MonkeyPatch) -> None:
     points = {
-        "gym_fed.aggregators": {"mine": "json:A"},
+        "gym_fed.aggregators": {"mine": "json:A", "mine+": "json:A", "ends": "module_that_exits:A"},
         "gym_fed.pre_aggregators": {"step": "json:B"},
     }
     install(monkeypatch, points)
@@ -72,6 +72,27 @@ def test_records_that_are_no_records_are_refused(wrong: dict[str, Any]) -> None:
     for values in ([{**told, **wrong}], [told] * 65):
         with pytest.raises(GymError, match="plugins"):
             read_records(values, "the ledger")
+
+
+def test_what_is_wrong_with_a_record_is_said_with_its_key() -> None:
+    told = as_json(plugins_of(SoupRecipe(aggregator="mine")))[0]
+    with pytest.raises(GymError, match=r"^the ledger: plugins\.0\.version: "):
+        read_records([{**told, "version": "1 2"}], "the ledger")
+
+
+def test_a_member_whose_name_no_record_takes_is_refused() -> None:
+    with pytest.raises(GymError, match=r"'mine\+' of gym-more 1\.2 cannot be recorded") as caught:
+        plugins_of(SoupRecipe(aggregator="mine+"))
+    assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
+
+
+def test_a_module_that_ends_the_process_when_it_is_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_that_exits.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(GymError, match=r"'ends' of gym-more 1\.2 cannot be imported"):
+        AGGREGATORS.type_of("ends")
 
 
 def test_no_rule_is_told_by_its_name_outside_its_file() -> None:

@@ -96,6 +96,17 @@ def test_plugins_that_are_no_list_of_plugins_are_refused_like_any_other_key() ->
         assert caught.value.code is ErrorCode.POLICY_REFUSED
 
 
+def test_what_a_hub_writes_into_keys_reaches_no_terminal_and_has_an_end() -> None:
+    told = json.loads(mine().model_dump_json())
+    told["plugins"][0] |= {f"\x1b[{number}m": 1 for number in range(1000)}
+    with pytest.raises(
+        GymError, match=r"the task is refused: plugins\.0\.\\x1b\[0m: unknown key; "
+    ) as caught:
+        parse_task(json.dumps(told))
+    assert "\x1b" not in caught.value.message
+    assert len(caught.value.message) <= 2000
+
+
 def test_a_task_of_our_own_members_is_written_as_it_always_was() -> None:
     told = json.loads(task(algorithm="dpo", finetuning="lora").model_dump_json())
     assert "plugins" not in told
