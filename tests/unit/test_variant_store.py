@@ -340,6 +340,16 @@ def test_a_lost_file_is_named(store: VariantStore, tmp_path: Path) -> None:
     assert served(store)
 
 
+def test_a_variant_in_a_codec_that_is_not_installed_names_that_remedy(
+    store: VariantStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, tmp_path)
+    monkeypatch.setattr("gym_fed.delta.file.codec_names", lambda: ("dense_of_old",))
+    with pytest.raises(GymError, match=r"variant 'alice'.*unknown codec") as caught:
+        store.acquire("alice")
+    assert caught.value.hint == "a codec of another package is known once that package is installed"
+
+
 def test_leftovers_are_collected_and_copies_under_way_are_not(store: VariantStore, tmp_path: Path) -> None:
     kept = add(store, tmp_path)
     orphan = store.folder / "objects" / "00" / f"{'0' * 64}.gymdelta"

@@ -57,11 +57,10 @@ def open_verified(
     except GymError as error:
         path = objects.path(record.sha256)
         where = "" if str(path) in error.message else f" ({path})"
-        raise GymError(
-            error.code,
-            f"variant {record.name!r}{where}: {error.message}",
-            _REMEDIES.get(error.code, error.hint),
-        ) from error
+        remedy = _REMEDIES.get(error.code, error.hint)
+        if error.code is ErrorCode.DELTA_INVALID:
+            remedy = error.hint or remedy  # a codec that is not installed here comes by no other copy
+        raise GymError(error.code, f"variant {record.name!r}{where}: {error.message}", remedy) from error
 
 
 def check_signature(record: VariantRecord, registry: Registry, *, required: bool) -> None:
