@@ -43,7 +43,7 @@ class TextConsole(Console):
     """
 
     def __init__(self, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+        super().__init__(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         # Before rich drops some control characters without a trace.

@@ -185,7 +185,7 @@ def _progress() -> Iterator[Callable[[BatchReport], None]]:
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    figures = TextColumn("{task.fields[figures]}")
+    figures = TextColumn("{task.fields[figures]}", markup=False)
     with Progress("batch", BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as bar:
         task = bar.add_task("batch", total=None, figures="")
         yield lambda report: bar.update(

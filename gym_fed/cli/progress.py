@@ -36,7 +36,7 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    figures = TextColumn("{task.fields[figures]}")
+    figures = TextColumn("{task.fields[figures]}", markup=False)
     with Progress("training", BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as bar:
         task = bar.add_task("training", total=None, figures="")
 
