@@ -20,7 +20,8 @@ Option = bool | int | float | str
 
 MERGE_VERSION = 2
 """How updates are read by a merge, the newest way. 1: sign bits of ``bitdelta``, factors, everything else decoded in
-whole rows. 2: sign bits of every codec that stores exactly those, and blocks that do not grow with a row's length."""
+whole rows. 2: sign bits of every codec that stores exactly those,
+blocks no larger for longer rows, and budgets spent to the end."""
 
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from gym_quant.registry import get_codec
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import MERGE_VERSION
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.layout import Layout, header_bytes
 from gym_fed.delta.manifest import Manifest
@@ -37,6 +38,7 @@ Sensitivity: TypeAlias = Callable[[str, Tensor], float]
 
 _SAMPLE = 1 << 18
 _TRIES = 8
+_ATTEMPTS = 16
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,21 @@ def fit(
     spec: BaseSpec,
     extra: Mapping[str, str],
     max_bits_per_weight: float,
+    version: int = MERGE_VERSION,
 ) -> list[Choice]:
     """One candidate of every tensor so that the whole file, header too, is within the budget.
+
+    ``version`` is that of merging (``SoupRecipe.merge_version``): soups of version 1 are made again as they were.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when not one tensor fits, or not all that may not be left out.
     """
     budget = math.floor(spec.num_parameters * max_bits_per_weight / 8)
+    if version == 1 and any(len(found) > 2 for found in options.values()):
+        first = _fit_by_payload(options, spec, extra, budget)
+        if first:
+            return first
+        options = {name: [found[0], replace(found[1], error=0.0)] for name, found in options.items()}
 
     def chosen(picks: Picks) -> list[Choice]:
         found = (options[name][index].choice for name, index in picks.items())
@@ -133,6 +143,28 @@ def fit(
         )
     told = (_in_numbers(options[name], index) for name, index in (picks or {}).items())
     return [choice for choice in told if choice is not None]
+
+
+def _fit_by_payload(
+    options: Mapping[str, Sequence[Candidate]], spec: BaseSpec, extra: Mapping[str, str], budget: int
+) -> list[Choice]:
+    """As merging of version 1 did: payloads get what the header leaves, and less until both fit; [] when they do not.
+
+    It leaves some bytes of the budget unused.
+    """
+    sizes = {name: [(c.payload_bytes, c.error) for c in found] for name, found in options.items()}
+    room = budget - file_bytes([], spec, extra)
+    for _ in range(_ATTEMPTS):
+        picks = allocate(sizes, room) if room > 0 else None
+        if picks is None:
+            return []
+        told = (_in_numbers(found, picks[name]) for name, found in options.items())
+        kept = [choice for choice in told if choice is not None]
+        over = file_bytes(kept, spec, extra) - budget
+        if over <= 0:
+            return kept
+        room = min(room, sum(choice.payload_bytes for choice in kept)) - over
+    return []
 
 
 def require_budget(

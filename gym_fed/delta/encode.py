@@ -15,6 +15,7 @@ from gym_quant.registry import get_codec
 from torch import Tensor, nn
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.soup import MERGE_VERSION
 from gym_fed.delta.base import BaseSpec, Tensors, checked_tensors
 from gym_fed.delta.budget import MENU, Candidate, Sensitivity, candidates, fit, require_budget
 from gym_fed.delta.feedback import ErrorFeedback
@@ -125,11 +126,13 @@ def encode_source(
     parts: Mapping[str, str] | None = None,
     sensitivity: Sensitivity | None = None,
     menu: Sequence[str] = MENU,
+    version: int = MERGE_VERSION,
 ) -> EncodeReport:
     """``encode_delta`` for deltas that come from anywhere; holds one tensor at a time.
 
     ``parts`` says what each tensor is (``parts_of``; absent, their names do), ``sensitivity`` measures what an encoding
-    costs, and ``menu`` names the codecs that ``auto`` weighs under a budget (``gym_fed.delta.budget``).
+    costs, and ``menu`` names the codecs that ``auto`` weighs under a budget (``gym_fed.delta.budget``); ``version`` is
+    that of merging, by which a soup's budget is split.
     """
     if policy.error_feedback != (residual is not None):
         raise GymError(
@@ -159,7 +162,7 @@ def encode_source(
     changed = [choice for name, choice in choices.items() if energy[name] > 0.0]
     kept = changed
     if policy.max_bits_per_weight is not None:
-        kept = fit(options, spec, extra or {}, policy.max_bits_per_weight)
+        kept = fit(options, spec, extra or {}, policy.max_bits_per_weight, version)
         choices.update((choice.record.name, choice) for choice in kept)
 
     squares: list[float] = []

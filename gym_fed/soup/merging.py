@@ -216,7 +216,8 @@ def write_soup(
         def source(name: str) -> Tensor:
             return merged[name] if name in merged else torch.zeros(spec.shapes[name])
 
-        return encode_source(source, recipe.codec, out_path, spec, residual, extra), {}
+        version = recipe.merge_version
+        return encode_source(source, recipe.codec, out_path, spec, residual, extra, version=version), {}
 
 
 def inner_products(stacks: Sequence[Stack], norms: Sequence[float]) -> Tensor:

@@ -88,6 +88,9 @@ def soup_from_votes(
             if not bool(torch.isfinite(target).all()):
                 raise GymError(ErrorCode.UPDATE_REFUSED, f"tensor {name!r}: the aggregate overflows float32")
             merged[name] = target.reshape(spec.shapes[name])
-        report = encode_source(lambda name: merged[name], recipe.codec, out_path, spec, residual)
+        version = recipe.merge_version
+        report = encode_source(
+            lambda name: merged[name], recipe.codec, out_path, spec, residual, version=version
+        )
     told = PrivateReport(coordinates, private.privacy.clipping_norm) if private is not None else None
     return SoupReport(report.sha256, report.size_bytes, report.norm, (), (), None, report, private=told)
