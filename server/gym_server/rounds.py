@@ -43,12 +43,7 @@ class Round:
 
     @functools.cached_property
     def spec(self) -> TaskSpec | None:
-        """The task. It is read when it is asked for: nobody asks for that of a round that has ended, and the plug-ins
-        that it was made with may be others by then.
-
-        Raises:
-            GymError: ``MISSING_DEPENDENCY`` naming a plug-in of the task that is missing here, or is another.
-        """
+        """The task, read when it is asked for: plug-ins of a round that has ended may be others by now."""
         return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
 
 
