@@ -36,14 +36,13 @@ class Round:
     server_round: int
     state: str
     task: TaskSpec | str | None
-    """The task, perhaps as the database has it; None before contributors are collected."""
     base_height: int
     merging: list[str]
     reason: str
 
     @functools.cached_property
     def spec(self) -> TaskSpec | None:
-        """The task, read when it is asked for: plug-ins of a round that has ended may be others by now."""
+        """``task``, read when it is asked for: plug-ins of a round that has ended may be others by now."""
         return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
 
 
@@ -118,12 +117,11 @@ class Journal:
 
     def history(self) -> list[dict[str, Any]]:
         """Every round with its version and the counts of its verdicts, oldest first."""
+        by = (updates.c.server_round, updates.c.verdict)
         with self._database.reading() as tx:
             found = {v.server_round: v for v in tx.execute(select(versions))}
             counts: dict[int, dict[str, int]] = {}
-            tally = select(updates.c.server_round, updates.c.verdict, func.count()).group_by(
-                updates.c.server_round, updates.c.verdict
-            )
+            tally = select(*by, func.count()).group_by(*by)
             for server_round, verdict, count in tx.execute(tally):
                 counts.setdefault(server_round, {})[verdict] = count
             rows = tx.execute(select(rounds).order_by(rounds.c.server_round)).all()
@@ -378,14 +376,8 @@ def _version(row: Any) -> Version:
 
 
 def _round(row: Any) -> Round:
-    return Round(
-        row.server_round,
-        row.state,
-        row.spec or None,
-        row.base_height,
-        json.loads(row.merging) if row.merging else [],
-        row.reason,
-    )
+    merging = json.loads(row.merging) if row.merging else []
+    return Round(row.server_round, row.state, row.spec or None, row.base_height, merging, row.reason)
 
 
 def _history_line(row: Any, version: Any, counts: dict[str, int]) -> dict[str, Any]:
