@@ -284,7 +284,7 @@ def test_gym_delta_encode_writes_by_a_codec_of_an_installed_package(
     good(site, "gym", "delta", "encode", "gym-nano", tuned, "-o", written, "--method", "example_bytes")
     assert "example_bytes" in good(site, "gym", "delta", "inspect", written)
     without = run(
-        None, "gym", "delta", "encode", "gym-nano", tuned, "-o", written, "--method", "example_bytes"
+        None, "gym", "delta", "encode", "gym-nano", tuned, "-o", tmp_path / "not", "--method", "example_bytes"
     )
     assert without.returncode != 0
     assert "example_bytes" in without.stderr
