@@ -272,7 +272,8 @@ def test_news_begin_the_silence_anew() -> None:
 
 
 def test_on_a_terminal_the_silence_is_broken_by_a_line_that_moves_and_goes() -> None:
-    console = Console(force_terminal=True, width=60, file=open("/dev/null", "w"), record=True)  # noqa: SIM115
+    nowhere = open("/dev/null", "w")  # noqa: SIM115
+    console = Console(force_terminal=True, width=60, file=nowhere, record=True, markup=False)
     display = TerminalDisplay(console)
     display.still("loading [/x] \x1b[2J", 2.0)
     display.still("loading [/x] \x1b[2J", 3.0)

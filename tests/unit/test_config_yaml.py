@@ -397,7 +397,7 @@ def test_the_learning_rate_falls_with_every_committed_round() -> None:
         ({"recipe": {"finetuning": "lora"}, "codec": {"distill_steps": 5}}, "full deltas"),
         ({"soup": {"codec": {"distill_steps": 5}}}, "no contributor's text"),
         ({"codec": {"distill_bits": True}}, "distill_steps"),
-        ({"codec": {"codec": "dense", "distill_steps": 5}}, "has none"),
+        ({"codec": {"codec": "dense", "distill_steps": 5}}, "scales, which .dense. does not have"),
     ],
 )
 def test_distillation_that_could_do_nothing_is_refused(values: dict[str, Any], told: str) -> None:
