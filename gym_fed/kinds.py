@@ -37,10 +37,6 @@ class Kind(Registry[T]):
         """A member, for a kind whose members take no settings when they are made; see ``type_of`` for the errors."""
         return self.type_of(name)()
 
-    def own_with(self, fact: str) -> tuple[str, ...]:
-        """Those of ours of which ``fact``, an attribute, is true, sorted. Imports them."""
-        return tuple(name for name in self.own() if getattr(self.type_of(name), fact))
-
 
 class TabledKind(Kind[T]):
     """A kind some of whose members are lines of a table instead of files, each an object that is ready for use.

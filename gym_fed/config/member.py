@@ -42,7 +42,7 @@ class MemberOf:
         names = (name for kind in self.kinds for name in kind.names())
         if not self.fact:
             return (*self.also, *names)
-        own, able = set(self.kind.own()), set(self._able())
+        own, able = set(self.kind.own()), set(self.kind.own_with(self.fact))
         return (*self.also, *(name for name in names if name not in own or name in able))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -60,13 +60,9 @@ class MemberOf:
             kinds = " or ".join(kind.kind for kind in self.kinds)
             raise ValueError(f"unknown {kinds} {name!r} (known: {', '.join(self.words())})")
         if self.fact and not getattr(self.kind.type_of(name), self.fact):
-            raise ValueError(
-                f"{self.kind.kind} {name!r} cannot be used here; use one of {', '.join((*self.also, *self._able()))}"
-            )
+            able = ", ".join((*self.also, *self.kind.own_with(self.fact)))
+            raise ValueError(f"{self.kind.kind} {name!r} cannot be used here; use one of {able}")
         return name
-
-    def _able(self) -> tuple[str, ...]:
-        return tuple(name for name in self.kind.own() if getattr(self.kind.type_of(name), self.fact))
 
 
 class ByMember(StrictModel):

@@ -80,6 +80,10 @@ class Registry(Generic[T]):
         """Those of ours, sorted."""
         return _files(self.package)
 
+    def own_with(self, fact: str) -> tuple[str, ...]:
+        """Those of ours of which ``fact``, an attribute, is true, sorted. Imports them."""
+        return tuple(name for name in self.own() if getattr(self.type_of(name), fact))
+
     def __contains__(self, name: object) -> bool:
         return name in self.names()
 
