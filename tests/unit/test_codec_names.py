@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 from gym_quant.registry import CODECS
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("gym_fed", "server", "client", "quant")
+from tests.support.sources import ROOT, our_files
+
 CODEC_FILES = ROOT / "quant" / "gym_quant" / "codecs"
 NAMES = frozenset(CODECS.own())
 CLASSES = frozenset({CODECS.type_of(name).__name__ for name in NAMES} | {"LevelCodec", "UniformCodec"})
@@ -112,15 +111,8 @@ def test_choosing_a_codec_or_testing_a_tuning_method_is_no_test_of_a_name(line: 
 
 
 def test_no_file_but_its_own_tests_a_codecs_name() -> None:
-    files = [
-        file
-        for folder in FOLDERS
-        for file in (ROOT / folder).rglob("*.py")
-        if CODEC_FILES not in file.parents and "_generated" not in file.parts
-    ]
-    assert len(files) > 400
     found = {}
-    for file in files:
+    for file in our_files(without=CODEC_FILES):
         text = file.read_text(encoding="utf-8")
         for line in named_lines(text):
             found[f"{file.relative_to(ROOT)}: {text.splitlines()[line - 1].strip()}"] = line

@@ -95,7 +95,7 @@ def test_a_module_that_ends_the_process_when_it_is_imported_is_refused(
         AGGREGATORS.type_of("ends")
 
 
-def test_no_rule_is_told_by_its_name_outside_its_file() -> None:
+def test_no_rule_is_known_by_its_name_outside_its_file() -> None:
     kinds = (AGGREGATORS, PRE_AGGREGATORS, METHODS, SERVER_OPTIMIZERS, CONTRIBUTIONS)
     names = {name for kind in kinds for name in kind.own()} - NOT_RULES
     found = []

@@ -76,16 +76,20 @@ def answers(mixed: MixedModel, paths: list[Path]) -> tuple[torch.Tensor, torch.T
     return found[::2], found[1::2]
 
 
-@pytest.mark.parametrize("name", codec_names())
-def test_answers_are_those_of_the_base_with_the_decoded_delta(tmp_path: Path, name: str) -> None:
-    model = llama()
-    paths = variants_of(model, tmp_path, name)
+def require_merged_answers(model: Any, paths: list[Path], name: str) -> None:
+    """Bulk and few rows alike: what each merged model answers, in float32."""
     wanted = [merged(model, path) for path in paths]
     with MixedModel(model) as mixed:
         bulk, few = answers(mixed, paths)
     for at, peer in enumerate(wanted):
         assert off(bulk[at], reference(peer, LONG)[-1]) < 1e-4, settings_of(name)[at]
         assert off(few[at], reference(peer, SHORT)[-1]) < 1e-4, settings_of(name)[at]
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_answers_are_those_of_the_base_with_the_decoded_delta(tmp_path: Path, name: str) -> None:
+    model = llama()
+    require_merged_answers(model, variants_of(model, tmp_path, name), name)
 
 
 @pytest.mark.parametrize("name", codec_names())
@@ -107,12 +111,7 @@ def test_bfloat16_answers_are_as_near_to_the_truth_as_the_merged_model_s(tmp_pat
 def test_matrices_that_lie_the_other_way_round_stay_packed_too(tmp_path: Path, name: str) -> None:
     model = build("GPT2", n_embd=48, n_layer=1, n_head=4, n_positions=64)
     paths = variants_of(model, tmp_path, name)
-    wanted = [merged(model, path) for path in paths]
-    with MixedModel(model) as mixed:
-        bulk, few = answers(mixed, paths)
-    for at, peer in enumerate(wanted):
-        assert off(bulk[at], reference(peer, LONG)[-1]) < 1e-4, settings_of(name)[at]
-        assert off(few[at], reference(peer, SHORT)[-1]) < 1e-4, settings_of(name)[at]
+    require_merged_answers(model, paths, name)
     operand = load(paths[0], ModelLayout.of(model)).operands["transformer.h.0.mlp.c_proj.weight"]
     made = encoded(name, 0, (192, 48))
     form = get_codec(name).resident(made.payload, (192, 48), made.params, torch.device("cpu"))
