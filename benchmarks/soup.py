@@ -98,7 +98,7 @@ class Bench:
     def run(
         self, side: str, n: int, size: int, rules: set[str] | None = None, keep: bool = True
     ) -> dict[str, tuple[float, float]]:
-        """Seconds and megabytes of one run of each rule; its answers are kept to be compared, unless told otherwise.
+        """Seconds and megabytes of one run of each rule; ``keep`` keeps its answers to be compared.
 
         Raises:
             RuntimeError: When the side fails, with the end of what it said.

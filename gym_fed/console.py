@@ -78,7 +78,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 """``--json`` of the commands whose result is one document."""
 
 
-def tell(as_json: bool, document: Any, *text: RenderableType | Callable[[], None], note: str = "") -> None:
+def print_result(
+    as_json: bool, document: Any, *text: RenderableType | Callable[[], None], note: str = ""
+) -> None:
     """The result of a command: ``document`` under ``--json``, otherwise ``text``, or what prints it.
 
     ``note`` goes to standard error, behind the text.

@@ -12,7 +12,7 @@ import typer
 from gym_client import from_hub
 from gym_client.key_cli import PassphraseFile, key_app, open_home, transfer
 from gym_client.ledger_cli import ledger_app, rewards
-from gym_fed.console import AsJson, MemberName, VersionOption, err, out, run_app, tell
+from gym_fed.console import AsJson, MemberName, VersionOption, err, out, print_result, run_app
 from gym_fed.errors import GymError
 from gym_fed.kinds import FORMATS
 
@@ -180,7 +180,7 @@ def status(
         "round_download_bytes": told.round_download_bytes,
         **moved.to_dict(),
     }
-    tell(as_json, found, account_table(found), traffic_line(found))
+    print_result(as_json, found, account_table(found), traffic_line(found))
 
 
 @app.command()
@@ -198,7 +198,7 @@ def leave(
         contributor = client.pin.contributor
         client.call("Leave", pb.LeaveRequest())
         client.forget_enrolment()
-    tell(
+    print_result(
         as_json,
         {"left": contributor, "server": client.pin.server},
         f"{contributor} has left {client.pin.name or client.address}; join again at any time",
@@ -213,14 +213,16 @@ def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
     from gym_client.terminal import privacy_table
 
     rows = PrivacyBook(Home.open(home)).summary()
-    tell(as_json, rows, privacy_table(rows) if rows else "no update was trained with privacy here")
+    print_result(as_json, rows, privacy_table(rows) if rows else "no update was trained with privacy here")
 
 
 @app.command("id")
 def show_id(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
     """Your id, which a coordinator's allow-list needs. Makes the key on first use."""
     key = open_home(home, passphrase_file).key
-    tell(as_json, {"contributor": key.contributor, "public_key": key.public_key.hex()}, key.contributor)
+    print_result(
+        as_json, {"contributor": key.contributor, "public_key": key.public_key.hex()}, key.contributor
+    )
 
 
 def _enrolled(

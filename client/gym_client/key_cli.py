@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_client import from_hub
-from gym_fed.console import AsJson, err, out, print_json, tell
+from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def encrypt(
     variable = f"{PASSPHRASE_VARIABLE}_NEW" if store.is_encrypted else PASSPHRASE_VARIABLE
     with folder.locked():
         files = store.encrypt(PassphraseSource(variable, new))
-    tell(
+    print_result(
         as_json,
         {"path": str(store.main_path), "encrypted": True, "files": files, "by": KEY_DERIVATION},
         f"{store.main_path} is under the passphrase now ({KEY_DERIVATION})",
@@ -117,7 +117,7 @@ def decrypt(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_
     store = Keystore(folder.folder)
     with folder.locked():
         files = store.decrypt()
-    tell(
+    print_result(
         as_json,
         {"path": str(store.main_path), "encrypted": False, "files": files},
         f"{store.main_path} is not under a passphrase any more",
@@ -143,7 +143,7 @@ def export(
     else:
         secret = PassphraseSource(PASSPHRASE_VARIABLE, passphrase_file).create(str(file))
     key.save(file, secret)
-    tell(
+    print_result(
         as_json,
         {"path": str(file), "public_key": key.public_key.hex()},
         f"{file} holds the private key under its passphrase",
@@ -171,7 +171,7 @@ def import_key(
             )
         key = SigningKey.load(file, passphrases(folder.folder).get)
         write_atomically(path, file.read_bytes(), mode=0o600)
-    tell(
+    print_result(
         as_json,
         {"path": str(path), "public_key": key.public_key.hex()},
         f"{path} is {key.public_key.hex()}; join as before, and the hub knows you by it",
@@ -193,7 +193,7 @@ def rotate(
     folder = open_home(home, passphrase_file)
     with folder.locked():
         found = run(folder, another)
-    tell(as_json, found, f"the key is {found['public_key']} now")
+    print_result(as_json, found, f"the key is {found['public_key']} now")
     _report(
         found["servers"],
         "rotated",

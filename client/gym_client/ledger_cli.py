@@ -10,7 +10,7 @@ import typer
 
 from gym_client import from_hub
 from gym_client.key_cli import HomeFolder, PassphraseFile, Server, open_home
-from gym_fed.console import AsJson, err, out, print_json, tell
+from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def rewards(
             raise GymError(ErrorCode.USAGE, "--ledger belongs to --verify", "add --verify")
         pin = _pin(folder, server)
         checked = verify_copy(folder, ledger, bytes.fromhex(pin.ledger_key), Tally(pin.contributor))
-        tell(as_json, {"contributor": pin.contributor, "verified": checked.to_dict()}, checked.text())
+        print_result(as_json, {"contributor": pin.contributor, "verified": checked.to_dict()}, checked.text())
         return
     found = _ask(folder, server, insecure, verify, as_json)
     if as_json:
@@ -172,7 +172,7 @@ def compare(
     heads = Heads(folder, key)
     before = len(heads.kept())
     heads.see(theirs, prove, statements=statements)
-    tell(
+    print_result(
         as_json,
         {"same": True, "server": pin.server, "size": theirs.size, "heads": before},
         f"the same ledger: their {theirs.size} entries, and {before} heads seen here",
@@ -211,7 +211,7 @@ def restored(
                     raise
                 accept_restore(folder, bytes.fromhex(client.pin.ledger_key), error.signed)
                 accepted.append(loss.to_dict())
-    tell(
+    print_result(
         as_json,
         {"accepted": accepted},
         f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub shows all it signed",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, err, out, print_json, print_table, tell
+from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
 
 app = typer.Typer(help="Who may use a server, and which models of it.", no_args_is_help=True)
 
@@ -93,7 +93,7 @@ def remove(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: AsJson 
     from gym_fed.serving.api.keys import KeyFile
 
     KeyFile(file).remove(name)
-    tell(as_json, {"removed": name, "file": str(file)}, f"the key of {name} is gone")
+    print_result(as_json, {"removed": name, "file": str(file)}, f"the key of {name} is gone")
 
 
 def _day(seconds: int) -> str:

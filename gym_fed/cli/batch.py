@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import err, tell
+from gym_fed.console import err, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
 
 def _tell(report: BatchReport, target: Path, errors: Path | None, as_json: bool) -> None:
     """The figures; a run with failures leaves with an exit code of its own."""
-    tell(
+    print_result(
         as_json,
         {
             "total": report.total,

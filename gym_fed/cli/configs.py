@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.cli.columns import print_columns
-from gym_fed.console import AsJson, err, out, print_json, tell
+from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(
@@ -32,7 +32,7 @@ def list_recipes(as_json: AsJson = False) -> None:
     from gym_fed.config.recipes import recipes
 
     found = recipes()
-    tell(
+    print_result(
         as_json,
         [{"name": r.name, "file": str(r.file), "summary": r.summary} for r in found],
         lambda: print_columns([(r.name, r.summary) for r in found], indent=""),
@@ -58,7 +58,7 @@ def copy_recipe(
     for target, source in new.items():
         _write(target, source.read_text(encoding="utf-8"), overwrite)
     _write(file, text, overwrite)
-    tell(
+    print_result(
         as_json,
         {"recipe": recipe.name, "file": str(file), "data": [str(target) for target in rows]},
         note=f"{file}; train it with: gym train {file}",

@@ -12,7 +12,7 @@ import typer
 from gym_fed.cli.data_files import convert, dedup, mix
 from gym_fed.cli.data_inspect import inspect
 from gym_fed.cli.data_registry import list_datasets, pull, push
-from gym_fed.console import AsJson, out, print_json, tell
+from gym_fed.console import AsJson, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TASKS
 
@@ -42,7 +42,7 @@ def list_tasks(
 ) -> None:
     """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
     tasks = [(name, TASKS.new(name)) for name in TASKS.names()]
-    tell(
+    print_result(
         as_json,
         [{"name": name, "group": task.group, "summary": task.summary} for name, task in tasks],
         *(f"{name:10} {task.group:12} {task.summary}" for name, task in tasks),
@@ -72,7 +72,7 @@ def generate_file(
     rows = generate_with_rehearsal(task, num, rehearse, seed=seed, split=split.value)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    tell(as_json, {"file": str(file), "num_rows": len(rows)}, note=f"{len(rows)} rows in {file}")
+    print_result(as_json, {"file": str(file), "num_rows": len(rows)}, note=f"{len(rows)} rows in {file}")
 
 
 @app.command("score")

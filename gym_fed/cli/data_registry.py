@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, out, print_json, tell
+from gym_fed.console import AsJson, out, print_json, print_result
 
 StoreOption = Annotated[
     str,
@@ -31,7 +31,7 @@ def push(
     from gym_fed.data.registry import DatasetRegistry
 
     manifest = DatasetRegistry(store).push(name, path, licence=licence, description=description)
-    tell(
+    print_result(
         as_json,
         manifest.model_dump(),
         note=f"{name}@{manifest.version}: {len(manifest.files)} files under {manifest.licence}",
@@ -50,7 +50,7 @@ def pull(
     from gym_fed.data.registry import DatasetRegistry
 
     manifest = DatasetRegistry(store).pull(reference, folder)
-    tell(
+    print_result(
         as_json,
         manifest.model_dump(),
         note=f"{manifest.name}@{manifest.version} in {folder}: {len(manifest.files)} files under {manifest.licence}",

@@ -33,7 +33,7 @@ def inspect(
 
     with DeltaFile.open(file) as delta:
         summary = _summary(delta)
-    console.tell(json_, summary, lambda: _print_summary(summary))
+    console.print_result(json_, summary, lambda: _print_summary(summary))
 
 
 @app.command()
@@ -72,7 +72,7 @@ def apply(
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    console.tell(
+    console.print_result(
         json_,
         {"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale},
         f"wrote {output}",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, err, tell
+from gym_fed.console import AsJson, err, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 
@@ -64,7 +64,7 @@ def grade(
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_atomically(output, text.encode())
         err.print(f"{len(lines)} answers in {output}")
-    tell(
+    print_result(
         as_json,
         {"num_rows": len(grades.samples), "means": grades.means},
         *(f"{name:20} {mean:.4f}" for name, mean in grades.means.items()),

@@ -124,7 +124,7 @@ def merge(
         shown=not json_,
     )
     told = {"rule": rule, "pre_aggregators": pre or [], **told}
-    console.tell(json_, told, lambda: _show(told))
+    console.print_result(json_, told, lambda: _show(told))
 
 
 def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:

@@ -38,7 +38,7 @@ def statistics(
     found = measure(tuned, loaded.tokenizer, rows, max_length=max_length)
     save_statistics(output, kind, found)
     told = {"file": str(output), "kind": kind, "num_rows": len(rows), "num_tensors": len(found)}
-    console.tell(
+    console.print_result(
         json_,
         {**told, "size_bytes": output.stat().st_size},
         f"{output}: {kind} of {len(found)} tensors on {len(rows)} rows, {output.stat().st_size:,} bytes",

@@ -62,7 +62,7 @@ def add(
         if sign:
             signed, owner = _signed(opened, delta, name, user, key, note, replace)
         record = opened.add(delta, signed, name=name, owner=owner, replace=replace, note="" if sign else note)
-    console.tell(as_json, record.to_dict(), f"added {record.name} to {store_folder(store)}")
+    console.print_result(as_json, record.to_dict(), f"added {record.name} to {store_folder(store)}")
 
 
 @app.command("list")
@@ -101,7 +101,7 @@ def show(name: NameArgument, store: StoreOption = None, as_json: AsJson = False)
     with open_store(store) as opened:
         record = opened.get(name)
         found = {**record.to_dict(), "file": str(opened.path(name))}
-    console.tell(as_json, found, lambda: _print_fields(found))
+    console.print_result(as_json, found, lambda: _print_fields(found))
 
 
 @app.command()
@@ -111,11 +111,11 @@ def remove(name: NameArgument, store: StoreOption = None, as_json: AsJson = Fals
         record = opened.remove(name)
     if record is None:
         damaged = {"name": name, "damaged": True}
-        console.tell(
+        console.print_result(
             as_json, damaged, f"removed {name}, whose row was damaged; gym variant gc removes its file"
         )
         return
-    console.tell(
+    console.print_result(
         as_json, record.to_dict(), f"removed {record.name}, revision {record.revision} of {record.owner}"
     )
 

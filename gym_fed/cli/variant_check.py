@@ -53,7 +53,7 @@ def gc(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Remove files that no variant has: what a killed add or remove left."""
     with open_store(store) as opened:
         files, size = opened.gc()
-    console.tell(as_json, {"files": files, "bytes": size}, f"removed {files} files of {size:,} bytes")
+    console.print_result(as_json, {"files": files, "bytes": size}, f"removed {files} files of {size:,} bytes")
 
 
 def trust(

@@ -14,7 +14,7 @@ from gym_fed.cli.data_options import ColumnsOption
 from gym_fed.cli.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.train import stop_on_ctrl_c
 from gym_fed.cli.variant_options import KeyOption, StoreOption, open_store, signing_key, store_folder
-from gym_fed.console import AsJson, MemberName, err, out, print_json, tell
+from gym_fed.console import AsJson, MemberName, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def rebase(
             overwrite=overwrite,
             listener=listener,
         )
-    tell(as_json, moved.to_dict(), told_of_move(moved))
+    print_result(as_json, moved.to_dict(), told_of_move(moved))
 
 
 def told_of_move(moved: RebasedVariant) -> str:

@@ -71,7 +71,7 @@ def push(
         if signed != before:  # the store has what the hub has
             _keep(opened, path, signed, record.owner)
     found = {**receipt, "server": client.pin.server, "file": str(path)}
-    console.tell(
+    console.print_result(
         as_json,
         found,
         f"pushed {name}, revision {signed.manifest.revision}, to {client.address} as {signed.manifest.owner}",
@@ -112,7 +112,7 @@ def pull(
         if found.path != local:
             found.path.unlink()
     told = {**record.to_dict(), "ledger_sequence": found.ledger_sequence}
-    console.tell(
+    console.print_result(
         as_json, told, f"pulled {name}, revision {record.revision} of {record.owner}, from {client.address}"
     )
 
@@ -158,7 +158,7 @@ def remove_hub(
         from gym_client.variants import remove_variant
 
         receipt = remove_variant(client, name)
-    console.tell(as_json, receipt, f"removed {name} from {client.address}")
+    console.print_result(as_json, receipt, f"removed {name} from {client.address}")
 
 
 def _manifest(record: VariantRecord, account: str, revision: int | None) -> VariantManifest:

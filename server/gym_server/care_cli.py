@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import AsJson, err, out, print_json, tell
+from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
@@ -107,7 +107,7 @@ def restore(
                 "--from PLACE; or --fork alone, for a folder that was put back already",
             )
         signed = fork_in_place(folder, reason, at, known)
-        tell(
+        print_result(
             as_json,
             signed.to_dict(),
             f"signed: {folder} goes on from entry {signed.statement.restored_at_entry}",
@@ -120,7 +120,7 @@ def restore(
     found = run_restore(
         source, folder, snapshot=snapshot, known=known, fork=fork, reason=reason, database_url=database
     )
-    tell(
+    print_result(
         as_json,
         found,
         f"{found['dir']} is snapshot {found['snapshot']}, {found['objects']} objects; the ledger goes on from entry "
@@ -197,7 +197,7 @@ def parse_duration(text: str) -> float:
 
 
 def _told_of_backup(found: dict[str, Any], as_json: bool) -> None:
-    tell(
+    print_result(
         as_json,
         found,
         f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, {found['files']} files, "

@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import AsJson, VersionOption, err, fail, out, print_json, print_table, run_app, tell
+from gym_fed.console import (
+    AsJson,
+    VersionOption,
+    err,
+    fail,
+    out,
+    print_json,
+    print_result,
+    print_table,
+    run_app,
+)
 from gym_server.care_cli import add_care_commands
 from gym_server.invite_cli import invite, invites_app
 from gym_server.key_cli import add_key_commands
@@ -65,7 +75,7 @@ def init(
     source = PassphraseSource(PASSPHRASE_VARIABLE)
     secret = (lambda: source.create(f"the keys of {folder}")) if encrypt_keys else None
     server, fingerprint = init_hub(folder, name, base_model, enrolment, secret)
-    tell(
+    print_result(
         as_json,
         {"dir": str(folder), "server": server, "fingerprint": fingerprint},
         f"A hub in {folder}: id {server}, TLS key {fingerprint}",
@@ -165,7 +175,7 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = status_of(fed)
-    tell(as_json, found, status_table(found))
+    print_result(as_json, found, status_table(found))
 
 
 @app.command()
@@ -176,7 +186,7 @@ def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = rounds_of(fed)
-    tell(as_json, found, *(table for table in rounds_tables(found)))
+    print_result(as_json, found, *(table for table in rounds_tables(found)))
 
 
 @app.command()
@@ -188,7 +198,7 @@ def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = report(fed)
-    tell(as_json, found, *(line for line in privacy_lines(found)))
+    print_result(as_json, found, *(line for line in privacy_lines(found)))
 
 
 @app.command()
@@ -199,7 +209,7 @@ def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = rewards_shown(fed)
-    tell(as_json, found, lambda: print_table(rewards_table(found, wide=not out.is_terminal)))
+    print_result(as_json, found, lambda: print_table(rewards_table(found, wide=not out.is_terminal)))
 
 
 @app.command()
@@ -218,7 +228,7 @@ def model(
 
     with Federation.open(folder) as fed:
         found = write_version(fed, output, version, dtype)
-    tell(
+    print_result(
         as_json,
         found,
         f"version {found['height']} of {found['base_model']} is in {output}, in {found['dtype']}; "

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, print_json, print_table, tell
+from gym_fed.console import AsJson, print_json, print_result, print_table
 
 invites_app = typer.Typer(help="The invites that were made: list, cancel.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ def invite(
 
     with Federation.open(folder) as fed:
         made = make_invites(fed, count, note, valid_hours * 3600)
-    tell(
+    print_result(
         as_json,
         {"invite": made[0]["invite"], "invites": made, "valid_hours": valid_hours},
         *(one["invite"] for one in made),
@@ -71,7 +71,7 @@ def cancel(
 
     with Federation.open(folder) as fed:
         cancelled = cancel_invites(fed, ids)
-    tell(as_json, {"cancelled": cancelled}, f"cancelled: {', '.join(cancelled)}")
+    print_result(as_json, {"cancelled": cancelled}, f"cancelled: {', '.join(cancelled)}")
 
 
 def _time(seconds: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_table, tell
+from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
 
@@ -55,7 +55,7 @@ def revoke(
     with Federation.open(folder) as fed:
         contributor = whole_id(fed, contributor)
         found = fed.keys.revoke_as_coordinator(contributor, reason)
-    tell(
+    print_result(
         as_json,
         found,
         f"the key of {contributor} is revoked, {found['cancelled_transfers']} transfers are cancelled; "
@@ -81,7 +81,7 @@ def rebind(
     with Federation.open(folder) as fed:
         contributor = whole_id(fed, contributor)
         found = fed.keys.rebind(contributor, key)
-    tell(as_json, found, f"{contributor} has the key {public_key} now")
+    print_result(as_json, found, f"{contributor} has the key {public_key} now")
 
 
 def accounts_table(found: list[dict[str, Any]], wide: bool = False) -> TextTable:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import AsJson, err, out, print_json, tell
+from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(help="The append-only, hash-chained record under signed heads.", no_args_is_help=True)
@@ -43,7 +43,7 @@ def show(
             found = fed.ledger.about(contributor, from_sequence)
         wanted = islice((entry for entry in found if kind in (None, entry.kind)), limit)
         entries = [entry.to_dict() for entry in wanted]
-    tell(as_json, entries, *(ledger_line(entry) for entry in entries))
+    print_result(as_json, entries, *(ledger_line(entry) for entry in entries))
 
 
 @app.command()
@@ -139,7 +139,9 @@ def export(
             for line in lines(entries, fed.ledger.heads()):
                 target.write(line.encode() + b"\n")
     found = {"file": str(file), "server": last.head.server, "entries": last.size, "hash": last.head.hash}
-    tell(as_json, found, f"{last.size} entries in {file}; check it: gym-server ledger verify --file {file}")
+    print_result(
+        as_json, found, f"{last.size} entries in {file}; check it: gym-server ledger verify --file {file}"
+    )
 
 
 @app.command()
@@ -154,7 +156,7 @@ def replay(
 
     with Federation.open(folder) as fed:
         found = replay_round(fed, server_round)
-    tell(
+    print_result(
         as_json,
         {"same": True, **found},
         f"same: {found['updates']} updates by {found['aggregator']} give soup {found['soup']} again, "
@@ -174,7 +176,7 @@ def rescore(
 
     with Federation.open(folder) as fed:
         found = rescore_round(fed, server_round)
-    tell(
+    print_result(
         as_json,
         found,
         *(

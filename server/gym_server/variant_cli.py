@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import AsJson, print_table, tell
+from gym_fed.console import AsJson, print_result, print_table
 from gym_fed.text import plain
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def list_variants(folder: Folder = _HUB, as_json: AsJson = False) -> None:
 
     with Federation.open(folder) as fed:
         found = variants_of(fed)
-    tell(as_json, found, lambda: print_table(variants_table(found)))
+    print_result(as_json, found, lambda: print_table(variants_table(found)))
 
 
 def variants_table(found: list[dict[str, Any]]) -> TextTable:
@@ -56,7 +56,7 @@ def remove(
 
     with Federation.open(folder) as fed:
         receipt = fed.variants.remove(owner, name, "coordinator", reason)
-    tell(as_json, receipt, plain(f"variant {name} of {owner} is removed, and the ledger says why"))
+    print_result(as_json, receipt, plain(f"variant {name} of {owner} is removed, and the ledger says why"))
 
 
 @app.command()
@@ -71,7 +71,7 @@ def allow(
 
     with Federation.open(folder) as fed:
         fed.variants.allow(owner, name)
-    tell(
+    print_result(
         as_json,
         {"owner": owner, "variant": name, "allowed": True},
         plain(f"{owner} may put variant {name} again"),

@@ -27,7 +27,7 @@ class Format(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, row: Raw) -> bool:
-        """Whether a row that no earlier format claims is of this one, told by its keys."""
+        """Whether a row that no earlier format claims is of this one, by its keys."""
 
     @abstractmethod
     def read(self, row: Raw) -> Raw:
