@@ -25,6 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from gym_quant.errors import CodecError
+
 if TYPE_CHECKING:
     from gym_quant.codec import Codec
 
@@ -234,8 +236,6 @@ def get_codec(name: str) -> Codec:
     Raises:
         CodecError: When there is none.
     """
-    from gym_quant.codec import CodecError
-
     try:
         return CODECS.type_of(name)()
     except MemberError as error:
