@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 ROW = "-row"
 """Behind a codec's name: it has a scale for each row, whatever ``group_size`` is."""
 
+SAME_ROW = f"same{ROW}"
+"""For embeddings and heads: as other matrices, with a scale for each row."""
+
 
 class _Part(MemberOf):
     """Any codec, or one with ``-row`` behind it."""
@@ -29,7 +32,7 @@ class _Part(MemberOf):
 
 
 MatrixCodec = Annotated[str, MemberOf(CODECS, ("auto", "as-merged"))]
-PartCodec = Annotated[str, _Part(CODECS, ("same",))]
+PartCodec = Annotated[str, _Part(CODECS, ("same", SAME_ROW))]
 MenuCodec = Annotated[str, _Part(CODECS)]
 SmallCodec = Annotated[str, MemberOf(CODECS)]
 FactorCodec = Annotated[str, MemberOf(CODECS, ("auto", "bfloat16", "float32"))]
@@ -51,12 +54,13 @@ class CodecPolicy(StrictModel):
     factors that are smaller than the values, exactly but for ``factors``; the values themselves everywhere else.
     ``auto`` is sign bits, or, with ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
 
-    embeddings: PartCodec = "same"
-    """Codec of embedding tables (told by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them);
-    grids have a scale for each row, a token, unless ``group_size`` says otherwise. With ``-row`` behind the name, as in
-    ``bitdelta-row``, any codec with scales has one for each row."""
+    embeddings: PartCodec = SAME_ROW
+    """Codec of embedding tables (found by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them).
+    ``same``: as other matrices. ``same-row``: as other matrices, and where those have scales, one for each row, a
+    token, unless ``group_size`` or ``max_bits_per_weight`` is given. With ``-row`` behind a codec's name, as in
+    ``bitdelta-row``, it has a scale for each row in any case."""
 
-    head: PartCodec = "same"
+    head: PartCodec = SAME_ROW
     """Codec of an output head with weights of its own (``lm_head``, ``embed_out``); as ``embeddings``."""
 
     small_tensors: SmallCodec = "dense"
@@ -118,13 +122,19 @@ class CodecPolicy(StrictModel):
     _rank_is_needed: ClassVar[bool] = True
 
     @property
+    def gives_rows(self) -> bool:
+        """Whether ``same-row`` asks for more than ``same``: nothing else says how many scales there are, or bytes."""
+        return self.group_size is None and self.max_bits_per_weight is None
+
+    @property
     def quantises_factors(self) -> bool:
         """Whether LoRA factors lose enough for error feedback to matter."""
         return self.factors not in _PLAIN_FACTORS
 
     def _used(self) -> list[type[Codec]]:
         """The codecs that a full delta may be written with; imports them."""
-        words = {self.codec, self.small_tensors, self.embeddings, self.head} - {"same", "as-merged"}
+        words = {self.codec, self.small_tensors, self.embeddings, self.head}
+        words -= {"same", SAME_ROW, "as-merged"}
         return [CODECS.type_of(codec_of(word)) for word in sorted(words - {"auto"})]
 
     def _belongs(self, key: str, fact: str, auto: bool = True) -> None:
@@ -173,7 +183,7 @@ class CodecPolicy(StrictModel):
         if self._differs("small_tensors") and not CODECS.type_of(self.small_tensors).for_small:
             raise ValueError(f"small_tensors: codec {self.small_tensors!r} is not for small tensors")
         for word in (self.embeddings, self.head):
-            if word.endswith(ROW) and not CODECS.type_of(codec_of(word)).has_scales:
+            if word != SAME_ROW and word.endswith(ROW) and not CODECS.type_of(codec_of(word)).has_scales:
                 raise ValueError(f"{word!r}: codec {codec_of(word)!r} has no scales to give each row one")
         if self.factors not in (*_PLAIN_FACTORS, "auto"):
             from gym_quant.sides import is_factor_codec

@@ -11,11 +11,15 @@ from gym_quant.codec import Unsuited
 from gym_quant.registry import get_codec
 from torch import Tensor, nn
 
-from gym_fed.config.delta import ROW, CodecPolicy, codec_of
+from gym_fed.config.delta import ROW, SAME_ROW, CodecPolicy, codec_of
 from gym_fed.delta.manifest import TensorRecord
 
 _EMBEDDING = re.compile(r"(^|[._])(embed(?!_out)\w*|\w*embeddings?|wte|wpe)(\.|$)")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)(\.|$)")
+_MADE_OF = {
+    "auto": ("bitdelta", "auto: sign bits, 16 times smaller than bfloat16"),
+    "as-merged": ("dense", "as merged: no factors, the values themselves"),
+}
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,12 @@ def choose(name: str, delta: Tensor, policy: CodecPolicy, part: str | None = Non
         return choice_of(name, delta, policy.small_tensors, policy, f"small ({kind}): small_tensors")
     part = part or part_of(name, shape)
     own = {"embeddings": policy.embeddings, "head": policy.head}.get(part, "same")
-    if own != "same":
+    if own not in ("same", SAME_ROW):
         return choice_of(name, delta, own, policy, f"{part}: {own}")
-    if policy.codec == "auto":
-        return choice_of(name, delta, "bitdelta", policy, "auto: sign bits, 16 times smaller than bfloat16")
-    if policy.codec == "as-merged":
-        return choice_of(name, delta, "dense", policy, "as merged: no factors, the values themselves")
-    return choice_of(name, delta, policy.codec, policy, "policy")
+    word, why = _MADE_OF.get(policy.codec, (policy.codec, "policy"))
+    if own == SAME_ROW and policy.gives_rows and get_codec(word).has_scales:
+        word, why = f"{word}{ROW}", f"{why}; {part}: a scale for each row"
+    return choice_of(name, delta, word, policy, why)
 
 
 def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str) -> Choice:

@@ -101,6 +101,25 @@ def test_grids_have_a_scale_a_row_unless_told_otherwise() -> None:
         assert choice.record.params.get("group_size") == found
 
 
+def test_embeddings_have_a_scale_a_row_by_default_unless_group_size_or_a_budget_decides() -> None:
+    delta = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+
+    def group(name: str, **values: Any) -> tuple[str, int | None]:
+        record = choose(name, delta, policy(small_max_elements=0, **values)).record
+        return record.codec, record.params.get("group_size")
+
+    table, head, body = "model.embed_tokens.weight", "lm_head.weight", "model.up_proj.weight"
+    assert group(table) == group(head) == ("bitdelta", 64)
+    assert group(body) == group(table, embeddings="same") == ("bitdelta", None)
+    assert (
+        group(table, group_size="tensor")
+        == group(table, max_bits_per_weight=1.0, error_feedback=True)
+        == ("bitdelta", None)
+    )
+    assert group(table, codec="dense") == ("dense", None)
+    assert group(table, embeddings="bitdelta-row", group_size="tensor") == ("bitdelta", 64)
+
+
 def test_without_a_budget_auto_is_sign_bits_and_says_so() -> None:
     choice = choose("w", torch.ones(64, 64), policy(codec="auto"))
     assert (choice.record.codec, choice.why) == (
