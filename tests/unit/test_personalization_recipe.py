@@ -85,7 +85,11 @@ def test_lora_keeps_its_factors_and_a_full_variant_has_one_bit_everywhere() -> N
     assert lora.policy.factors == "int4"
     full = encoding_of("full", "auto", None, spec(1024, 1024))
     assert not full.keeps_factors
-    assert (full.policy.codec, full.policy.group_size, full.policy.embeddings) == ("bitdelta", "row", "same")
+    assert (full.policy.codec, full.policy.group_size, full.policy.embeddings) == (
+        "bitdelta",
+        "row",
+        "same-row",
+    )
     assert full.policy.distill_steps > 0
     merged = encoding_of("lora", "bitdelta", None, spec(1024, 1024))
     assert not merged.keeps_factors
@@ -96,9 +100,9 @@ def test_scales_are_as_fine_as_a_fifteenth_of_bfloat16_allows() -> None:
     sizes = [(4096, 4096), (4096, 256), (512, 128)]
     picked = [encoding_of("full", "auto", None, spec(*size)).policy for size in sizes]
     assert [(p.group_size, p.embeddings) for p in picked] == [
-        ("row", "same"),
+        ("row", "same-row"),
         ("tensor", "bitdelta-row"),
-        ("tensor", "same"),
+        ("tensor", "same-row"),
     ]
     assert FULL_BITS == 16 / 15
 
