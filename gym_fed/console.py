@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
@@ -66,6 +66,20 @@ def print_table(table: Table, width: int | None = None) -> None:
         console = TextConsole()  # rich never prints wider than its console is
         console.width = (width if out.is_terminal else None) or PIPE_COLUMNS
     console.print(table)
+
+
+def print_columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "  ") -> None:
+    """Print rows of cells in columns as wide as they need; those whose number is in ``right`` end at the right.
+
+    The terminal wraps what is too long, and pipes get whole lines.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        out.print(f"{indent}{'  '.join(cells).rstrip()}")
 
 
 def print_json(value: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.progress import duration
 from gym_fed.console import err, print_result
 from gym_fed.errors import ErrorCode, GymError
 
@@ -196,11 +197,5 @@ def _progress() -> Iterator[Callable[[BatchReport], None]]:
 def _figures(report: BatchReport) -> str:
     parts = [f"{report.failed} failed", f"{report.tokens_per_second:.0f} tokens/s"]
     if report.seconds_left is not None and report.done < report.total:
-        parts.append(f"{_duration(report.seconds_left)} left")
+        parts.append(f"{duration(report.seconds_left)} left")
     return "  ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

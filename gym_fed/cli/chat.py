@@ -110,8 +110,7 @@ def chat(
             variants = store_folder(Path(named) if named else None)
         writer = _local(model, variants, device or "auto")
 
-    from gym_fed.cli.chat_input import line_editing
-    from gym_fed.cli.chat_terminal import Terminal
+    from gym_fed.cli.chat_terminal import Terminal, line_editing
     from gym_fed.serving.conversation import Conversation
 
     with closing(writer):

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.cli.columns import print_columns
-from gym_fed.console import AsJson, err, out, print_json, print_result
+from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,24 +100,16 @@ def inspect(
     _print_counts(counts, view.max_length)
 
 
+@dataclass(frozen=True)
 class _View:
     """What is looked at: rows with their places, as sequences of one tokenizer."""
 
-    def __init__(
-        self,
-        model: str,
-        tokenizer: Any,
-        max_length: int | None,
-        rows: Iterator[tuple[str, list[Sequence]]],
-        unread: Counter[str],
-        counts: RowCounts | None = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.rows = rows
-        self.unread = unread
-        self.counts = counts
+    model: str
+    tokenizer: Any
+    max_length: int | None
+    rows: Iterator[tuple[str, list[Sequence]]]
+    unread: Counter[str]
+    counts: RowCounts | None = None
 
 
 def _refuse(given: dict[str, bool], whose: str, remedy: str) -> None:

@@ -3,25 +3,75 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gym_fed import console
-from gym_fed.cli.delta_compare import compare
 from gym_fed.cli.delta_encode import encode
+from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
 from gym_fed.console import AsJson
+from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
+    from gym_fed.evaluation.delta_error import LayerError
 
 app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
 app.command("diff", help="The same as encode.")(encode)
-app.command()(compare)
 
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
+
+
+@app.command()
+def compare(
+    base: _Base,
+    tuned: Annotated[
+        str, typer.Argument(metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.")
+    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deltas made from this pair.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Text to measure the layers' outputs on; without it, weights only.")
+    ] = None,
+    max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 64,
+    plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Show bits, error of the weights and error of the outputs of every layer."""
+    from gym_fed.data.reading import load_rows
+    from gym_fed.delta.base import BaseSpec, model_tensors
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.evaluation.delta_error import layer_errors
+    from gym_fed.models import load_model, model_name
+
+    if plot is not None:
+        require_matplotlib()
+    rows = load_rows(data)[:max_examples] if data else []
+    loaded = load_model(base)
+    new: Any = load_model(tuned).model
+    if hasattr(new, "peft_config"):
+        new = new.merge_and_unload()
+    spec, tensors = BaseSpec.of(loaded.model, model_name(base)), model_tensors(loaded.model)
+    found: dict[str, list[LayerError]] = {}
+    totals: dict[str, float] = {}
+    for file in files:
+        with DeltaFile.open(file, spec) as delta:
+            found[str(file)] = layer_errors(new, tensors, delta, loaded.tokenizer, rows)
+            totals[str(file)] = delta.bits_per_weight
+    if json_:
+        console.print_json(
+            {f: {"bits_per_weight": totals[f], "tensors": [_plain(e) for e in found[f]]} for f in found}
+        )
+    else:
+        for file_name, errors in found.items():
+            print_errors(file_name, totals[file_name], errors)
+    if plot is not None:
+        draw_errors(plot, found)
 
 
 @app.command()
@@ -45,14 +95,9 @@ def apply(
     json_: AsJson = False,
 ) -> None:
     """Write BASE plus the delta as a model folder that transformers loads."""
-    import os
-    import shutil
-    import tempfile
-
     from gym_fed.delta.apply import apply_delta
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.errors import ErrorCode, GymError
     from gym_fed.models import load_model, model_name, quiet_loading
 
     if output.exists():
@@ -123,9 +168,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         rows.append(
             (tensor["name"], shape, codec, bits, scale, f"{tensor['norm']:.4g}", f"{tensor['bytes']:,}")
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    console.print_columns(rows, indent="")
     typer.echo(f"base    {summary['base_model']} {summary['base_digest']}")
     for key, value in sorted(summary["extra"].items()):
         typer.echo(f"extra   {key}: {value!r}")
@@ -135,3 +178,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         f"{summary['bits_per_weight']:.3f} bits a weight, norm {summary['norm']:.4g}"
     )
     typer.echo(f"sha256  {summary['sha256']}")
+
+
+def _plain(error: LayerError) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in vars(error).items()}

@@ -11,6 +11,7 @@ from gym_quant.registry import CODECS
 from gym_fed import console
 from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
 from gym_fed.console import MemberName
+from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.quantization.config import CalibratedPolicy
@@ -66,7 +67,6 @@ def encode(
 ) -> None:
     """Encode TUNED minus BASE, calibrated and distilled on text of your own, and show what each layer lost."""
     from gym_fed.data.reading import load_rows
-    from gym_fed.errors import ErrorCode, GymError
     from gym_fed.quantization.quantizer import Quantizer
 
     if output.exists() and not force:
@@ -99,7 +99,6 @@ def _number(group_size: str | None) -> int | str | None:
 def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> CalibratedPolicy:
     """The options and settings; with text, scales that nothing else calibrates are distilled."""
     from gym_fed.config.yaml_file import parse_overrides, validate
-    from gym_fed.errors import ErrorCode, GymError
     from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy
 
     for path, value in parse_overrides(settings):

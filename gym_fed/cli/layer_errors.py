@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gym_fed import console
+from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.delta_error import LayerError
@@ -46,10 +48,6 @@ def require_matplotlib() -> None:
     Raises:
         GymError: ``MISSING_DEPENDENCY``.
     """
-    from importlib.util import find_spec
-
-    from gym_fed.errors import ErrorCode, GymError
-
     if find_spec("matplotlib") is None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY, "--plot: matplotlib is not installed", "pip install 'gym-fed[plot]'"

@@ -93,7 +93,7 @@ def _figures(report: StepReport) -> str:
     if report.tokens_per_second is not None:
         parts.append(f"{report.tokens_per_second:.0f} tokens/s")
     if report.seconds_left is not None and report.step < report.total:
-        parts.append(f"{_duration(report.seconds_left)} left")
+        parts.append(f"{duration(report.seconds_left)} left")
     parts.append(f"{report.memory_bytes / _GIB:.1f} GiB")
     return "  ".join(parts)
 
@@ -104,7 +104,8 @@ def _evaluation(report: StepReport) -> str:
     )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """``1:02:03``, or ``2:03`` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -12,8 +12,7 @@ import typer
 import yaml
 
 from gym_fed import console
-from gym_fed.cli.columns import print_columns
-from gym_fed.console import AsJson
+from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
 
 app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is_help=True)

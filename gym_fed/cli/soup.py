@@ -5,25 +5,57 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from gym_fed import console
-from gym_fed.cli.columns import print_columns
 from gym_fed.cli.soup_merge import merge
-from gym_fed.cli.soup_statistics import statistics
-from gym_fed.console import AsJson
-from gym_fed.errors import GymError
+from gym_fed.console import AsJson, print_columns
+from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.kinds import Kind
 
 app = typer.Typer(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
 app.command()(merge)
-app.command()(statistics)
 
 _KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")
+
+
+@app.command()
+def statistics(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The fine-tune: a folder or a LoRA run.")],
+    data: Annotated[Path, typer.Option(help="Rows of the kind it was trained on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .safetensors to write.")],
+    kind: Annotated[
+        Literal["fisher", "moments"], typer.Option(help="fisher for fisher, moments for regmean.")
+    ],
+    max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 256,
+    max_length: Annotated[int, typer.Option(min=2, help="Rows are cut to so many tokens.")] = 256,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
+    from gym_fed.data.reading import load_rows
+    from gym_fed.evaluation.merge_statistics import fisher_diagonals, input_moments, save_statistics
+    from gym_fed.models import load_model
+
+    if output.exists() and not force:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    rows = load_rows(data)[:max_examples]
+    loaded = load_model(model)
+    tuned: Any = loaded.model.merge_and_unload() if hasattr(loaded.model, "peft_config") else loaded.model
+    measure = fisher_diagonals if kind == "fisher" else input_moments
+    found = measure(tuned, loaded.tokenizer, rows, max_length=max_length)
+    save_statistics(output, kind, found)
+    told = {"file": str(output), "kind": kind, "num_rows": len(rows), "num_tensors": len(found)}
+    console.print_result(
+        json_,
+        {**told, "size_bytes": output.stat().st_size},
+        f"{output}: {kind} of {len(found)} tensors on {len(rows)} rows, {output.stat().st_size:,} bytes",
+    )
 
 
 @app.command()

@@ -9,10 +9,8 @@ import typer
 from gym_quant.registry import CODECS
 
 from gym_fed import console
-from gym_fed.cli.columns import print_columns
-from gym_fed.cli.soup_inputs import Judge
-from gym_fed.cli.soup_work import Aggregation, Method, Work, Write, run
-from gym_fed.console import AsJson, MemberName
+from gym_fed.cli.soup_work import Aggregation, Judge, Method, Work, Write, run
+from gym_fed.console import AsJson, MemberName, print_columns
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed import console
-from gym_fed.cli.columns import print_columns
 from gym_fed.cli.train import stop_on_ctrl_c
 from gym_fed.config.yaml_file import load_config
+from gym_fed.console import print_columns
 
 if TYPE_CHECKING:
     from gym_fed.training.hooks import StepReport

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gym_fed import console
-from gym_fed.cli.variant_check import gc, trust, verify
 from gym_fed.cli.variant_create import create, rebase
 from gym_fed.cli.variant_options import (
     KeyOption,
@@ -20,6 +20,7 @@ from gym_fed.cli.variant_options import (
 )
 from gym_fed.cli.variant_wire import hub_app, pull, push
 from gym_fed.console import AsJson
+from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.identity.variant import SignedVariant
@@ -50,8 +51,6 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Put a delta into the store, signed with your own key; a running server has it at once."""
-    from gym_fed.errors import ErrorCode, GymError
-
     if not sign and (key is not None or user is None):
         what = "--user says whose it is" if user is None else "--key does not go with it"
         raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or name a user")
@@ -120,10 +119,73 @@ def remove(name: NameArgument, store: StoreOption = None, as_json: AsJson = Fals
     )
 
 
-# Commands with a module of their own.
-app.command()(verify)
-app.command()(trust)
-app.command()(gc)
+@app.command()
+def verify(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The variant.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every variant of the store.")] = False,
+    allow_unsigned: Annotated[
+        bool, typer.Option("--allow-unsigned", help="A variant without a signature is in order.")
+    ] = False,
+    store: StoreOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check variants byte by byte: hash, form, base, manifest, signature. The first fault gives the exit code."""
+    if (name is None) is not all_:
+        raise GymError(ErrorCode.USAGE, "which variant?", "give a NAME, or --all")
+    faults: list[GymError] = []
+    told: list[dict[str, Any]] = []
+    with open_store(store, require_signature=not allow_unsigned) as opened:
+        for one in opened.names() if name is None else [name]:
+            try:
+                opened.verify(one)
+            except GymError as error:
+                if name is not None:
+                    raise
+                faults.append(error)
+                told.append({"name": one, "ok": False, **error.to_dict()})
+            else:
+                told.append({"name": one, "ok": True})
+            if not as_json:
+                problem = f"{faults[-1].message}\n  {faults[-1].hint}" if not told[-1]["ok"] else "ok"
+                console.out.print(f"{one}: {problem}")
+    if as_json:
+        console.print_json(told)
+    elif faults:
+        console.err.print(f"{len(faults)} of {len(told)} variants are not in order")
+    if faults:
+        raise typer.Exit(faults[0].exit_code)
+
+
+@app.command()
+def trust(
+    user: Annotated[str, typer.Argument(metavar="USER", help="An account's id, or a user id.")],
+    public_key: Annotated[str, typer.Argument(metavar="KEY", help="The public key: 64 hex digits.")],
+    revoke: Annotated[
+        bool, typer.Option("--revoke", help="Refuse what it signed, from now on and for good.")
+    ] = False,
+    store: StoreOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a key sign variants of a user, as after a rotation; or refuse it for good."""
+    if not re.fullmatch(r"[0-9a-f]{64}", public_key):
+        raise GymError(ErrorCode.USAGE, f"{public_key[:80]!r} is no public key", "64 hex digits")
+    with open_store(store, create=not revoke) as opened:
+        act = opened.revoke if revoke else opened.trust
+        act(user, bytes.fromhex(public_key))
+    verdict = "is refused from now on" if revoke else "may sign"
+    console.print_result(
+        as_json,
+        {"user": user, "public_key": public_key, "trusted": not revoke},
+        f"key {public_key[:16]} {verdict} for {user}",
+    )
+
+
+@app.command()
+def gc(store: StoreOption = None, as_json: AsJson = False) -> None:
+    """Remove files that no variant has: what a killed add or remove left."""
+    with open_store(store) as opened:
+        files, size = opened.gc()
+    console.print_result(as_json, {"files": files, "bytes": size}, f"removed {files} files of {size:,} bytes")
 
 
 def _signed(
@@ -136,7 +198,6 @@ def _signed(
     replace: bool,
 ) -> tuple[SignedVariant, str]:
     """The manifest, signed as the revision after the present one, and the owner."""
-    from gym_fed.errors import ErrorCode, GymError
     from gym_fed.serving.store.records import is_account
     from gym_fed.serving.store.signing import sign_variant
 

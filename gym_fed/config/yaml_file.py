@@ -47,12 +47,8 @@ def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str
     file = Path(path)
     values, marks = parse_config(file, read_config_text(file))
     values = _unshared(values)
-    settings = parse_overrides(overrides)
-    placed: set[KeyPath] = set()
-    for key_path, value in settings:
-        place = _set(values, key_path, value)
-        marks = {k: v for k, v in marks.items() if k[: len(place)] != place}
-        placed.add(place)
+    placed = place_overrides(values, overrides)
+    marks = {k: v for k, v in marks.items() if not any(k[: len(place)] == place for place in placed)}
     return validate(values, schema, str(file), marks, placed)
 
 
@@ -92,6 +88,11 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
             raise GymError(ErrorCode.CONFIG_INVALID, f"--set {text!r}: the value is not YAML") from error
         parsed.append((tuple(int(k) if k.isdecimal() else k for k in key.split(".")), value))
     return parsed
+
+
+def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[KeyPath]:
+    """Put settings into plain values; gives where they stand. Raises as ``parse_overrides``."""
+    return {_set(values, key_path, value) for key_path, value in parse_overrides(overrides)}
 
 
 def dump_yaml(config: BaseModel) -> str:
