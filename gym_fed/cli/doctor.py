@@ -12,15 +12,14 @@ from gym_fed.console import AsJson
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gym_fed.doctor.finding import Finding
+    from gym_fed.doctor.check import Finding
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(json_: AsJson = False) -> None:
     """Check versions, devices, kernels, disk, clock and commands; exit with 1 when something fails."""
-    from gym_fed.doctor.check import run_checks, worst
-    from gym_fed.doctor.finding import Level
+    from gym_fed.doctor.check import Level, run_checks, worst
 
     findings = run_checks()
     level = worst(findings)

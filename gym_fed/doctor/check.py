@@ -1,13 +1,47 @@
-"""What a check of `gym doctor` is, and all of them run."""
+"""What a check of `gym doctor` is, what it reports, and all of them run."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 
-from gym_fed.doctor.finding import Finding, Level
 from gym_fed.errors import GymError
 from gym_fed.kinds import CHECKS
+
+
+class Level(StrEnum):
+    """How bad a finding is; ``fail`` makes `gym doctor` end with exit code 1."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Args:
+        check: What was looked at, such as ``version: torch``.
+        level: How bad it is.
+        finding: What was seen, with its value.
+        remedy: What to do about it; given whenever the level is not ``ok``.
+    """
+
+    check: str
+    level: Level
+    finding: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.level is not Level.OK and not self.remedy:
+            raise ValueError(f"finding {self.check!r} is {self.level.value} but names no remedy")
+
+    def to_dict(self) -> dict[str, str]:
+        """The form of ``--json``."""
+        return asdict(self)
 
 
 class Check(ABC):

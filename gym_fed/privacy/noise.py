@@ -143,11 +143,31 @@ def _settled_gaussian(tail: int, std: float, least: int, bits: _Bits) -> int:
     """The integer m with Q((m + 1/2) / std) <= p < Q((m - 1/2) / std), p drawn to as many bits as that takes."""
     import mpmath
 
+    return _settled(
+        tail,
+        64,
+        least,
+        lambda m: mpmath.erfc((mpmath.mpf(m) + 0.5) / (mpmath.mpf(std) * mpmath.sqrt(2))) / 2,
+        bits,
+    )
+
+
+def _settled(begun: int, length: int, value: int, edge: Callable[[int], Any], bits: _Bits) -> int:
+    """The least integer from ``value`` on whose ``edge`` a uniform number is not below.
+
+    Args:
+        begun: The number's first bits.
+        length: How many of them there are; as many more are drawn as the answer takes.
+        value: An integer that is not above the answer.
+        edge: A probability that falls as its integer rises, at the precision that is set.
+        bits: Where more bits come from.
+    """
+    import mpmath
+
     with mpmath.workprec(_PRECISION_BITS):
-        known, length, value = (tail << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), 64 + _EXTRA_BITS, least
+        known, length = (begun << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), length + _EXTRA_BITS
         while True:
-            edge = mpmath.erfc((mpmath.mpf(value) + 0.5) / (mpmath.mpf(std) * mpmath.sqrt(2))) / 2
-            scaled = mpmath.ldexp(edge, length)
+            scaled = mpmath.ldexp(edge(value), length)
             if known >= scaled:
                 return value
             if known + 1 <= scaled:
@@ -188,16 +208,7 @@ def _settled_geometric(first: int, scale: int, least: int, bits: _Bits) -> int:
     """The m with exp(-(m + 1) / scale) <= u < exp(-m / scale), u drawn to as many bits as that takes."""
     import mpmath
 
-    with mpmath.workprec(_PRECISION_BITS):
-        known, length, value = (first << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), 63 + _EXTRA_BITS, least
-        while True:
-            scaled = mpmath.ldexp(mpmath.exp(-mpmath.mpf(value + 1) / scale), length)
-            if known >= scaled:
-                return value
-            if known + 1 <= scaled:
-                value += 1
-                continue
-            known, length = (known << _EXTRA_BITS) + bits.integer(_EXTRA_BITS), length + _EXTRA_BITS
+    return _settled(first, 63, least, lambda m: mpmath.exp(-mpmath.mpf(m + 1) / scale), bits)
 
 
 def _settled_chance(uniform: int, size: int, scale: int, variance: int, bits: _Bits) -> bool:

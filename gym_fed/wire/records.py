@@ -27,6 +27,9 @@ MAX_ENTRIES = 4_096
 MAX_VALUES = 65_536
 """Values of all lists in them together: a list of Python objects takes many times its bytes on the wire."""
 
+_FIELDS = {bool: "boolean", int: "integer", float: "number", str: "text", bytes: "blob"}
+"""Field of ``Value`` for each type, with an ``s`` for a list of it; a bool is an int too, and so comes first."""
+
 
 def reference(sha256: str, size_bytes: int) -> Array:
     """A Flower array that stands for a ``.gymdelta`` object: no data, the size as its shape."""
@@ -134,35 +137,13 @@ def _entry(key: str, value: Any) -> pb.Entry:
 
 
 def _to_value(value: Any) -> pb.Value:
-    if isinstance(value, list):
-        return _list_to_value(value)
-    match value:
-        case bool():
-            return pb.Value(boolean=value)
-        case int():
-            return pb.Value(integer=value)
-        case float():
-            return pb.Value(number=value)
-        case str():
-            return pb.Value(text=value)
-        case bytes():
-            return pb.Value(blob=value)
-    raise TypeError(f"{type(value).__name__} is not a value of a Flower record")
-
-
-def _list_to_value(values: list[Any]) -> pb.Value:
-    match values[0] if values else 0.0:
-        case bool():
-            return pb.Value(booleans=pb.Booleans(values=values))
-        case int():
-            return pb.Value(integers=pb.Integers(values=values))
-        case float():
-            return pb.Value(numbers=pb.Doubles(values=values))
-        case str():
-            return pb.Value(texts=pb.Strings(values=values))
-        case bytes():
-            return pb.Value(blobs=pb.Blobs(values=values))
-    raise TypeError(f"a list of {type(values[0]).__name__} is not a value of a Flower record")
+    is_list = isinstance(value, list)
+    one = (value[0] if value else 0.0) if is_list else value
+    field = next((name for kind, name in _FIELDS.items() if isinstance(one, kind)), None)
+    if field is None:
+        what = f"{'a list of ' if is_list else ''}{type(one).__name__}"
+        raise TypeError(f"{what} is not a value of a Flower record")
+    return pb.Value(**{f"{field}s": {"values": value}}) if is_list else pb.Value(**{field: value})
 
 
 def _value(value: pb.Value) -> Any:

@@ -12,8 +12,7 @@ from pydantic import Field
 from gym_fed.config.rewards import GraderConfig
 from gym_fed.data.formats.base import Format, string
 from gym_fed.data.tasks.base import Task
-from gym_fed.doctor.check import Check
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Check, Finding, Level
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
 

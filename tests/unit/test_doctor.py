@@ -16,9 +16,8 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.doctor.check import worst
+from gym_fed.doctor.check import Finding, Level, worst
 from gym_fed.doctor.checks import clock, commands, devices, disk, flower, kernels, versions
-from gym_fed.doctor.finding import Finding, Level
 
 GIB = 1 << 30
 OURS = versions.installed_distribution()

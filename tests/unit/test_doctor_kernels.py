@@ -6,7 +6,7 @@ import pytest
 from gym_quant import kernels
 from gym_quant.kernels import native
 
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Finding, Level
 from gym_fed.kinds import CHECKS
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.data.reading import format_of
+from gym_fed.doctor.check import Level
 from gym_fed.doctor.checks.plugins import judge_plugin
-from gym_fed.doctor.finding import Level
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import AGGREGATORS, FORMATS
 from gym_fed.soup.aggregator import CoordinateRule

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 
-from gym_fed.doctor.check import Check
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Check, Finding, Level
 
 # The date of the newest release in CHANGELOG.md (a test compares them). No right clock shows an earlier one.
 RELEASED = date(2026, 11, 21)

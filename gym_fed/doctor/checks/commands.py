@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from gym_fed.doctor.check import Check
+from gym_fed.doctor.check import Check, Finding, Level
 from gym_fed.doctor.checks.versions import installed_distribution
-from gym_fed.doctor.finding import Finding, Level
 
 _HEAD_BYTES = 4096
 

@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gym_fed.doctor.check import Check
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Check, Finding, Level
 
 GIB = 1 << 30
 # A 135M model with its optimiser state takes about this much; less means that training will be killed.

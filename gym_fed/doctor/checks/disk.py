@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from gym_fed.doctor.check import Check
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Check, Finding, Level
 
 GIB = 1 << 30
 # Below the first, checkpoints of a small model fill the disk in a few runs; below the second, in one.

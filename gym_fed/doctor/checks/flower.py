@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from gym_fed.doctor.check import Check
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Check, Finding, Level
 from gym_fed.flower_env import VARIABLES
 
 

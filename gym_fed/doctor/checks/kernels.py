@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from gym_fed.doctor.check import Check
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Check, Finding, Level
 
 _BUILD = "for native code install a C++ compiler and the package again: pip install ."
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from gym_quant.registry import MemberError, Registry
 
-from gym_fed.doctor.check import Check
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Check, Finding, Level
 from gym_fed.errors import GymError
 from gym_fed.kinds import ALL
 from gym_fed.text import plain

@@ -9,8 +9,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from gym_fed.doctor.check import Check
-from gym_fed.doctor.finding import Finding, Level
+from gym_fed.doctor.check import Check, Finding, Level
 
 DISTRIBUTION = "gym-fed"
 
