@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -43,6 +43,17 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace ``path`` so that a crash leaves the old or the new content, never a mixture."""
     with atomic_file(path, mode) as file:
         file.write(data)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Add lines to a file of its folder, each with its line end; they are on the disk when this returns."""
+    is_new = not path.exists() or not path.stat().st_size
+    with path.open("ab") as file:
+        file.writelines(line.encode("utf-8") + b"\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    if is_new:
+        fsync_folder(path.parent)
 
 
 def file_sha256(path: Path) -> str:

@@ -43,7 +43,8 @@ class Account:
         Raises:
             GymError: ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
         """
-        receipt = self._checked(text)
+        receipt = from_hub.document(text, "a receipt")
+        self._receipts.check(receipt)
         server = self._client.pin.server
         kept = {**receipt, "server": server, "task": message_id, "group": group}
         self._home.append_receipt({**kept, **self._traffic.task.to_dict()})
@@ -91,8 +92,3 @@ class Account:
             f"(delta {spent['target_delta']:g})"
         )
         self._display.tell("hub-privacy", text, **spent)
-
-    def _checked(self, text: str) -> dict[str, Any]:
-        receipt = from_hub.document(text, "a receipt")
-        self._receipts.check(receipt)
-        return receipt

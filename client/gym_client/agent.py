@@ -330,7 +330,7 @@ class Agent:
         except GymError as refused:
             if refused.code not in _GONE:
                 raise
-        if self._failures >= _MAX_FAILURES_IN_A_ROW or not _may_pass(error):
+        if self._failures >= _MAX_FAILURES_IN_A_ROW or error.code not in _TASKS_OWN:
             raise error
 
     def _patient(self, lease: Lease) -> Patient:
@@ -377,8 +377,3 @@ class Agent:
         return self._account.take(
             self._patiently(lambda: self.client.call("Account", pb.AccountRequest()), None)
         )
-
-
-def _may_pass(error: GymError) -> bool:
-    """Whether the next task may go better than this one."""
-    return error.code in _TASKS_OWN

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_client import from_hub
-from gym_client.key_cli import PassphraseFile, key_app, open_home, transfer
+from gym_client.key_cli import HomeFolder, Insecure, PassphraseFile, Server, key_app, open_home, transfer
 from gym_client.ledger_cli import ledger_app, rewards
 from gym_fed.console import AsJson, MemberName, VersionOption, err, out, print_result, run_app
 from gym_fed.errors import GymError
@@ -30,15 +30,6 @@ app.add_typer(key_app, name="key")
 app.command()(transfer)
 app.add_typer(ledger_app, name="ledger")
 app.command()(rewards)
-
-Server = Annotated[
-    str | None, typer.Option("--server", help="host or host:port of the hub.", show_default=False)
-]
-HomeFolder = Annotated[
-    Path | None,
-    typer.Option("--home", envvar="GYM_HOME", help="Keys, receipts and caches.", show_default="~/.gym-fed"),
-]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
 
 
 @app.callback()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.ledger.entries import Entry, parsed
 from gym_fed.ledger.heads import EntryProof, SignedHead
 from gym_fed.ledger.restored import SignedRestored
+
+NOT_ITS_OWN = "the hub answers what it did not sign"
 
 
 def is_statement(line: str) -> bool:
@@ -31,18 +34,23 @@ def heads_in_force(lines: Iterable[str]) -> dict[int, SignedHead]:
     return known
 
 
+@contextmanager
+def refused_as_unsigned(hint: str = "") -> Iterator[None]:
+    """Whatever is found wrong inside is what the hub did not sign: ``SIGNATURE_INVALID``, whatever it was called."""
+    try:
+        yield
+    except GymError as error:
+        raise GymError(ErrorCode.SIGNATURE_INVALID, error.message, hint) from error
+
+
 def read_proof(reply: Any) -> EntryProof:
     """A ``LedgerProofReply`` as the proof that it carries, not yet verified.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` when it is none.
     """
-    try:
+    with refused_as_unsigned(NOT_ITS_OWN):
         return EntryProof(read_entry(reply.entry), SignedHead.from_json(reply.head_json), tuple(reply.path))
-    except GymError as error:
-        raise GymError(
-            ErrorCode.SIGNATURE_INVALID, error.message, "the hub answers what it did not sign"
-        ) from error
 
 
 def read_entry(message: Any) -> Entry:
@@ -52,10 +60,8 @@ def read_entry(message: Any) -> Entry:
         GymError: ``SIGNATURE_INVALID``.
     """
     entry = Entry(int(message.sequence), message.kind, message.body_json, message.previous_hash, message.hash)
-    try:
+    with refused_as_unsigned():
         entry.check_hash()
-    except GymError as error:
-        raise GymError(ErrorCode.SIGNATURE_INVALID, error.message) from error
     if not isinstance(parsed(entry.body_json), dict):
         raise GymError(ErrorCode.SIGNATURE_INVALID, f"entry {entry.sequence} is not canonical JSON")
     return entry

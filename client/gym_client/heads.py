@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_client.head_file import heads_in_force, is_statement
+from gym_client.head_file import NOT_ITS_OWN, heads_in_force, is_statement, refused_as_unsigned
 from gym_client.home import Home
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import drop_torn_line, fsync_folder, make_folder, write_atomically
+from gym_fed.files import append_lines, drop_torn_line, make_folder, write_atomically
 from gym_fed.identity.keys import server_id
 from gym_fed.ledger.heads import EntryProof, SignedHead, check_fork, contradiction, fork_document
 from gym_fed.ledger.restored import KIND as RESTORED
@@ -154,7 +154,8 @@ class Heads:
             GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; ``HUB_RESTORED`` where a
                 statement of the hub explains it; what ``prove`` raises.
         """
-        self._require_signed(head.verify)
+        with refused_as_unsigned(NOT_ITS_OWN):
+            head.verify(self._key)
         try:
             self._see(head, prove, is_newest)
         except _Conflict as conflict:
@@ -233,7 +234,8 @@ class Heads:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
             raise _Conflict(old) from error
-        self._require_signed(proof.verify)
+        with refused_as_unsigned(NOT_ITS_OWN):
+            proof.verify(self._key)
         if proof.entry.sequence != low.size or (size and proof.head.size != size):
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
@@ -352,14 +354,6 @@ class Heads:
                 "delete the line of that head; the hub's newest one is kept anew",
             ) from error
 
-    def _require_signed(self, verify: Callable[[bytes], None]) -> None:
-        try:
-            verify(self._key)
-        except GymError as error:
-            raise GymError(
-                ErrorCode.SIGNATURE_INVALID, error.message, "the hub answers what it did not sign"
-            ) from error
-
     def _append(self, head: SignedHead) -> None:
         known = self.kept()
         self._write(head.to_json())
@@ -367,14 +361,8 @@ class Heads:
 
     def _write(self, line: str) -> None:
         make_folder(self.path.parent)
-        is_new = not self.path.exists()
         drop_torn_line(self.path)
-        with self.path.open("ab") as file:
-            file.write(line.encode("utf-8") + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if is_new:
-            fsync_folder(self.path.parent)
+        append_lines(self.path, [line])
 
 
 _parsed: dict[Path, tuple[tuple[int, int], dict[int, SignedHead]]] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from gym_client.keystore import Keystore
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, make_folder, write_atomically
+from gym_fed.files import append_lines, make_folder, write_atomically
 from gym_fed.identity.keys import SigningKey
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -130,17 +130,9 @@ class Home:
         line = json.dumps(receipt, sort_keys=True, ensure_ascii=False)
         if line in self._receipt_lines() or _signed(receipt) in map(_signed, self.receipts()):
             return
-        new = not self.receipts_path.exists()
-        with self.receipts_path.open("ab") as file:
-            if file.tell() and not self.receipts_path.read_bytes().endswith(b"\n"):
-                file.write(
-                    b"\n"
-                )  # a crash cut the last line short; it stays where it is, on a line of its own
-            file.write(line.encode("utf-8") + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            fsync_folder(self.folder)
+        known = self.receipts_path.read_bytes() if self.receipts_path.exists() else b""
+        # What a crash cut short stays where it is, on a line of its own.
+        append_lines(self.receipts_path, [line] if known[-1:] in (b"", b"\n") else ["", line])
 
     def receipts(self) -> list[dict[str, Any]]:
         """All receipts, oldest first; a line that a crash cut short is left out."""

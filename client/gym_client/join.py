@@ -7,7 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -302,27 +302,15 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
 
 
 def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) -> None:
-    said = {
-        LAST_SERVER: str(address),
-        "data": setup.data,
-        "data_format": setup.data_format,
-        "columns": setup.columns,
-        "model": setup.model,
-    }
+    said: dict[str, Any] = {LAST_SERVER: str(address), **asdict(setup)}
+    del said["device"]  # of this run only
     if options.name:
         said["name"] = options.name
     home.remember(**said)
 
 
 def _node_config(setup: Setup) -> dict[str, str | bool | int | float]:
-    values = {
-        "data": setup.data,
-        "data-format": setup.data_format,
-        "columns": setup.columns,
-        "model": setup.model,
-        "device": setup.device,
-    }
-    return {key: value for key, value in values.items() if value is not None}
+    return {key.replace("_", "-"): value for key, value in asdict(setup).items() if value is not None}
 
 
 @contextmanager

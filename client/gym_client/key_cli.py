@@ -30,6 +30,7 @@ PassphraseFile = Annotated[
 Server = Annotated[
     str | None, typer.Option("--server", help="host or host:port of the hub.", show_default=False)
 ]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
 
 
 def open_home(folder: Path | None, passphrase_file: Path | None) -> Home:
@@ -248,9 +249,7 @@ def transfer(
     server: Server = None,
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")
-    ] = False,
+    insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
     """Give credits to another contributor; they arrive when the hub's hold period is over."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_client import from_hub
-from gym_client.key_cli import HomeFolder, PassphraseFile, Server, open_home
+from gym_client.key_cli import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 ledger_app = typer.Typer(
     help="What the hub has signed, and whether it contradicts itself.", no_args_is_help=True
 )
-
-Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
 
 
 def rewards(
@@ -140,7 +138,6 @@ def compare(
     """Hold a head that somebody else was shown against those shown here; two ledgers are proved, and refused."""
     from gym_client.heads import Heads
     from gym_client.known import enrolled_client
-    from gym_client.receipts import ask_proof, ask_statements
     from gym_fed.ledger.heads import EntryProof, SignedHead
 
     folder = open_home(home, passphrase_file)
@@ -163,11 +160,11 @@ def compare(
 
     def prove(sequence: int, size: int) -> EntryProof:
         with enrolled_client(folder, server, insecure, may_have_left=True) as client:
-            return ask_proof(client, sequence, size)
+            return client.prove(sequence, size)
 
     def statements() -> list[str]:
         with enrolled_client(folder, server, insecure, may_have_left=True) as client:
-            return ask_statements(client)
+            return client.statements()
 
     heads = Heads(folder, key)
     before = len(heads.kept())

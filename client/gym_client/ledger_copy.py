@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
-from gym_client.head_file import read_entry
+from gym_client.head_file import read_entry, refused_as_unsigned
 from gym_client.heads import Heads
 from gym_client.home import Home
-from gym_client.receipts import ask_proof, ask_statements
 from gym_client.transport import HubClient, transfer_seconds
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, make_folder
+from gym_fed.files import append_lines, make_folder
 from gym_fed.ledger.entries import Entry, corrupt
 from gym_fed.ledger.export import first_line, lines
 from gym_fed.ledger.heads import SignedHead
@@ -70,13 +69,8 @@ class LedgerCopy:
         """
         size = self.size()
         newest = self.heads.newest()
-        head = ask_proof(client, max(1, size, newest.size if newest else 0)).head
-        self.heads.see(
-            head,
-            lambda sequence, of: ask_proof(client, sequence, of),
-            is_newest=True,
-            statements=lambda: ask_statements(client),
-        )
+        head = client.prove(max(1, size, newest.size if newest else 0)).head
+        self.heads.see(head, client.prove, is_newest=True, statements=client.statements)
         if head.size > size:
             self._append(client, size, head, progress)
         return head
@@ -85,15 +79,9 @@ class LedgerCopy:
         make_folder(self.path.parent)
         heads = [h for h in _heads(client, size + 1) if h.size <= head.size]
         is_new = not self.path.exists() or not self.path.stat().st_size
-        with self.path.open("ab") as file:
-            if is_new:
-                file.write(first_line(self._key).encode() + b"\n")
-            for line in lines(_entries(client, size + 1, head.size, progress), heads):
-                file.write(line.encode("utf-8") + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if is_new:
-            fsync_folder(self.path.parent)
+        first = [first_line(self._key)] if is_new else []
+        entries = _entries(client, size + 1, head.size, progress)
+        append_lines(self.path, chain(first, lines(entries, heads)))
 
 
 def _entries(client: HubClient, first: int, last: int, progress: Progress) -> Iterator[Entry]:
@@ -123,8 +111,5 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
 
 def _heads(client: HubClient, from_size: int) -> list[SignedHead]:
     call = client.stream("LedgerHeads", pb.LedgerHeadsRequest(from_size=from_size), _SECONDS)
-    with client.errors():
-        try:
-            return [SignedHead.from_json(message.head_json) for message in call]
-        except GymError as error:
-            raise GymError(ErrorCode.SIGNATURE_INVALID, error.message) from error
+    with client.errors(), refused_as_unsigned():
+        return [SignedHead.from_json(message.head_json) for message in call]

@@ -12,14 +12,13 @@ outside of rounds (`gym train`) is not in the book.
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder
+from gym_fed.files import append_lines, drop_torn_line
 
 if TYPE_CHECKING:
     from gym_client.home import Home
@@ -98,16 +97,8 @@ class PrivacyBook:
         """Write an update down, durably; one that is there already is left alone."""
         if self.has(charge.data, charge.server, charge.delta):
             return
-        new = not self.path.exists()
-        with self.path.open("r+b" if not new else "xb") as file:
-            if not new:
-                file.truncate(_whole_lines(self.path))
-            file.seek(0, os.SEEK_END)
-            file.write(json.dumps(asdict(charge), sort_keys=True).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if new:
-            fsync_folder(self.path.parent)
+        drop_torn_line(self.path)
+        append_lines(self.path, [json.dumps(asdict(charge), sort_keys=True)])
 
     def epsilon(self, data: str, *more: NoiseEvent, target_delta: float | None = None) -> float:
         """What the examples of ``data`` have spent at all hubs together, and what they would have with ``more``.
@@ -145,8 +136,3 @@ class PrivacyBook:
 def now() -> float:
     """Unix time to the second: what is written down says no more than it must."""
     return float(int(time.time()))
-
-
-def _whole_lines(path: Path) -> int:
-    """Bytes up to the end of the last line that was written whole."""
-    return path.read_bytes().rfind(b"\n") + 1

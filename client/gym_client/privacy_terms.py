@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gym_client import from_hub
@@ -94,10 +94,6 @@ class PrivacyTerms:
     local: dict[str, Any] | None
     central: dict[str, Any] | None
     secure_aggregation: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """For people, a line each."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_client.backoff import is_passing
-from gym_client.head_file import read_proof
+from gym_client.head_file import NOT_ITS_OWN, refused_as_unsigned
 from gym_client.heads import Heads
 from gym_client.home import Home
 from gym_client.transport import HubClient
@@ -20,17 +20,6 @@ from gym_fed.identity.keys import verify_signature
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.ledger.heads import EntryProof
 from gym_fed.ledger.seals import SEALED, seal
-from gym_fed.wire.v1 import hub_pb2 as pb
-
-
-def ask_proof(client: HubClient, sequence: int, size: int = 0) -> EntryProof:
-    """The hub's proof of an entry; see ``gym_client.heads.Prove``."""
-    return read_proof(client.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
-
-
-def ask_statements(client: HubClient) -> list[str]:
-    """The hub's statements that it was restored; see ``gym_client.heads.Statements``."""
-    return list(client.call("Status", pb.StatusRequest()).restored_json)
 
 
 class Receipts:
@@ -73,7 +62,7 @@ class Receipts:
         missing = sorted(told - self._sequences()) if told else []
         for done, sequence in enumerate(missing):
             try:
-                proof = ask_proof(self._client, sequence)
+                proof = self._client.prove(sequence)
             except GymError as error:
                 if is_passing(error):
                     return done
@@ -83,7 +72,8 @@ class Receipts:
 
     def _keep(self, proof: EntryProof, sequence: int) -> None:
         key, server = self._key(), self._client.pin.server
-        _signed(proof, key)
+        with refused_as_unsigned(NOT_ITS_OWN):
+            proof.verify(key)
         if proof.entry.sequence != sequence:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID, f"{server} proves entry {proof.entry.sequence}, not {sequence}"
@@ -92,18 +82,12 @@ class Receipts:
         self._home.append_receipt({"server": server, "entry": sequence, "proof": proof.to_dict()})
 
     def _see(self, proof: EntryProof) -> None:
-        self._heads().see(
-            proof.head,
-            lambda sequence, size: ask_proof(self._client, sequence, size),
-            statements=lambda: ask_statements(self._client),
-        )
+        heads = Heads(self._home, self._key())
+        heads.see(proof.head, self._client.prove, statements=self._client.statements)
 
     def _sequences(self) -> set[int]:
         standing = standing_receipts(self._home, self._client.pin.server)
         return {found["proof"]["entry"]["sequence"] for found in standing if "proof" in found}
-
-    def _heads(self) -> Heads:
-        return Heads(self._home, self._key())
 
     def _key(self) -> bytes:
         return bytes.fromhex(self._client.pin.ledger_key)
@@ -150,7 +134,8 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof | None:
         proof = EntryProof.from_dict(receipt["proof"])
     except GymError as error:
         raise GymError(ErrorCode.SIGNATURE_INVALID, f"a receipt: {error.message}") from error
-    _signed(proof, key)
+    with refused_as_unsigned(NOT_ITS_OWN):
+        proof.verify(key)
     body = proof.entry.body
     if "update" in receipt and not _is_of(proof, receipt):
         raise GymError(
@@ -175,12 +160,3 @@ def _is_of(proof: EntryProof, receipt: dict[str, Any]) -> bool:
     except GymError:
         return False
     return same and seal(manifest, verdict, code, reason) == body.get("seal")
-
-
-def _signed(proof: EntryProof, key: bytes) -> None:
-    try:
-        proof.verify(key)
-    except GymError as error:
-        raise GymError(
-            ErrorCode.SIGNATURE_INVALID, error.message, "the hub answers what it did not sign"
-        ) from error

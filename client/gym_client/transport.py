@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 
 from gym_client.address import Address
+from gym_client.head_file import read_proof
+from gym_client.heads import Heads
 from gym_client.home import Home
 from gym_client.hub_keys import key_for
 from gym_client.pins import ServerPin, require_one_pin
@@ -21,6 +23,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
 from gym_fed.identity.login import do_work, enrolment_claim, login_claim
 from gym_fed.identity.tls import TLS_NAME, fingerprint
+from gym_fed.ledger.heads import EntryProof, SignedHead
 from gym_fed.wire.errors import from_rpc_error
 from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, SESSION_KEY
 from gym_fed.wire.protocol import require_hub
@@ -180,6 +183,14 @@ class HubClient:
                 told = GymError(ErrorCode.UNAVAILABLE, f"the line to {told.message}")
             raise told from error
 
+    def prove(self, sequence: int, size: int = 0) -> EntryProof:
+        """The hub's proof of an entry; see ``gym_client.heads.Prove``."""
+        return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
+
+    def statements(self) -> list[str]:
+        """The hub's statements that it was restored; see ``gym_client.heads.Statements``."""
+        return list(self.call("Status", pb.StatusRequest()).restored_json)
+
     def renew_session(self) -> None:
         """Forget the session; the next call opens another."""
         with self._lock:
@@ -241,32 +252,22 @@ class HubClient:
         return True
 
     def _see(self, reply: pb.StatusReply) -> None:
-        from gym_client.head_file import read_proof
-        from gym_client.heads import Heads
-        from gym_fed.ledger.heads import EntryProof, SignedHead
-
-        def prove(sequence: int, size: int) -> EntryProof:
-            return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
-
         def statements() -> list[str]:
             return list(reply.restored_json)
 
         heads = Heads(self.home, reply.ledger_public_key)
-        heads.require_one_ledger(prove, statements)
+        heads.require_one_ledger(self.prove, statements)
         if reply.ledger_head_json:
-            heads.see(
-                SignedHead.from_json(reply.ledger_head_json), prove, is_newest=True, statements=statements
-            )
+            head = SignedHead.from_json(reply.ledger_head_json)
+            heads.see(head, self.prove, is_newest=True, statements=statements)
         else:
-            heads.require_shown(prove, statements)
+            heads.require_shown(self.prove, statements)
 
     def _require_one_ledger(self, method: str) -> None:
         """Nothing goes on with a hub that was found to have two ledgers, but that a lost key can be revoked there.
 
         Its status can be asked for, since it may say that the hub was restored; ``status`` refuses what that leaves.
         """
-        from gym_client.heads import Heads
-
         if self.pin.ledger_key and method not in ("RevokeKey", "Status", "LedgerProof"):
             Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
 

@@ -11,7 +11,7 @@ from gym_client import from_hub
 from gym_client.downloads import ObjectCache, download
 from gym_client.heads import Heads
 from gym_client.hub_keys import key_for
-from gym_client.receipts import ask_proof, check_receipt
+from gym_client.receipts import check_receipt
 from gym_client.transport import HubClient
 from gym_client.uploads import upload
 from gym_client.variant_ledger import check_said
@@ -266,7 +266,7 @@ def _keep(client: HubClient, text: str, signed: SignedVariant | None) -> dict[st
             "do not trust this hub; ask its coordinator",
         )
     heads = Heads(client.home, bytes.fromhex(client.pin.ledger_key))
-    heads.see(proof.head, lambda sequence, size: ask_proof(client, sequence, size))
+    heads.see(proof.head, client.prove)
     client.home.append_receipt({**receipt, "server": client.pin.server})
     return receipt
 
