@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from gym_client.address import Address
 from gym_client.agent import Agent
-from gym_client.downloads import ObjectCache
 from gym_client.home import Home
 from gym_client.join import enter
+from gym_client.transfers import ObjectCache
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 

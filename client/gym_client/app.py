@@ -15,13 +15,13 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from gym_client.downloads import ObjectCache
 from gym_client.home import Home
 from gym_client.hub_keys import key_at
 from gym_client.policy import Policy
 from gym_client.residuals import Residuals
 from gym_client.secure import SecureRound
 from gym_client.tasks import FinishedUpdate, TaskFolder
+from gym_client.transfers import ObjectCache
 from gym_client.work import Setup, parse_task, perform
 from gym_fed.config.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError

@@ -37,8 +37,7 @@ def rewards(
     as_json: AsJson = False,
 ) -> None:
     """What you earned, round by round; --verify holds it against the hub's signed ledger."""
-    from gym_client.rewards import rewards_table, verify_copy
-    from gym_client.tally import Tally
+    from gym_client.rewards import Tally, rewards_table, verify_copy
 
     folder = open_home(home, passphrase_file)
     if ledger is not None:

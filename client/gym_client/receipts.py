@@ -18,8 +18,8 @@ from gym_client.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import verify_signature
 from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.ledger.entries import SEALED, seal
 from gym_fed.ledger.heads import EntryProof
-from gym_fed.ledger.seals import SEALED, seal
 
 
 class Receipts:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import MessageType
 from pydantic import ValidationError
 
-from gym_client.begun import Begun, rounds_folder
 from gym_client.home import Home
-from gym_client.secure_state import SecureState
+from gym_client.secure_state import Begun, SecureState, rounds_folder
 from gym_client.tasks import TaskFolder, Trained, drop_old
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from gym_client.downloads import ObjectCache, download
 from gym_client.home import Home
 from gym_client.hooks import Hooks
 from gym_client.policy import Policy
 from gym_client.tasks import TaskFolder
 from gym_client.traffic import Traffic
+from gym_client.transfers import ObjectCache, download, upload
 from gym_client.transport import HubClient
-from gym_client.uploads import upload
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.limits import DELTA_STYPE
 from gym_fed.wire.records import check_counts, references

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gym_client import from_hub
-from gym_client.downloads import ObjectCache, download
 from gym_client.heads import Heads
 from gym_client.hub_keys import key_for
 from gym_client.receipts import check_receipt
+from gym_client.transfers import ObjectCache, download, upload
 from gym_client.transport import HubClient
-from gym_client.uploads import upload
 from gym_client.variant_ledger import check_said
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256

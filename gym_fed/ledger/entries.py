@@ -15,10 +15,16 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_digest, canonical_json
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
 
 GENESIS_HASH = "0" * 64
 """What the first entry follows."""
 
+SEALED = "sealed"
+"""Kind of the entry of a verdict at the door of a private round: ``{"server_round": N, "seal": HEX}``."""
+
+_CONTRIBUTOR = re.compile(f'"({CONTRIBUTOR_PATTERN})"', re.ASCII)
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _FIELDS = {"body", "hash", "kind", "previous_hash", "sequence"}
 _encode = json.JSONEncoder(
@@ -60,8 +66,6 @@ class Entry:
         Raises:
             ValueError: For a body that canonical JSON does not have.
         """
-        from gym_fed.identity.canonical import canonical_json
-
         sequence, before = (previous[0] + 1, previous[1]) if previous else (1, GENESIS_HASH)
         text = canonical_json(body).decode()
         return cls(sequence, kind, text, before, entry_hash(sequence, kind, text, before))
@@ -166,3 +170,28 @@ def parsed(text: str) -> Any:
 def is_hash(text: object) -> bool:
     """Whether a value is a sha256 in lower-case hex."""
     return isinstance(text, str) and _HASH.fullmatch(text) is not None
+
+
+def subjects(body_json: str) -> set[str]:
+    """Ids of the contributors in an entry's body, wherever they stand in it."""
+    return set(_CONTRIBUTOR.findall(body_json))
+
+
+def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
+    """What the ledger says of a verdict at the door of a private round: a seal that only the contributor can open.
+
+    A verdict that names its contributor says when somebody sent an update, and after whom. The entry of kind ``sealed``
+    holds a digest instead, over the update's manifest and the verdict. The manifest has 128 secret random bits, so that
+    nobody can guess what is sealed; whoever holds manifest and receipt can prove it.
+
+    Args:
+        manifest_json: The signed text of the update's manifest.
+        verdict: ``admitted`` or ``refused``.
+        code: Of the refusal; empty for an admission.
+        reason: Of the refusal, in full; empty for an admission.
+
+    Returns:
+        Hex sha256.
+    """
+    content = {"manifest": manifest_json, "verdict": verdict, "code": code, "reason": reason}
+    return canonical_digest({"gym-seal-1": content})

@@ -18,8 +18,7 @@ from gym_fed.config.sections import AdmissionConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.ledger.entries import Entry
-from gym_fed.ledger.seals import SEALED, seal
+from gym_fed.ledger.entries import SEALED, Entry, seal
 from gym_server import forgeries
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import record_of

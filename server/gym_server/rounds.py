@@ -19,7 +19,7 @@ from sqlalchemy import Connection, func, select, update
 from gym_fed.config.lineage import next_digest
 from gym_fed.config.task import SoupReference, TaskSpec
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.seals import seal
+from gym_fed.ledger.entries import seal
 from gym_server import forgeries
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.downloads import ObjectCache, download
 from gym_client.rewards import verify_online
 from gym_client.rotation import revoke, rotate
+from gym_client.transfers import ObjectCache, download, upload
 from gym_client.transport import HubClient
-from gym_client.uploads import upload
 from gym_client.variants import (
     get_variant,
     list_variants,

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gym_client.downloads import ObjectCache, download
 from gym_client.heads import Heads
 from gym_client.keystore import Keystore
 from gym_client.privacy_book import Charge, PrivacyBook
 from gym_client.residuals import Residuals
-from gym_client.uploads import upload
+from gym_client.transfers import ObjectCache, download, upload
 from gym_server.admission import Candidate
 from gym_server.backup.place import Place
 from gym_server.rounds import Judgement, SoupRecord

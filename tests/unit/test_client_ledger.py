@@ -16,8 +16,7 @@ from gym_client.heads import Heads
 from gym_client.home import Home
 from gym_client.known import address_of
 from gym_client.receipts import Receipts, check_receipt
-from gym_client.rewards import verify_copy, verify_online
-from gym_client.tally import Tally
+from gym_client.rewards import Tally, verify_copy, verify_online
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_server.ledger.chain import Ledger

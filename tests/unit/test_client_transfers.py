@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from gym_client.address import Address
-from gym_client.downloads import ObjectCache, download
 from gym_client.home import Home
 from gym_client.join import enter
+from gym_client.transfers import ObjectCache, download, upload
 from gym_client.transport import HubClient
 from gym_client.trust import establish
-from gym_client.uploads import upload
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.v1 import hub_pb2 as pb

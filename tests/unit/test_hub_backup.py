@@ -21,8 +21,7 @@ from gym_client.join import enter
 from gym_client.ledger_copy import LedgerCopy
 from gym_client.receipts import Receipts, standing_receipts
 from gym_client.restored import accept_restore, loss_of, with_restores
-from gym_client.rewards import verify_copy
-from gym_client.tally import Tally
+from gym_client.rewards import Tally, verify_copy
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_client.variants import push_variant, sign_variant

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.uploads import upload
+from gym_client.transfers import upload
 from gym_client.variants import push_variant, remove_variant, sign_variant
 from gym_server.backup.backup import care_lock
 from gym_server.backup.gc import _delete, gc

@@ -12,7 +12,7 @@ from typing import Any
 import gym_server.private_merge
 import pytest
 from gym_client.receipts import check_receipt
-from gym_client.tally import Tally
+from gym_client.rewards import Tally
 from gym_server.admission import Candidate, Receipt
 from gym_server.federation import Federation
 from gym_server.ledger.coarse import BUCKET, BUCKET_SECONDS
@@ -22,7 +22,7 @@ from sqlalchemy import update
 import tests.support.private_hub
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger.seals import SEALED, seal
+from gym_fed.ledger.entries import SEALED, seal
 from tests.support.private_hub import NAMES, PrivateRounds, private_hub
 
 HOUR = 1_800_000_000 // BUCKET_SECONDS * BUCKET_SECONDS

@@ -17,13 +17,12 @@ from sqlalchemy import Connection, func, select
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, server_id, verify_signature
-from gym_fed.ledger.entries import GENESIS_HASH, Chain, Entry, canonical_text, corrupt
+from gym_fed.ledger.entries import GENESIS_HASH, Chain, Entry, canonical_text, corrupt, subjects
 from gym_fed.ledger.heads import FORMAT, EntryProof, Head, SignedHead
 from gym_fed.ledger.merkle import Frontier, Tree
 from gym_fed.ledger.restored import FORMAT as RESTORED_FORMAT
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.ledger.restored import MAX_REASON, Restored, SignedRestored
-from gym_fed.ledger.subjects import subjects
 from gym_server.ledger.anchor import Anchor, restored_entries
 from gym_server.ledger.coarse import stamp
 from gym_server.ledger.rows import entries_from, entry_of, heads_from

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Select, or_, select
 
-from gym_fed.ledger.seals import SEALED, seal
+from gym_fed.ledger.entries import SEALED, seal
 from gym_server.store.tables import (
     accounts,
     contributions,

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.ledger.seals import SEALED
+from gym_fed.ledger.entries import SEALED
 from gym_server.store.tables import rounds
 
 BUCKET_SECONDS = 3600

@@ -22,8 +22,7 @@ from gym_fed.identity.history import History
 from gym_fed.identity.keys import verify_signature
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.variant import SignedVariant
-from gym_fed.ledger.entries import Entry, corrupt
-from gym_fed.ledger.seals import SEALED, seal
+from gym_fed.ledger.entries import SEALED, Entry, corrupt, seal
 from gym_server.ledger.coarse import BUCKET
 from gym_server.ledger.times import SLACK_SECONDS, near
 from gym_server.store.tables import (

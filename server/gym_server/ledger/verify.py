@@ -6,10 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.ledger.entries import Entry, corrupt
+from gym_fed.ledger.entries import Entry, corrupt, subjects
 from gym_fed.ledger.export import LedgerCheck
 from gym_fed.ledger.heads import SignedHead
-from gym_fed.ledger.subjects import subjects
 from gym_server.ledger.anchor import Anchor
 from gym_server.ledger.checks import CHECKS, TableCheck
 from gym_server.ledger.columns import ColumnChecks

@@ -23,7 +23,7 @@ from sqlalchemy import (
     select,
 )
 
-from gym_fed.ledger.subjects import subjects
+from gym_fed.ledger.entries import subjects
 
 revision = "0001"
 down_revision = None
