@@ -143,7 +143,8 @@ def _to_value(value: Any) -> pb.Value:
     if field is None:
         what = f"{'a list of ' if is_list else ''}{type(one).__name__}"
         raise TypeError(f"{what} is not a value of a Flower record")
-    return pb.Value(**{f"{field}s": {"values": value}}) if is_list else pb.Value(**{field: value})
+    given: dict[str, Any] = {f"{field}s": {"values": value}} if is_list else {field: value}
+    return pb.Value(**given)
 
 
 def _value(value: pb.Value) -> Any:
