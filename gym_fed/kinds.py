@@ -9,14 +9,18 @@ Bases are named by text, so that a schema at the ground asks for members that st
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from gym_quant.registry import CODECS, Registry
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
 
 T = TypeVar("T")
+
+log = logging.getLogger("gym_fed")
 
 __all__ = ["ALL", "CODECS", "Kind"]
 
@@ -36,6 +40,22 @@ class Kind(Registry[T]):
     def new(self, name: str) -> T:
         """A member, for a kind whose members take no settings when they are made; see ``type_of`` for the errors."""
         return self.type_of(name)()
+
+    def usable(self, needed: Callable[[str], object] | None = None) -> tuple[str, ...]:
+        """Every member that can be used, sorted; imports all. A warning names each of another package that cannot.
+
+        Args:
+            needed: Gets what is needed of a member, by its name, and raises as ``type_of`` does; absent: ``type_of``.
+        """
+        found = self.own()
+        for name in (name for name in self.names() if name not in self.own()):
+            try:
+                (needed or self.type_of)(name)
+            except GymError as error:
+                log.warning("left out: %s; %s", plain(error.message), plain(error.hint))
+            else:
+                found = (*found, name)
+        return tuple(sorted(found))
 
 
 class TabledKind(Kind[T]):

@@ -44,7 +44,7 @@ def list_tasks(
     as_json: AsJson = False,
 ) -> None:
     """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
-    tasks = [(name, TASKS.new(name)) for name in TASKS.names()]
+    tasks = [(name, TASKS.new(name)) for name in TASKS.usable()]
     print_result(
         as_json,
         [{"name": name, "group": task.group, "summary": task.summary} for name, task in tasks],
@@ -92,7 +92,7 @@ def score(
     """Share of held-out prompts that a model answers exactly, task by task."""
     from gym_fed.data.generated import generate
 
-    chosen = {name: TASKS.new(name).group for name in task or TASKS.names()}
+    chosen = {name: TASKS.new(name).group for name in task or TASKS.usable()}
 
     from gym_fed.evaluation.generation import exact_match
     from gym_fed.models import load_model

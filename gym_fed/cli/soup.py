@@ -81,12 +81,8 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def _usable(kind: Kind[Any]) -> Iterator[Any]:
-    """The classes of a kind; members of other packages that cannot be used are named on stderr."""
-    for name in kind.names():
-        try:
-            yield kind.type_of(name)
-        except GymError as error:
-            console.err.print(f"left out: {error.message}; {error.hint}")
+    """The classes of a kind; members of other packages that cannot be used are named in warnings."""
+    return map(kind.type_of, kind.usable())
 
 
 def _aggregator(rule: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from gym_fed.config.base import StrictModel
+from gym_fed.kinds import Kind
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,29 @@ class ByMember(StrictModel):
     """What entries have in common, each of which is held against the ``Settings`` of the member that it names.
 
     ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
-    that are named are imported; the JSON schema, which says what each takes, imports all of them.
+    that are named are imported; the JSON schema, which says what each takes, imports all of them and leaves out
+    those of other packages that cannot be used.
     """
 
     member_key: ClassVar[str]
     """The field that names the member."""
 
-    member_kind: ClassVar[Registry[Any]]
+    member_kind: ClassVar[Kind[Any]]
+
+    @classmethod
+    def settings_of(cls, name: str) -> type[ByMember]:
+        """The class that an entry of the member ``name`` is held against.
+
+        Raises:
+            GymError: ``MISSING_DEPENDENCY`` for a member of another package that cannot be used.
+        """
+        settings = cls.member_kind.type_of(name).Settings
+        if not (isinstance(settings, type) and issubclass(settings, cls)):
+            raise cls.member_kind.broken(
+                f"{cls.member_kind.kind} {name!r}: its Settings is no {cls.__name__}",
+                "repair or remove the package that brings it",
+            )
+        return settings
 
     @classmethod
     def chosen(cls, entry: Any) -> type[ByMember]:
@@ -83,7 +100,7 @@ class ByMember(StrictModel):
         name = entry.get(cls.member_key) if isinstance(entry, Mapping) else None
         settings: type[ByMember] = cls
         if isinstance(name, str) and name in cls.member_kind:
-            settings = cls.member_kind.type_of(name).Settings
+            settings = cls.settings_of(name)
         return settings
 
 
@@ -101,8 +118,8 @@ class Chosen:
     ) -> dict[str, Any]:
         key, kind = self.base.member_key, self.base.member_kind
         entries = []
-        for name in kind.names():
-            settings = kind.type_of(name).Settings
+        for name in kind.usable(self.base.settings_of):
+            settings = self.base.settings_of(name)
             entry = dict(handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__)))
             entry["properties"] = {**entry["properties"], key: {"const": name, "type": "string"}}
             entries.append(entry)
@@ -114,7 +131,7 @@ class Chosen:
             if entry.get(key) not in kind.names():  # refused by its name alone
                 entry = {key: entry[key]} if key in entry else {}
             return self.base.chosen(entry).model_validate(entry)
-        if isinstance(entry, self.base) and not isinstance(entry, kind.type_of(getattr(entry, key)).Settings):
+        if isinstance(entry, self.base) and not isinstance(entry, self.base.settings_of(getattr(entry, key))):
             raise ValueError(
                 f"{type(entry).__name__} is not what {kind.kind} {getattr(entry, key)!r} is set up by"
             )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from gym_quant.registry import Registry
 from pydantic import Field, SerializeAsAny, model_validator
 
 from gym_fed.config.base import StrictModel
 from gym_fed.config.member import ByMember, Chosen, MemberOf
-from gym_fed.kinds import GRADERS
+from gym_fed.kinds import GRADERS, Kind
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -18,7 +17,7 @@ class GraderConfig(ByMember):
     """What every entry has beside the keys of its own grader."""
 
     member_key: ClassVar[str] = "grader"
-    member_kind: ClassVar[Registry[Any]] = GRADERS
+    member_kind: ClassVar[Kind[Any]] = GRADERS
 
     grader: Annotated[str, MemberOf(GRADERS)]
     weight: float = 1.0

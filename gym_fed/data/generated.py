@@ -99,7 +99,7 @@ def generate_with_rehearsal(
         split: As for ``generate``.
     """
     old = round(num * rehearse)
-    base = [name for name in TASKS.names() if TASKS.new(name).group == "base"]
+    base = [name for name in TASKS.usable() if TASKS.new(name).group == "base"]
     rows = generate_mix(names, num - old, seed=seed, split=split)
     rows += generate_mix(base, old, seed=seed, split=split)
     random.Random(f"rehearse/{seed}/{split}").shuffle(rows)

@@ -104,12 +104,11 @@ def format_of(row: Row) -> Format:
     Raises:
         BadRow: When they match none.
     """
-    own = FORMATS.own()
     for names in (
-        own,
-        [name for name in FORMATS.names() if name not in own],
-    ):  # others' are imported when asked
-        for found in sorted(map(FORMATS.type_of, names), key=lambda type_: type_.order):
+        FORMATS.own,
+        FORMATS.usable,
+    ):  # those of other packages are imported where none of ours matches
+        for found in sorted(map(FORMATS.type_of, names()), key=lambda type_: type_.order):
             if found.matches(row):
                 format: Format = found()
                 return format

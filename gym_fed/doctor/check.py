@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from gym_fed.errors import GymError
 from gym_fed.kinds import CHECKS
+from gym_fed.text import plain
 
 
 class Level(StrEnum):
@@ -54,16 +54,18 @@ class Check(ABC):
 
 def run_checks() -> list[Finding]:
     """Run all of them by name; takes seconds, for torch is imported to ask it for devices."""
-    return [finding for check in _checks() for finding in check().findings()]
+    return [finding for name in CHECKS.usable() for finding in _findings(name)]
 
 
-def _checks() -> Iterator[type[Check]]:
-    for name in CHECKS.names():
-        try:
-            yield CHECKS.type_of(name)
-        except GymError:
-            if name in CHECKS.own():
-                raise  # one of another package that cannot be used is what the check ``plugins`` reports
+def _findings(name: str) -> Iterable[Finding]:
+    """What a check reports; one of another package that raises is reported itself."""
+    try:
+        return list(CHECKS.new(name).findings())
+    except Exception as error:  # a stranger's check may raise anything
+        if name in CHECKS.own():
+            raise
+        what = f"plug-in: check {plain(name, 60)}"
+        return [Finding(what, Level.FAIL, plain(f"does not run: {error!r}"), "repair or remove the package")]
 
 
 def worst(findings: Sequence[Finding]) -> Level:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,22 +11,25 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.kinds import FEATURES
 from gym_fed.training.features.base import Feature
 
+log = logging.getLogger("gym_fed")
+
 _OFF = (None, False, "no", "auto")
 
 
 def active_features(config: TrainingConfig) -> dict[str, Feature]:
     """The features whose keys are on, by name, in alphabetical order.
 
+    A warning names one of another package whose key means something else already; nothing can turn it on.
+
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` for one of another package that cannot be used, or whose key means something
-            else already.
+        GymError: ``MISSING_DEPENDENCY`` for one of another package that cannot be used.
     """
-    for name in set(FEATURES.names()) - set(FEATURES.own()):
-        if name in type(config).model_fields:
-            raise FEATURES.broken(
-                f"feature {name!r}: its key is one of ours", "remove the package that brings it"
-            )
-    return {name: FEATURES.new(name) for name in FEATURES.names() if getattr(config, name, None) not in _OFF}
+    own, fields = FEATURES.own(), type(config).model_fields
+    hidden = [name for name in FEATURES.names() if name not in own and name in fields]
+    for name in hidden:
+        log.warning("left out: feature %r: its key is one of ours; remove the package that brings it", name)
+    names = (name for name in FEATURES.names() if name not in hidden)
+    return {name: FEATURES.new(name) for name in names if getattr(config, name, None) not in _OFF}
 
 
 def feature_arguments(config: TrainingConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,15 @@ from gym_quant.registry import CODECS, MemberError
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.data.reading import format_of
-from gym_fed.doctor.check import Level
+from gym_fed.config.training import TrainingConfig
+from gym_fed.data.formats.base import Format
+from gym_fed.data.generated import generate_with_rehearsal
+from gym_fed.data.reading import format_of, iter_rows
+from gym_fed.doctor.check import Check, Level, run_checks
 from gym_fed.doctor.checks.plugins import judge_plugin
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS, FORMATS
+from gym_fed.evaluation.graders.base import Grader
+from gym_fed.kinds import AGGREGATORS, CHECKS, FORMATS, GRADERS, TASKS
 from gym_fed.soup.aggregator import CoordinateRule
 from gym_fed.system_errors import system_error
 from tests.support.installed import install
@@ -49,16 +54,50 @@ class Middle(CoordinateRule):
         return (updates.amin(dim=0) + updates.amax(dim=0)) / 2
 
 
+class Odd(Grader):
+    """Its settings are not those of a grader."""
+
+    Settings: Any = dict
+
+    def grade(self, samples: Any) -> Any:
+        """Nothing comes of it."""
+
+
+class Cards(Format):
+    """Front and back of a card."""
+
+    name = "cards"
+
+    @classmethod
+    def matches(cls, row: Any) -> bool:
+        return "front" in row
+
+    def read(self, row: Any) -> Any:
+        return {"prompt": row["front"], "completion": row["back"]}
+
+
+class Falls(Check):
+    """Raises when it runs."""
+
+    name = "falls"
+
+    def findings(self) -> Any:
+        raise OSError("no such bus")
+
+
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (CODECS, AGGREGATORS, FORMATS):
+    for kind in (CODECS, AGGREGATORS, FORMATS, GRADERS, TASKS, CHECKS):
         monkeypatch.setattr(kind, "_types", dict(kind._types))
     install(
         monkeypatch,
         {
             "gym_fed.codecs": {"half": f"{HERE}:Half", "lost": LOST},
             "gym_fed.aggregators": {"lost": LOST, "middle": f"{HERE}:Middle"},
-            "gym_fed.formats": {"lost": LOST},
+            "gym_fed.formats": {"lost": LOST, "cards": f"{HERE}:Cards"},
+            "gym_fed.graders": {"lost": LOST, "baseless": f"{HERE}:Middle", "odd": f"{HERE}:Odd"},
+            "gym_fed.tasks": {"lost": LOST},
+            "gym_fed.checks": {"lost": LOST, "falls": f"{HERE}:Falls"},
         },
     )
 
@@ -92,11 +131,51 @@ def test_a_codec_that_cannot_be_used_ends_a_command_with_two_lines(
     assert not out.exists()
 
 
-def test_the_list_of_rules_goes_on_without_what_cannot_be_imported() -> None:
+def test_the_list_of_rules_goes_on_without_what_cannot_be_imported(caplog: pytest.LogCaptureFixture) -> None:
     done = gym("soup", "rules")
     assert done.exit_code == 0, done.exception
-    assert "left out: aggregator 'lost' of gym-more 1.2 cannot be imported" in done.stderr
+    assert "left out: aggregator 'lost' of gym-more 1.2 cannot be imported" in caplog.text
     assert "krum" in done.stdout
+
+
+def test_the_schema_leaves_out_graders_that_cannot_be_used_and_a_warning_names_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = gym("configs", "schema")
+    assert done.exit_code == 0, done.exception
+    entries = json.loads(done.stdout)["properties"]["rewards"]["items"]["oneOf"]
+    assert {entry["properties"]["grader"]["const"] for entry in entries} == set(GRADERS.own())
+    for said in (
+        "grader 'lost' of gym-more 1.2 cannot be imported",
+        f"grader 'baseless' of gym-more 1.2: {HERE}:Middle is no Grader",
+        "grader 'odd': its Settings is no GraderConfig",
+    ):
+        assert f"left out: {said}" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["lost", "baseless", "odd"])
+def test_a_grader_that_cannot_be_used_is_refused_where_a_config_names_it(name: str) -> None:
+    with pytest.raises(GymError, match=f"grader '{name}'") as caught:
+        TrainingConfig(algorithm="grpo", rewards=[{"grader": name}])  # type: ignore[list-item]
+    assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
+
+
+def test_tasks_are_listed_and_rehearsed_without_one_that_cannot_be_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = gym("data", "tasks", "--json")
+    assert done.exit_code == 0, done.exception
+    assert [task["name"] for task in json.loads(done.stdout)] == list(TASKS.own())
+    assert "left out: task 'lost' of gym-more 1.2 cannot be imported" in caplog.text
+    assert len(generate_with_rehearsal(["copy"], 4, 0.5)) == 4
+
+
+def test_a_check_that_cannot_be_imported_or_raises_ends_no_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHECKS, "own", lambda: ("plugins",))
+    found = {finding.check: finding for finding in run_checks()}
+    assert "cannot be imported" in found["plug-in: check lost"].finding
+    assert "does not run: OSError('no such bus')" in found["plug-in: check falls"].finding
+    assert found["plug-in: codec half"].level is Level.FAIL
 
 
 def test_a_rule_of_a_module_without_a_docstring_is_listed_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,10 +185,13 @@ def test_a_rule_of_a_module_without_a_docstring_is_listed_by_its_own(monkeypatch
     assert "Half way between the extremes." in done.stdout
 
 
-def test_a_format_that_cannot_be_imported_is_in_the_way_of_no_row_of_ours() -> None:
+def test_a_format_that_cannot_be_imported_is_in_the_way_of_no_row(caplog: pytest.LogCaptureFixture) -> None:
     assert type(format_of({"text": "to be"})).__name__ == "Text"
+    assert not caplog.text  # no package was asked
+    assert type(format_of({"front": "to be", "back": "or not"})) is Cards
+    assert "left out: format 'lost' of gym-more 1.2 cannot be imported" in caplog.text
     with pytest.raises(GymError, match=r"format .lost. of gym-more 1\.2 cannot be imported"):
-        format_of({"front": "to be", "back": "or not"})
+        list(iter_rows("rows.jsonl", "lost"))
 
 
 @pytest.mark.parametrize("words", [("delta", "encode"), ("soup", "merge"), ("variant", "create")])

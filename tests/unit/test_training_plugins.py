@@ -16,6 +16,7 @@ from gym_fed.data.generated import generate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, FEATURES, OPTIMIZERS, TUNING
 from gym_fed.models import load_model
+from gym_fed.training.active_features import active_features
 from gym_fed.training.checks import check_config
 from gym_fed.training.trainer import Trainer
 from tests.support import more_training
@@ -166,12 +167,12 @@ def test_a_run_with_members_of_a_package_alone_trains_what_they_say(tiny_base: P
     assert kept["norms"] == {"also": ["lm_head"]}
 
 
-def test_a_feature_whose_key_means_something_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_feature_whose_key_means_something_else_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(monkeypatch, {"gym_fed.features": {"seed": f"{HERE}:Loud"}})
-    with pytest.raises(GymError, match="feature 'seed': its key is one of ours"):
-        check_config(read(tmp_path, "model: gym-nano\n"))
+    assert active_features(read(tmp_path, "model: gym-nano\nseed: 7\n")) == {}
+    assert "left out: feature 'seed': its key is one of ours" in caplog.text
 
 
 @pytest.mark.parametrize(
