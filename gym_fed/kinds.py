@@ -25,6 +25,19 @@ log = logging.getLogger("gym_fed")
 __all__ = ["ALL", "CODECS", "Kind"]
 
 
+class UnusableMember(GymError):
+    """A member of another package that cannot be used; ``MISSING_DEPENDENCY``."""
+
+    kind = name = ""
+
+    @classmethod
+    def of(cls, kind: str, name: str, message: str, hint: str) -> UnusableMember:
+        """With what it is about, which a config's reader finds the place by."""
+        made = cls(ErrorCode.MISSING_DEPENDENCY, message, hint)
+        made.kind, made.name = kind, name
+        return made
+
+
 class Kind(Registry[T]):
     """A registry that refuses with ``GymError``: ``CONFIG_INVALID`` for an unknown member, ``MISSING_DEPENDENCY`` for
     one of another package that cannot be used."""
@@ -34,8 +47,8 @@ class Kind(Registry[T]):
             ErrorCode.CONFIG_INVALID, f"unknown {self.kind} {name!r}", f"one of {', '.join(self.names())}"
         )
 
-    def broken(self, message: str, hint: str) -> Exception:
-        return GymError(ErrorCode.MISSING_DEPENDENCY, message, hint)
+    def broken(self, name: str, message: str, hint: str) -> Exception:
+        return UnusableMember.of(self.kind, name, message, hint)
 
     def new(self, name: str) -> T:
         """A member, for a kind whose members take no settings when they are made; see ``type_of`` for the errors."""

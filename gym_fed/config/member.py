@@ -89,6 +89,7 @@ class ByMember(StrictModel):
         settings = cls.member_kind.type_of(name).Settings
         if not (isinstance(settings, type) and issubclass(settings, cls)):
             raise cls.member_kind.broken(
+                name,
                 f"{cls.member_kind.kind} {name!r}: its Settings is no {cls.__name__}",
                 "repair or remove the package that brings it",
             )

@@ -113,7 +113,7 @@ class OpenModel(StrictModel):
             elif kind.type_of(chosen).Settings is not None:
                 if chosen in cls.model_fields:
                     raise kind.broken(
-                        f"{kind.kind} {chosen!r}: its section would be a key of ours", "rename it"
+                        chosen, f"{kind.kind} {chosen!r}: its section would be a key of ours", "rename it"
                     )
                 filled[chosen] = {} if filled.get(chosen) is None else filled[chosen]
         return {

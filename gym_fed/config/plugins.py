@@ -17,6 +17,7 @@ from gym_quant.registry import Origin, Registry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gym_fed.config.base import StrictModel
+from pydantic.fields import FieldInfo
 from gym_fed.config.member import ByMember, MemberOf
 from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
@@ -209,8 +210,7 @@ def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
     if isinstance(model, ByMember):
         yield model.member_kind, str(getattr(model, model.member_key))
     for name, field in type(model).model_fields.items():
-        markers = [*_markers(field.metadata), *_markers(get_args(field.annotation)), *_own(field.annotation)]
-        yield from _named(getattr(model, name), markers)
+        yield from _named(getattr(model, name), markers_of(field))
     for key, value in (
         model.model_extra or {}
     ).items():  # a key of an installed feature, or a member's section
@@ -244,5 +244,10 @@ def _markers(parts: Iterable[object]) -> Iterator[MemberOf]:
         if isinstance(part, MemberOf):
             yield part
         else:
+def markers_of(field: FieldInfo) -> list[MemberOf]:
+    """Of which kinds the names in a field's value are, at any depth of lists and mappings."""
+    return [*_markers(field.metadata), *_markers(get_args(field.annotation)), *_own(field.annotation)]
+
+
             yield from _own(part)
             yield from _markers(get_args(part))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from gym_fed.config.member import ByMember
+from gym_fed.config.named_members import models_in, place_of
 from gym_fed.config.open_keys import OpenModel
 from gym_fed.config.problems import Problems
 from gym_fed.config.strict_yaml import (
@@ -28,6 +29,7 @@ from gym_fed.config.strict_yaml import (
     shown,
 )
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import UnusableMember
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -41,8 +43,8 @@ def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str
         overrides: ``a.b=value`` settings that win over the file; values are parsed as YAML.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``, ``USAGE`` for a malformed override, or ``CONFIG_INVALID`` listing every
-            problem, a line each.
+        GymError: ``FILE_NOT_FOUND``, ``USAGE`` for a malformed override, ``MISSING_DEPENDENCY`` for the first member
+            that cannot be used, or ``CONFIG_INVALID`` listing every problem, a line each.
     """
     file = Path(path)
     values, marks = parse_config(file, read_config_text(file))
@@ -69,6 +71,10 @@ def validate(
             for line in _lines(e, values, schema, source, marks or {}, from_command_line or set())
         ]
         raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(dict.fromkeys(lines))) from error
+    except UnusableMember as error:
+        path = place_of(error.kind, error.name, values, schema)
+        said = _placed(path, error.message, source, marks or {}, from_command_line or set())
+        raise GymError(error.code, said, error.hint) from error
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
@@ -189,6 +195,13 @@ def _describe(
         message = "required, but not given"
     elif not isinstance(error["input"], dict | list):
         message = f"{message} (got {shown(error['input'])})"
+    return _placed(path, message, source, marks, overridden)
+
+
+def _placed(
+    path: KeyPath, message: str, source: str, marks: dict[KeyPath, Mark], overridden: set[KeyPath]
+) -> str:
+    """The message after its place in the file, or on the command line."""
     if any(path[: len(o)] == o for o in overridden):
         return f"--set: {dotted(path)}: {message}" if path else f"--set: {message}"
     line, column = _mark(path, marks, marks.get((), (1, 1)))
@@ -228,7 +241,7 @@ def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:
     for key in path[:-1]:
         level = [inner for annotation in level for inner in _below(annotation, key)]
         values = values[key]
-    models = (m.chosen(values) if issubclass(m, ByMember) else m for m in _models_in(level))
+    models = (m.chosen(values) if issubclass(m, ByMember) else m for m in models_in(level))
     names = list(dict.fromkeys(name for model in models for name in model.model_fields))
     elsewhere = _ELSEWHERE.get(str(path[-1]))
     close = [elsewhere] if elsewhere in names else difflib.get_close_matches(str(path[-1]), names, n=1)
@@ -244,14 +257,6 @@ def _below(annotation: Any, key: str | int) -> list[Any]:
         if field is None and issubclass(annotation, OpenModel):
             return [annotation.added_key(str(key))]
         return [field.annotation] if field is not None else []
-    models = list(_models_in([annotation]))
+    models = list(models_in([annotation]))
     inside = [inner for model in models for inner in _below(model, key)]
     return inside or list(models)
-
-
-def _models_in(annotations: Sequence[Any]) -> Iterator[type[BaseModel]]:
-    for annotation in annotations:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield annotation
-        else:
-            yield from _models_in(get_args(annotation))

@@ -64,7 +64,7 @@ def _findings(name: str) -> Iterable[Finding]:
     except Exception as error:  # a stranger's check may raise anything
         if name in CHECKS.own():
             raise
-        what = f"plug-in: check {plain(name, 60)}"
+        what = f"check of a plug-in: {plain(name, 60)}"
         return [Finding(what, Level.FAIL, plain(f"does not run: {error!r}"), "repair or remove the package")]
 
 

@@ -121,8 +121,8 @@ class Registry(Generic[T]):
         """What is raised for a name that no member has."""
         return MemberError(f"unknown {self.kind} {name!r} (known: {', '.join(self.names())})")
 
-    def broken(self, message: str, hint: str) -> Exception:
-        """What is raised for a member of another package that cannot be used."""
+    def broken(self, name: str, message: str, hint: str) -> Exception:
+        """What is raised for the member ``name`` of another package that cannot be used."""
         return MemberError(f"{message}; {hint}")
 
     def _own(self, name: str) -> type[T]:
@@ -150,7 +150,7 @@ class Registry(Generic[T]):
             found = point.load()
         except (Exception, SystemExit) as error:  # a stranger's module may raise anything
             raise self.broken(
-                f"{whose} cannot be imported: {error!r}", f"repair or remove {point.dist.name}"
+                name, f"{whose} cannot be imported: {error!r}", f"repair or remove {point.dist.name}"
             ) from error
         if not (isinstance(found, type) and issubclass(found, base)) or getattr(found, "name", name) != name:
             raise self.broken(
@@ -160,17 +160,18 @@ class Registry(Generic[T]):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         if missing:
             raise self.broken(
-                f"{whose}: {point.value} lacks {missing}", f"repair or remove {point.dist.name}"
+                name, f"{whose}: {point.value} lacks {missing}", f"repair or remove {point.dist.name}"
             )
         return cast("type[T]", found)
 
     def _point(self, name: str) -> EntryPoint:
+                name,
         found = self._plugins().get(name, ())
         if not found:
             raise self.unknown(name)
         if len(found) > 1:
             owners = " and ".join(sorted(p.dist.name for p in found if p.dist is not None))
-            raise self.broken(f"{self.kind} {name!r} is in {owners}", "remove one of them")
+            raise self.broken(name, f"{self.kind} {name!r} is in {owners}", "remove one of them")
         return found[0]
 
     def _plugins(self) -> dict[str, list[EntryPoint]]:

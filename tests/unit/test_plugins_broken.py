@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.config.training import TrainingConfig
+from gym_fed.config.yaml_file import load_config
 from gym_fed.data.formats.base import Format
 from gym_fed.data.generated import generate_with_rehearsal
 from gym_fed.data.reading import format_of, iter_rows
@@ -97,6 +98,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             "gym_fed.formats": {"lost": LOST, "cards": f"{HERE}:Cards"},
             "gym_fed.graders": {"lost": LOST, "baseless": f"{HERE}:Middle", "odd": f"{HERE}:Odd"},
             "gym_fed.tasks": {"lost": LOST},
+            "gym_fed.algorithms": {"lost": LOST},
+            "gym_fed.tuning": {"lost": LOST},
+            "gym_fed.features": {"gone": LOST},
             "gym_fed.checks": {"lost": LOST, "falls": f"{HERE}:Falls"},
         },
     )
@@ -160,6 +164,47 @@ def test_a_grader_that_cannot_be_used_is_refused_where_a_config_names_it(name: s
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            "output_dir: lost\nalgorithm: lost\n",
+            ":2:1: algorithm: algorithm 'lost' of gym-more 1.2 cannot be",
+        ),
+        ("model: x\nfinetuning: lost\n", ":2:1: finetuning: tuning method 'lost' of gym-more 1.2 cannot"),
+        ("output_dir: gone\ngone: true\n", ":2:1: gone: feature 'gone' of gym-more 1.2 cannot be imported"),
+        (
+            "algorithm: grpo\nrewards:\n- {grader: exact}\n- weight: 2\n  grader: lost\n",
+            ":5:3: rewards.1.grader: grader 'lost' of gym-more 1.2 cannot be imported",
+        ),
+        (
+            "rewards: [{grader: odd}]\n",
+            ":1:12: rewards.0.grader: grader 'odd': its Settings is no GraderConf",
+        ),
+    ],
+)
+def test_a_member_that_cannot_be_used_is_refused_with_file_and_line(
+    tmp_path: Path, text: str, place: str
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(GymError) as caught:
+        load_config(file, TrainingConfig)
+    assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
+    assert caught.value.message.startswith(f"{file}{place}")
+    assert caught.value.hint.startswith("repair or remove ")
+
+
+def test_a_member_of_the_command_line_that_cannot_be_used_is_refused_with_the_option(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: x\n")
+    with pytest.raises(
+        GymError, match=r"^--set: algorithm: algorithm 'lost' of gym-more 1\.2 cannot"
+    ) as caught:
+        load_config(file, TrainingConfig, ["algorithm=lost"])
+    assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
+
+
 def test_tasks_are_listed_and_rehearsed_without_one_that_cannot_be_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -174,7 +219,7 @@ def test_a_check_that_cannot_be_imported_or_raises_ends_no_doctor(monkeypatch: p
     monkeypatch.setattr(CHECKS, "own", lambda: ("plugins",))
     found = {finding.check: finding for finding in run_checks()}
     assert "cannot be imported" in found["plug-in: check lost"].finding
-    assert "does not run: OSError('no such bus')" in found["plug-in: check falls"].finding
+    assert "does not run: OSError('no such bus')" in found["check of a plug-in: falls"].finding
     assert found["plug-in: codec half"].level is Level.FAIL
 
 
@@ -188,7 +233,7 @@ def test_a_rule_of_a_module_without_a_docstring_is_listed_by_its_own(monkeypatch
 def test_a_format_that_cannot_be_imported_is_in_the_way_of_no_row(caplog: pytest.LogCaptureFixture) -> None:
     assert type(format_of({"text": "to be"})).__name__ == "Text"
     assert not caplog.text  # no package was asked
-    assert type(format_of({"front": "to be", "back": "or not"})) is Cards
+    assert type(format_of({"front": "to be", "back": "or not"})).__name__ == "Cards"
     assert "left out: format 'lost' of gym-more 1.2 cannot be imported" in caplog.text
     with pytest.raises(GymError, match=r"format .lost. of gym-more 1\.2 cannot be imported"):
         list(iter_rows("rows.jsonl", "lost"))
