@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.config.plugins import only_recorded
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 
@@ -70,7 +71,8 @@ class GlobalModel:
             path_of: File of a soup, by sha256.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` when the base or a soup does not belong, ``DELTA_INVALID``.
+            GymError: ``BASE_MISMATCH`` when the base or a soup does not belong, ``DELTA_INVALID``;
+                ``MISSING_DEPENDENCY`` for a soup in a plug-in's codec that the task does not record.
         """
         from gym_fed.delta.apply import apply_delta
         from gym_fed.delta.base import BaseSpec
@@ -83,7 +85,10 @@ class GlobalModel:
         parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
         for at in range(len(self._applied), len(wanted)):
             parent = BaseSpec(spec.base_model, parents[at], self.base.shapes)
-            with DeltaFile.open(path_of(wanted[at]), parent) as soup:
+            with (
+                only_recorded(spec.plugins, "the task"),
+                DeltaFile.open(path_of(wanted[at]), parent) as soup,
+            ):
                 apply_delta(self.tensors, soup)
             self._applied.append(wanted[at])
         self.restore()

@@ -21,7 +21,7 @@ from gym_client.secure_terms import SecureTerms
 from gym_client.transport import HubClient
 from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.plugins import plugins_of, recorded_in, require_plugins
+from gym_fed.config.plugins import only_recorded, plugins_of, recorded_in, require_plugins
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
@@ -301,11 +301,14 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
         told = from_hub.document(
             status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED, recipe=dict, codec=dict
         )
-        recipe, codec = (
-            TrainingRecipe.model_validate(told["recipe"]),
-            CodecPolicy.model_validate(told["codec"]),
-        )
+        with only_recorded(plugins, "the hub's recipe"):
+            recipe, codec = (
+                TrainingRecipe.model_validate(told["recipe"]),
+                CodecPolicy.model_validate(told["codec"]),
+            )
     except (ValueError, KeyError, TypeError, GymError) as error:
+        if isinstance(error, GymError) and error.code is ErrorCode.MISSING_DEPENDENCY:
+            raise
         what = error.message if isinstance(error, GymError) else str(error)
         if isinstance(error, ValidationError):
             what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())

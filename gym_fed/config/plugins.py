@@ -1,7 +1,8 @@
 """Which installed packages a config's members come from, written down so that another machine can hold itself to it.
 
-    plugins_of(config)            # what the config uses of other packages, with version and digest
-    require_plugins(recorded)     # refuses by name where one is missing here, or is another
+    plugins_of(config)                        # what the config uses of other packages, with version and digest
+    require_plugins(recorded, "the task")     # refuses by name where one is missing here, or is another
+    with only_recorded(recorded, "the task"): # imports no other while names of elsewhere are read
 
 Nothing is imported because a record names it: members are looked up among the entry points that are installed.
 """
@@ -10,14 +11,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from gym_quant.registry import Origin, Registry
+from gym_quant.registry import Origin, Registry, checked_by
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from gym_fed.config.base import StrictModel
-from pydantic.fields import FieldInfo
 from gym_fed.config.member import ByMember, MemberOf
 from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
@@ -130,12 +132,35 @@ def require_plugins(
     names = {(record.kind, record.name) for record in recorded}
     for record in used or ():
         if (record.kind, record.name) not in names:
-            raise GymError(
-                ErrorCode.MISSING_DEPENDENCY,
-                f"{where} names {record.kind} {record.name!r} and no package of it; here it is of "
-                f"{record.distribution} {record.version}",
-                f"remove {record.distribution}, or update gym-fed",
-            )
+            raise _unrecorded(record, where)
+
+
+@contextmanager
+def only_recorded(recorded: Sequence[PluginRecord], where: str) -> Iterator[None]:
+    """Refuse every plug-in that ``where`` names and does not record, before it is imported.
+
+    Around whatever reads names that come from elsewhere; ``require_plugins`` first compares those that are recorded.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` as ``require_plugins``.
+    """
+    names = {(record.kind, record.name) for record in recorded}
+
+    def check(kind: Registry[Any], name: str) -> None:
+        if (kind.kind, name) not in names and (origin := kind.origin(name)) is not None:
+            raise _unrecorded(_record(kind, name, origin), where)
+
+    with checked_by(check):
+        yield
+
+
+def _unrecorded(used: PluginRecord, where: str) -> GymError:
+    return GymError(
+        ErrorCode.MISSING_DEPENDENCY,
+        f"{where} names {used.kind} {used.name!r} and no package of it; here it is of {used.distribution} "
+        f"{used.version}",
+        f"remove {used.distribution}, or update gym-fed",
+    )
 
 
 def require_run_plugins(folder: Path) -> None:
@@ -219,6 +244,11 @@ def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
         yield from _named(value, ())
 
 
+def markers_of(field: FieldInfo) -> list[MemberOf]:
+    """Of which kinds the names in a field's value are, at any depth of lists and mappings."""
+    return [*_markers(field.metadata), *_markers(get_args(field.annotation)), *_own(field.annotation)]
+
+
 def _named(value: object, markers: Sequence[MemberOf]) -> Iterator[tuple[Registry[Any], str]]:
     if isinstance(value, BaseModel):
         yield from members_of(value)
@@ -244,10 +274,5 @@ def _markers(parts: Iterable[object]) -> Iterator[MemberOf]:
         if isinstance(part, MemberOf):
             yield part
         else:
-def markers_of(field: FieldInfo) -> list[MemberOf]:
-    """Of which kinds the names in a field's value are, at any depth of lists and mappings."""
-    return [*_markers(field.metadata), *_markers(get_args(field.annotation)), *_own(field.annotation)]
-
-
             yield from _own(part)
             yield from _markers(get_args(part))

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from gym_fed.config.algorithms.preference import (
     DpoSettings,
@@ -21,7 +27,7 @@ from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.member import MemberOf
 from gym_fed.config.open_keys import OpenModel
-from gym_fed.config.plugins import Plugins, read_plugins, require_plugins
+from gym_fed.config.plugins import Plugins, only_recorded, read_plugins, require_plugins
 from gym_fed.config.privacy import LocalPrivacy, SecureTask
 from gym_fed.config.problems import Problem, Problems
 from gym_fed.kinds import ALGORITHMS, TUNING
@@ -172,13 +178,15 @@ class TaskSpec(StrictModel):
     plugins: Plugins = Field(default_factory=list)
     """Whose code the round needs beside gym-fed's, as the hub has it; a contributor that lacks it refuses the task."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _has_its_plugins(cls, values: Any) -> Any:
-        """Before anything else is read: without them a name would only be unknown."""
-        if isinstance(values, dict) and values.get("plugins"):
-            require_plugins(read_plugins(values["plugins"]), "the task")
-        return values
+    def _has_its_plugins(cls, values: Any, read: ModelWrapValidatorHandler[TaskSpec]) -> TaskSpec:
+        """Before anything else is read: without them a name would only be unknown, and no other is imported."""
+        named = values.get("plugins") if isinstance(values, dict) else None
+        recorded = read_plugins(named) if named else []
+        require_plugins(recorded, "the task")
+        with only_recorded(recorded, "the task"):
+            return read(values)
 
     @model_serializer(mode="wrap")
     def _without_plugins_as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

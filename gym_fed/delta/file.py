@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gym_quant import CodecError, Payload, codec_names, get_codec
+from gym_quant import CodecError, Payload, get_codec
+from gym_quant.registry import CODECS
 from torch import Tensor
 
 from gym_fed.delta.base import BaseSpec
@@ -280,13 +281,14 @@ def _check_base(manifest: Manifest, spec: BaseSpec) -> None:
 
 
 def _check_codecs(manifest: Manifest) -> None:
-    known = codec_names()
+    known = CODECS.names()
     for record in manifest.tensors:
         if record.codec not in known:
             raise _invalid(
                 f"tensor {record.name!r}: unknown codec {record.codec!r} (known: {', '.join(known)})",
                 "a codec of another package is known once that package is installed",
             )
+        CODECS.require_allowed(record.codec)
         with _about(record.name):
             normal = get_codec(record.codec).normalise(record.params, record.shape)
             if normal != record.params or {k: type(v) for k, v in normal.items()} != {

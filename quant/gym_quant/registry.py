@@ -18,12 +18,15 @@ import functools
 import hashlib
 import importlib
 import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from gym_quant.errors import CodecError
 
@@ -95,10 +98,18 @@ class Registry(Generic[T]):
         Raises:
             MemberError: When there is none; for one of another package that two packages have, that is no subclass of
                 the kind's base or lacks what that requires, or whose import fails.
+            Exception: What ``checked_by`` raises.
         """
+        self.require_allowed(name)
         if name not in self._types:
             self._types[name] = self._own(name) if name in self.own() else self._foreign(name)
         return self._types[name]
+
+    def require_allowed(self, name: str) -> None:
+        """Raise what ``checked_by`` raises for a member of another package; nothing is imported."""
+        check = _check.get()
+        if check is not None and name not in self.own():
+            check(self, name)
 
     def origin(self, name: str) -> Origin | None:
         """Whose code a member is; None for ours.
@@ -154,6 +165,7 @@ class Registry(Generic[T]):
             ) from error
         if not (isinstance(found, type) and issubclass(found, base)) or getattr(found, "name", name) != name:
             raise self.broken(
+                name,
                 f"{whose}: {point.value} is no {base.__name__} called {name!r}",
                 f"repair or remove {point.dist.name}",
             )
@@ -165,7 +177,6 @@ class Registry(Generic[T]):
         return cast("type[T]", found)
 
     def _point(self, name: str) -> EntryPoint:
-                name,
         found = self._plugins().get(name, ())
         if not found:
             raise self.unknown(name)
@@ -185,6 +196,17 @@ class Registry(Generic[T]):
     def _base(self) -> type:
         module, _, name = self.base.partition(":")
         return cast("type", getattr(importlib.import_module(module), name))
+
+
+@contextmanager
+def checked_by(check: Check) -> Iterator[None]:
+    """While it lasts, ``check`` gets kind and name of every member of another package before that is imported or used,
+    and raises to prevent it. For names that come from elsewhere, such as a task of a hub."""
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
 
 
 def digest_of(module: str) -> str:
@@ -221,6 +243,10 @@ def _installed(group: str) -> tuple[EntryPoint, ...]:
     """Entry points of all packages; read once a process."""
     return tuple(entry_points(group=group))
 
+
+Check = Callable[[Registry[Any], str], None]
+
+_check: ContextVar[Check | None] = ContextVar("_check", default=None)
 
 CODECS: Registry[Codec] = Registry("codec", "gym_quant.codecs", "gym_quant.codec:Codec", "gym_fed.codecs")
 

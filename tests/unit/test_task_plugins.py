@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_client.global_model import GlobalModel
+from gym_client.offer import announced
 from gym_client.policy import Policy
 from gym_client.work import parse_task
 from gym_server.federation import Federation
@@ -15,10 +18,12 @@ from gym_server.setup import init_hub
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.plugins import plugins_of
 from gym_fed.config.round_training import round_training
-from gym_fed.config.task import TaskSpec, TrainingRecipe
+from gym_fed.config.task import SoupReference, TaskSpec, TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.installed import install
+from tests.support.variants import write_random_delta
 
 HERE = "tests.support.more_training"
 POINTS = {
@@ -74,6 +79,56 @@ def test_a_contributor_without_the_package_refuses_by_its_name(monkeypatch: pyte
         GymError, match=r"algorithm 'weighed_sft' of gym-more 1.2 .*which is not installed"
     ) as caught:
         parse_task(text)
+    assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": {"algorithm": "trap"}},
+        {"recipe": {"finetuning": "trap"}},
+        {"codec": {"codec": "trap", "lora_rank": 4}},
+        {"codec": {"codec": "trap", "group_size": 8}},
+        {"codec": {"embeddings": "trap"}},
+        {"codec": {"head": "trap-row"}},
+        {"codec": {"small_tensors": "trap"}},
+        {"codec": {"factors": "trap"}},
+    ],
+)
+def test_a_member_that_a_hub_names_and_does_not_record_is_refused_before_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, dict[str, Any]]
+) -> None:
+    trap = {"trap": "tests.unit.no_such_module:Trap"}  # the import would fail, with other words
+    kinds = ("algorithms", "tuning", "codecs")
+    install(monkeypatch, {f"gym_fed.{kind}": trap for kind in kinds})
+    hubs_word = json.loads(task().model_dump_json())
+    for key, values in changes.items():
+        hubs_word[key] |= values
+    said = r" names (algorithm|tuning method|codec) 'trap' and no package of it; here it is of gym-more 1\.2$"
+    with pytest.raises(GymError) as of_task:
+        parse_task(json.dumps(hubs_word))
+    with pytest.raises(GymError) as of_terms:
+        announced(pb.StatusReply(recipe_json=json.dumps(hubs_word)))
+    for caught, whose in ((of_task, "the task"), (of_terms, "the hub's recipe")):
+        assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
+        assert re.fullmatch(whose + said, caught.value.message)
+
+
+def test_a_soup_in_a_codec_that_the_task_does_not_record_is_refused_before_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tiny_base: Path, tmp_path: Path
+) -> None:
+    model = GlobalModel(str(tiny_base))
+    soup = write_random_delta(model.model, tmp_path / "soup", lambda name, shape: ("dense", {}), seed=1)
+    soup.write_bytes(soup.read_bytes().replace(b"dense", b"trap5"))
+    install(monkeypatch, {"gym_fed.codecs": {"trap5": "tests.unit.no_such_module:Trap"}})
+    spec = task().model_copy(
+        update={
+            "base_digest": model.base.digest,
+            "soups": [SoupReference(sha256="0" * 64, size_bytes=1, version_digest=DIGEST, server_round=1)],
+        }
+    )
+    with pytest.raises(GymError, match=r"the task names codec 'trap5' and no package of it; here") as caught:
+        model.advance(spec, lambda sha256: soup)
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
 
 
