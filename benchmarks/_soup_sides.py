@@ -39,8 +39,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.merging import inner_products, merge
 from gym_fed.soup.pipeline import Pipeline
-from gym_fed.soup.stacks import stacks_of
-from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, mixed
+from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed, stacks_of
 
 PARTS, COLS = 10, 1000  # tensors of a model, and their columns
 Case = tuple[str, Callable[[], object]]

@@ -5,7 +5,7 @@
 Real training of small models: gym-nano on text tasks, stories260K on Shakespeare's speakers where the team's folder is
 there. The cosine is that of ``gym_fed.soup.similarity`` on dense updates and on the same written as signs.
 
-``--beyond`` measures pairs against their round instead, as pay does (``gym_fed.soup.together``): in honest rounds of
+``--beyond`` measures pairs against their round instead, as pay does (``gym_fed.soup.similarity``): in honest rounds of
 three to six contributors, and in rounds of four to six of which one has two to four keys.
 """
 
@@ -34,8 +34,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
-from gym_fed.soup.similarity import Comparison, compare
-from gym_fed.soup.together import beyond
+from gym_fed.soup.similarity import Comparison, beyond, compare
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONTRIBUTORS = 4

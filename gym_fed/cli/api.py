@@ -140,7 +140,7 @@ def _introduce(address: str, serving: Serving) -> None:
     """The address, what can be asked for, and how."""
     from itertools import islice
 
-    from gym_fed.serving.openai.access import LOCAL
+    from gym_fed.serving.openai.catalogue import LOCAL
 
     names = [model.name for model in islice(serving.service.catalogue.list(LOCAL), _SHOWN_MODELS + 1)]
     more = 0 if serving.store is None else serving.store.count() + 1 - _SHOWN_MODELS

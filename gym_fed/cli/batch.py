@@ -93,7 +93,7 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
         return BatchReport(done, done, output.num_failed, resumed=done)
 
     from gym_fed.serving.local_writer import require_store
-    from gym_fed.serving.openai.access import LOCAL
+    from gym_fed.serving.openai.catalogue import LOCAL
     from gym_fed.serving.setup import open_serving
 
     require_store(settings.variants)

@@ -12,13 +12,12 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.personalization.base import Base
-from gym_fed.personalization.carry import require_shapes
 from gym_fed.personalization.judge import Judge
 from gym_fed.personalization.keeping import Shelf
 from gym_fed.personalization.made import Listener, RebasedVariant, begin, require_better
 from gym_fed.personalization.making import FORM_KEY, Order
-from gym_fed.personalization.rebase import Carried, carry, method_of, product_encoding, refit
-from gym_fed.personalization.recipe import encoding_of, require_fitting, training_config
+from gym_fed.personalization.rebase import Carried, carry, method_of, product_encoding, refit, require_shapes
+from gym_fed.personalization.recipe import encoding_of, require_fitting, set_keys, training_config
 from gym_fed.personalization.rows import PersonalRows
 from gym_fed.serving.store.records import VariantRecord
 
@@ -142,10 +141,7 @@ def _judge(
     """
     if rows is None:
         return None, None
-    given = (
-        training.model_dump(exclude_unset=True) if isinstance(training, TrainingConfig) else training or {}
-    )
-    length = int(given.get("max_length", min(512, base.context or 512)))
+    length = int(set_keys(training).get("max_length", min(512, base.context or 512)))
     try:
         old = Base.load(old_base, device)
     except GymError as error:
@@ -172,11 +168,7 @@ def _refit_overrides(
     training: Mapping[str, Any] | TrainingConfig | None, steps: int, rank: int
 ) -> dict[str, Any]:
     """The trainer's own overrides, with the number of steps and, of factors, their rank."""
-    given = (
-        training.model_dump(exclude_unset=True)
-        if isinstance(training, TrainingConfig)
-        else dict(training or {})
-    )
+    given = set_keys(training)
     given["max_steps"] = steps
     if rank:
         given["lora"] = {"r": rank, "lora_alpha": 2 * rank, **(given.get("lora") or {})}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gym_quant.registry import CODECS
+from pydantic import BaseModel
 
 from gym_fed.config.delta import ROW, CodecPolicy
 from gym_fed.config.training import TrainingConfig
@@ -79,11 +80,7 @@ def training_config(
     Raises:
         GymError: ``CONFIG_INVALID`` naming a key that is unknown, off, or not the caller's to set.
     """
-    given = (
-        overrides.model_dump(exclude_unset=True)
-        if isinstance(overrides, TrainingConfig)
-        else dict(overrides or {})
-    )
+    given = set_keys(overrides)
     for key in given:
         if key in _OWNED:
             raise GymError(ErrorCode.CONFIG_INVALID, f"training: {key} cannot be set here", _OWNED[key])
@@ -116,6 +113,13 @@ def training_config(
     values |= given
     values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
     return validate(values, TrainingConfig, "training")
+
+
+def set_keys(overrides: Mapping[str, Any] | BaseModel | None) -> dict[str, Any]:
+    """Overrides as plain keys; a whole config counts with the keys that were set in it."""
+    if isinstance(overrides, BaseModel):
+        return overrides.model_dump(exclude_unset=True)
+    return dict(overrides or {})
 
 
 def sends_factors(method: Method) -> bool:
@@ -188,11 +192,7 @@ def encoding_of(
             f"codec {codec}: a full fine-tune has no factors",
             f"use method lora, or codec {_SIGNS}",
         )
-    given = (
-        overrides.model_dump(exclude_unset=True)
-        if isinstance(overrides, CodecPolicy)
-        else dict(overrides or {})
-    )
+    given = set_keys(overrides)
     values: dict[str, Any] = {"error_feedback": False}
     keeps_factors = sends_factors(method) and (low_rank or codec == "auto")
     if given.get("error_feedback"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
@@ -103,9 +102,7 @@ class ServedVariant:
     def __enter__(self) -> ServedVariant:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> Serving:

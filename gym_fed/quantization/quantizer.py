@@ -28,10 +28,15 @@ from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import parts_of
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.quantization.calibration import CalibrationText, calibration_batches, plain_sequences
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
 from gym_fed.quantization.models import Given, Model, linear_aliases, resolve_model
-from gym_fed.quantization.refining import Distiller, OnStep
+from gym_fed.quantization.refining import (
+    CalibrationText,
+    Distiller,
+    OnStep,
+    calibration_batches,
+    plain_sequences,
+)
 from gym_fed.quantization.report import LayerSafety, QuantizedTensor, QuantReport
 
 _MOMENT_BATCHES = 64  # more text than this hardly moves a mean square

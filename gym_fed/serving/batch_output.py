@@ -10,7 +10,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from gym_fed.errors import ErrorCode, GymError
@@ -93,9 +92,7 @@ class BatchOutput:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _claim(self, belongs_to: dict[str, Any]) -> bool:

@@ -20,7 +20,6 @@ import math
 import threading
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig
@@ -186,12 +185,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # The caller's threads.

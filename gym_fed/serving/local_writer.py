@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.openai.access import LOCAL, Caller
+from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.refusals import RequestError
 
 if TYPE_CHECKING:

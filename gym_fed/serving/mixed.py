@@ -29,9 +29,8 @@ from gym_fed.serving import attention
 from gym_fed.serving.embedding import HiddenMean
 from gym_fed.serving.kv_cache import KVCache
 from gym_fed.serving.loaded import LoadedVariant
-from gym_fed.serving.mixed_layers import MixedLayers, MixedRows
+from gym_fed.serving.mixed_layers import MixedLayers, MixedRows, Roster, RowMap
 from gym_fed.serving.model_layout import ModelLayout
-from gym_fed.serving.roster import Roster, RowMap
 
 _MARK = "_gym_fed_mixed"
 _BULK_ROWS = {"cpu": 512}

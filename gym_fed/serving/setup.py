@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
@@ -63,9 +62,7 @@ class Serving:
     def __enter__(self) -> Serving:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -36,6 +36,9 @@ class Aggregator(Rule):
     weighted: ClassVar[bool] = False
     """Whether the rule is defined for updates of unequal weight."""
 
+    majority: ClassVar[bool] = False
+    """Whether half of the weight decides, so that ``check`` also refuses weights of which the f heaviest hold half."""
+
     bounds_one: ClassVar[bool] = False
     """Whether one contributor's clipped update changes the result by a known bound: the rule drops as many values of a
     coordinate on either side as ``drops`` says, whatever the values, and averages the others. The ``gaussian``
@@ -170,6 +173,8 @@ class Aggregator(Rule):
                 f"num_malicious_nodes: {malicious}, which takes {self.minimum(malicious)}",
                 "wait for more contributors, or lower num_malicious_nodes",
             )
+        if self.majority:
+            _refuse_half(weights, malicious)
 
 
 class CoordinateRule(Aggregator):
@@ -214,3 +219,19 @@ def _is_identity(mixture: Mixture, count: int) -> bool:
     return mixture.matrix.shape == (count, count) and torch.equal(
         mixture.matrix, torch.eye(count, dtype=torch.float64)
     )
+
+
+def _refuse_half(weights: Tensor, malicious: int) -> None:
+    """Refuse weights with which the ``malicious`` heaviest contributors would hold half of the vote.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    exact = weights.to(torch.float64)
+    heaviest = exact.sort(descending=True).values[:malicious].sum()
+    if bool(2 * heaviest >= exact.sum()):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"the {malicious} heaviest of {len(weights)} updates hold half of it",
+            "lower num_examples_cap, or use weighting: uniform",
+        )

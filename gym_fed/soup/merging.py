@@ -33,8 +33,7 @@ from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateReport, PrivateRound, private_stacks
-from gym_fed.soup.stacks import stacks_of
-from gym_fed.soup.stacks.base import Stack
+from gym_fed.soup.stacks import Stack, stacks_of
 
 _COMFORTABLE = 2.0**30
 """Norms between this and its inverse need no rescaling before their products are taken in float32."""

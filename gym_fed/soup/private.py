@@ -41,10 +41,7 @@ from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.geometry import Mixture
 from gym_fed.soup.low_rank import LowRank
-from gym_fed.soup.stacks import form_of
-from gym_fed.soup.stacks.base import Stack
-from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, DecodedStack
-from gym_fed.soup.stacks.factors import FactorStack
+from gym_fed.soup.stacks import BLOCK_ELEMENTS, DecodedStack, FactorStack, Stack, form_of
 
 FrozenA = Callable[[str, int], Tensor]
 """Name of a weight and its columns to the A ``[r, cols]`` that all contributors of a round share, as they store it."""

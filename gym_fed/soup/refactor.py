@@ -57,7 +57,7 @@ def refactor(low_rank: LowRank, rank: int) -> Refactored:
         )
     if not low_rank.rank:
         return Refactored(low_rank, low_rank, 0.0, torch.zeros(0, dtype=torch.float64))
-    with _one_thread():
+    with one_thread():
         found = components_of_product(low_rank.b, low_rank.a)
     floor = float(found.values[0]) * torch.finfo(torch.float64).eps * max(low_rank.shape)
     found = found.first(int((found.values > floor).sum()))
@@ -72,8 +72,8 @@ def refactor(low_rank: LowRank, rank: int) -> Refactored:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """One merge at a time: torch's number of threads belongs to the process."""
+def one_thread() -> Iterator[None]:
+    """LAPACK within gives the same bits anywhere. One at a time: torch's number of threads belongs to the process."""
     with _LAPACK:
         before = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -22,8 +22,7 @@ from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.server import listen
 from gym_fed.serving.api.usage_log import UsageLog
-from gym_fed.serving.openai.access import Caller
-from gym_fed.serving.openai.catalogue import Catalogue
+from gym_fed.serving.openai.catalogue import Caller, Catalogue
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService, Use
 from tests.support.scripted_engine import ScriptedEngine
 

@@ -11,7 +11,7 @@ import pytest
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.gate import Gate, require_local
 from gym_fed.serving.api.keys import KeyFile, bearer_token
-from gym_fed.serving.openai.access import LOCAL, Caller
+from gym_fed.serving.openai.catalogue import LOCAL, Caller
 
 
 def test_a_key_opens_what_it_was_made_for_and_is_not_in_the_file(tmp_path: Path) -> None:

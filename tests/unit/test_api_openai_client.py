@@ -22,8 +22,7 @@ from gym_fed.serving.api.app import create_app
 from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.keys import KeyFile
-from gym_fed.serving.openai.access import LOCAL
-from gym_fed.serving.openai.catalogue import Catalogue
+from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import CHAT, OpenAIService
 from gym_fed.serving.setup import Serving, open_serving
 from tests.support.nano_store import nano_store

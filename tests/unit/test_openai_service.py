@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.openai.access import LOCAL, Caller
-from gym_fed.serving.openai.catalogue import Catalogue
+from gym_fed.serving.openai.catalogue import LOCAL, Caller, Catalogue
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService, Use
 from tests.support.scripted_engine import ScriptedEngine

@@ -12,7 +12,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.personalization.carry import carry_delta
+from gym_fed.personalization.rebase import carry_delta
 
 SHAPE = (24, 40)
 CODECS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.soup import low_rank
 from gym_fed.soup.low_rank import LowRank, products
 from gym_fed.soup.merging import merge
-from gym_fed.soup.stacks.factors import FactorStack
+from gym_fed.soup.stacks import FactorStack
 
 LORA = Lora()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

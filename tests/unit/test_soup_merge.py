@@ -18,8 +18,8 @@ from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup import stacks as decoded_stack
 from gym_fed.soup.merging import merge
-from gym_fed.soup.stacks import decoded as decoded_stack
 
 SHAPES = {"layers.0.down": (16, 172), "layers.1.down": (16, 172), "norm": (16,), "embed": (4, 8, 5)}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")

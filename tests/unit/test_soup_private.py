@@ -27,10 +27,10 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Ruler, on_lattice, scale_factors
 from gym_fed.privacy.noise import NoiseSource
+from gym_fed.soup import stacks as decoded_stack
 from gym_fed.soup.building import build_aggregator
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.private import ClippedMiddle, PrivateRound, SignVotes
-from gym_fed.soup.stacks import decoded as decoded_stack
 from gym_fed.soup.votes_soup import soup_from_votes
 
 SHAPES = {"layers.0.down": (8, 24), "layers.0.up": (24, 8), "norm": (8,)}

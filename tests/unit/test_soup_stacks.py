@@ -21,11 +21,9 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup import signs
+from gym_fed.soup import stacks as decoded
 from gym_fed.soup.merging import inner_products, merge
-from gym_fed.soup.stacks import decoded, stack_of, stacks_of
-from gym_fed.soup.stacks.decoded import DecodedStack
-from gym_fed.soup.stacks.factors import FactorStack
-from gym_fed.soup.stacks.signs import SignStack
+from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, stack_of, stacks_of
 
 SHAPES = {"down": (48, 172), "up": (33, 7), "norm": (16,)}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")

@@ -15,8 +15,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.similarity import compare
-from gym_fed.soup.together import beyond, groups_of, torn_apart
+from gym_fed.soup.similarity import beyond, compare, groups_of, torn_apart
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 SIGNS = CodecPolicy(codec="bitdelta", error_feedback=False)

@@ -21,12 +21,10 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.bodies import read_json
 from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.metrics import Metrics
-from gym_fed.serving.api.streams import EventStream
-from gym_fed.serving.api.waiting import ClientGone, Patience
-from gym_fed.serving.openai.pending import Pending
+from gym_fed.serving.api.waiting import ClientGone, EventStream, Patience
+from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
-from gym_fed.serving.openai.vectors import PendingVectors
 from gym_fed.version import __version__
 
 GONE_STATUS = 499

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.keys import KeyFile, bearer_token
-from gym_fed.serving.openai.access import LOCAL, Caller
+from gym_fed.serving.openai.catalogue import LOCAL, Caller
 
 _log = logging.getLogger(__name__)
 

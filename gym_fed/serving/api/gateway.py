@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.usage_log import UsageLog
-from gym_fed.serving.openai.access import Caller
+from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.service import OpenAIService
 
 _LOADING_SECONDS, _LEAVING_SECONDS = 5, 10

@@ -26,7 +26,7 @@ from gym_fed.config.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.identity.variant import Sha256, VariantName
-from gym_fed.serving.openai.access import Caller
+from gym_fed.serving.openai.catalogue import Caller
 
 PREFIX = "gym-"
 MAX_FILE_BYTES = 16 * 2**20

@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_fed.serving.openai import logprobs
 from gym_fed.serving.openai.tools import Call, FreeCalls, RequiredCall
 from gym_fed.serving.request import Event, TokenLogprob
 
@@ -166,7 +165,7 @@ class ChatAnswer(Answer):
             {
                 "index": index,
                 "delta": delta,
-                "logprobs": logprobs.of_chat(told) if told else None,
+                "logprobs": logprobs_of_chat(told) if told else None,
                 "finish_reason": finish_reason,
             }
         )
@@ -179,7 +178,7 @@ class ChatAnswer(Answer):
         return {
             "index": index,
             "message": message,
-            "logprobs": logprobs.of_chat(choice.logprobs) if self.with_logprobs else None,
+            "logprobs": logprobs_of_chat(choice.logprobs) if self.with_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
 
@@ -222,13 +221,51 @@ class CompletionAnswer(Answer):
         finish_reason: str | None = None,
     ) -> Chunk:
         told = list(tokens)
-        found = logprobs.of_completion(told, offset) if told else None
+        found = logprobs_of_completion(told, offset) if told else None
         return self._chunk({"index": index, "text": text, "logprobs": found, "finish_reason": finish_reason})
 
     def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
         return {
             "index": index,
             "text": self._echoes[index] + choice.text,
-            "logprobs": logprobs.of_completion(choice.logprobs, 0) if self.with_logprobs else None,
+            "logprobs": logprobs_of_completion(choice.logprobs, 0) if self.with_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
+
+
+_MOST_NEGATIVE = -9999.0  # as OpenAI writes what has no chance; JSON has no infinity
+
+
+def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """``{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}``."""
+    content = [
+        {
+            **_one(told.text, told.logprob),
+            "top_logprobs": [_one(text, logprob) for _, text, logprob in told.top],
+        }
+        for told in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def logprobs_of_completion(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``; ``offset`` is where the first token begins."""
+    offsets = []
+    for told in tokens:
+        offsets.append(offset)
+        offset += len(told.text)
+    return {
+        "tokens": [told.text for told in tokens],
+        "token_logprobs": [_finite(told.logprob) for told in tokens],
+        "top_logprobs": [{text: _finite(value) for _, text, value in told.top} for told in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _one(text: str, logprob: float) -> dict[str, Any]:
+    # A token that is a part of a character has no text of its own, and so no bytes here.
+    return {"token": text, "logprob": _finite(logprob), "bytes": None if "�" in text else list(text.encode())}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _MOST_NEGATIVE)

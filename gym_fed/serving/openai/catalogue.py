@@ -1,4 +1,4 @@
-"""Model names of the API: ``<served name>`` is the base, ``<served name>:<variant>`` a variant."""
+"""Model names of the API and whose they are: ``<served name>`` is the base, ``<served name>:<variant>`` a variant."""
 
 from __future__ import annotations
 
@@ -8,8 +8,45 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.openai.access import Caller, Owned
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
+
+
+class Owned(Protocol):
+    """What access looks at of a registered variant."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def owner(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Caller:
+    """One user of the service.
+
+    Attributes:
+        name: For the usage log and the queue, which is fair between names.
+        base: Whether the base itself may be used.
+        everything: Whether all variants may.
+        variants: Names of variants that may.
+        owners: Accounts all of whose variants may.
+        metrics: Whether the server's metrics may be read, which tell of everybody's requests.
+    """
+
+    name: str
+    base: bool = True
+    everything: bool = False
+    variants: frozenset[str] = frozenset()
+    owners: frozenset[str] = frozenset()
+    metrics: bool = False
+
+    def may_use(self, variant: Owned) -> bool:
+        return self.everything or variant.name in self.variants or variant.owner in self.owners
+
+
+LOCAL = Caller("local", everything=True, metrics=True)
+"""Whoever is on this machine, where no API keys are set."""
 
 
 class Registered(Owned, Protocol):

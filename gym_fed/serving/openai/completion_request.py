@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from gym_fed.serving.openai.fields import Neutral, RequestModel, off
-from gym_fed.serving.openai.sampling_fields import NEUTRAL, SamplingFields
+from gym_fed.serving.openai.fields import NEUTRAL, Neutral, RequestModel, SamplingFields, off
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16

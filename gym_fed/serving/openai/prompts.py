@@ -10,7 +10,7 @@ from functools import cached_property
 from queue import LifoQueue
 from typing import Any
 
-from gym_fed.serving.openai.messages import AssistantMessage, Message, ToolMessage, text_of
+from gym_fed.serving.openai.chat_request import AssistantMessage, Message, ToolMessage, text_of
 from gym_fed.serving.openai.refusals import RequestError
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.guided import MAX_SCHEMA_CHARACTERS
-from gym_fed.serving.openai.access import Caller
 from gym_fed.serving.openai.answers import Answer, ChatAnswer, Choice, Chunk, CompletionAnswer
-from gym_fed.serving.openai.catalogue import Catalogue, Model
+from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.chat_request import CHAT_NEUTRAL, ChatRequest
 from gym_fed.serving.openai.completion_request import (
     COMPLETION_NEUTRAL,
@@ -25,13 +24,11 @@ from gym_fed.serving.openai.completion_request import (
     EmbeddingRequest,
     as_list,
 )
-from gym_fed.serving.openai.fields import parse
-from gym_fed.serving.openai.pending import Generating, Pending
+from gym_fed.serving.openai.fields import SamplingFields, parse
+from gym_fed.serving.openai.pending import Embedding, Generating, Pending, PendingVectors
 from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
-from gym_fed.serving.openai.sampling_fields import SamplingFields
 from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
-from gym_fed.serving.openai.vectors import Embedding, PendingVectors
 from gym_fed.serving.request import GenerationRequest, SamplingParams
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

@@ -60,7 +60,7 @@ class Registry:
             GymError: ``STATE_CORRUPT`` for a damaged row.
         """
         with self._connection() as connection:
-            return _get(connection, name)
+            return Transaction(connection).get(name)
 
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
         """All rows by name, or those of an owner; a page is held at a time.
@@ -105,7 +105,7 @@ class Registry:
     def key_state(self, owner: str, public_key: bytes) -> str | None:
         """``trusted`` or ``revoked``, as was said of a key of an owner; None: nothing was said."""
         with self._connection() as connection:
-            return _key_state(connection, owner, public_key)
+            return Transaction(connection).key_state(owner, public_key)
 
     def set_key(self, owner: str, public_key: bytes, *, revoked: bool) -> None:
         """Keep what is known of a key of an owner; a revoked one stays revoked.
@@ -209,14 +209,17 @@ class Registry:
 
 
 class Transaction:
-    """What can be changed inside ``Registry.writing``."""
+    """What can be read on a connection, and be changed inside ``Registry.writing``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def get(self, name: str) -> VariantRecord | None:
         """As ``Registry.get``."""
-        return _get(self._connection, name)
+        if not is_encodable(name):  # no column can hold it
+            return None
+        row = self._connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
+        return None if row is None else VariantRecord.of_row(row)
 
     def put(self, record: VariantRecord) -> None:
         """Insert a row, or put it in place of the one of that name."""
@@ -238,7 +241,10 @@ class Transaction:
 
     def key_state(self, owner: str, public_key: bytes) -> str | None:
         """As ``Registry.key_state``."""
-        return _key_state(self._connection, owner, public_key)
+        row = self._connection.execute(
+            "SELECT revoked FROM keys WHERE owner = ? AND public_key = ?", (owner, public_key.hex())
+        ).fetchone()
+        return None if row is None else ("revoked" if row[0] else "trusted")
 
     def set_key(self, owner: str, public_key: bytes, *, revoked: bool) -> None:
         """As ``Registry.set_key``."""
@@ -260,13 +266,6 @@ class Transaction:
             )
 
 
-def _get(connection: sqlite3.Connection, name: str) -> VariantRecord | None:
-    if not is_encodable(name):  # no column can hold it
-        return None
-    row = connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
-    return None if row is None else VariantRecord.of_row(row)
-
-
 def _text(raw: bytes) -> str:
     """Of a column; what is not UTF-8 is found by ``VariantRecord.of_row``, which can name the row."""
     return raw.decode("utf-8", "surrogateescape")
@@ -274,10 +273,3 @@ def _text(raw: bytes) -> str:
 
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _key_state(connection: sqlite3.Connection, owner: str, public_key: bytes) -> str | None:
-    row = connection.execute(
-        "SELECT revoked FROM keys WHERE owner = ? AND public_key = ?", (owner, public_key.hex())
-    ).fetchone()
-    return None if row is None else ("revoked" if row[0] else "trusted")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
@@ -12,13 +11,12 @@ from gym_fed.failpoints import failpoint
 from gym_fed.files import make_folder
 from gym_fed.identity.variant import SignedVariant
 from gym_fed.serving.loaded import LoadedVariant
-from gym_fed.serving.store.admission import admit_key, check_replaceable, describe, numbered
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import Registry
 from gym_fed.serving.store.residency import Residency
 from gym_fed.serving.store.stats import StoreStats
-from gym_fed.serving.store.verification import open_verified
+from gym_fed.serving.store.verification import admit_key, check_replaceable, describe, numbered, open_verified
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
@@ -320,9 +318,7 @@ class VariantStore:
     def __enter__(self) -> VariantStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _forget(self, sha256: str) -> None:

@@ -24,7 +24,6 @@ from torch import Tensor
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.geometry import Geometry
 from gym_fed.soup.spatial_median import spatial_median
-from gym_fed.soup.votes import refuse_half
 
 
 class GeometricMedianConfig(AggregatorConfig):
@@ -39,13 +38,9 @@ class GeometricMedian(WeightRule):
     name = "geometric_median"
     robust = True
     weighted = True
+    majority = True
     Config = GeometricMedianConfig
     config: GeometricMedianConfig
-
-    def check(self, weights: Tensor) -> None:
-        """Also refuses weights with which the f heaviest contributors would hold half of the vote."""
-        super().check(weights)
-        refuse_half(weights, self.num_malicious_nodes)
 
     def weigh(self, geometry: Geometry) -> Tensor:
         """Raises ``INTERNAL`` when ``max_iterations`` are too few."""

@@ -21,13 +21,13 @@ from torch import Tensor
 from gym_fed.soup import signs
 from gym_fed.soup.aggregator import CoordinateRule, Floats, Integers
 from gym_fed.soup.aggregators.median import weighted_median
-from gym_fed.soup.votes import refuse_half
 
 
 class MajorityVote(CoordinateRule):
     name = "majority_vote"
     robust = True
     weighted = True
+    majority = True
     counts_votes = True
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
@@ -35,11 +35,6 @@ class MajorityVote(CoordinateRule):
         if noised:
             return np.where(totals < 0, -vote, vote)
         return np.sign(totals).astype(np.float64) * vote
-
-    def check(self, weights: Tensor) -> None:
-        """Also refuses weights with which the f heaviest contributors would hold half of the vote."""
-        super().check(weights)
-        refuse_half(weights, self.num_malicious_nodes)
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
         """Where every vector is one update: whole weights are counted, and the magnitude is one number."""

@@ -12,19 +12,14 @@ from gym_quant import kernels
 from torch import Tensor
 
 from gym_fed.soup.aggregator import CoordinateRule
-from gym_fed.soup.votes import refuse_half
 
 
 class Median(CoordinateRule):
     name = "median"
     robust = True
     weighted = True
+    majority = True
     bounds_one = True
-
-    def check(self, weights: Tensor) -> None:
-        """Also refuses weights with which the f heaviest contributors would hold half of the vote."""
-        super().check(weights)
-        refuse_half(weights, self.num_malicious_nodes)
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         return weighted_median(updates, weights)

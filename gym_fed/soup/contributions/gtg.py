@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gym_fed.config.base import StrictModel
 from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Scores, Vector
-from gym_fed.soup.contributions.monte_carlo import standard_errors
+from gym_fed.soup.contributions.monte_carlo import marginals, standard_errors
 
 
 class GtgConfig(StrictModel):
@@ -67,13 +67,5 @@ class Gtg(ContributionMethod):
     def _walk(self, counted: CountedGame, leader: int, generator: np.random.Generator) -> Vector:
         """What each adds, ``[n]``, in an order that ``leader`` leads."""
         others = [i for i in range(counted.n) if i != leader]
-        whole = counted.value(counted.everyone)
-        added = np.zeros(counted.n)
-        coalition: frozenset[int] = frozenset()
-        for i in [leader, *generator.permutation(others).tolist()]:
-            before = counted.value(coalition)
-            if abs(whole - before) < self.config.truncation * abs(whole):
-                break
-            coalition |= {i}
-            added[i] = counted.value(coalition) - before
-        return added
+        order = [leader, *generator.permutation(others).tolist()]
+        return marginals(counted, order, self.config.truncation)

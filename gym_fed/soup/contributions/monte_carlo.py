@@ -46,7 +46,9 @@ class MonteCarlo(ContributionMethod):
         pairs: list[Vector] = []
         while True:
             order = generator.permutation(game.n).tolist()
-            forward, backward = self._walk(counted, order), self._walk(counted, order[::-1])
+            forward, backward = (
+                marginals(counted, each, self.config.truncation) for each in (order, order[::-1])
+            )
             pairs.append((forward + backward) / 2)
             values = np.mean(pairs, axis=0)
             errors = standard_errors(pairs)
@@ -55,18 +57,19 @@ class MonteCarlo(ContributionMethod):
             if counted.evaluations >= self.config.budget or len(pairs) >= self.config.budget:
                 return counted.scores(self, values, "budget", errors)
 
-    def _walk(self, counted: CountedGame, order: list[int]) -> Vector:
-        """What each adds when they come in this order, ``[n]``."""
-        whole = counted.value(counted.everyone)
-        added = np.zeros(counted.n)
-        coalition: frozenset[int] = frozenset()
-        for i in order:
-            before = counted.value(coalition)
-            if abs(whole - before) < self.config.truncation * abs(whole):
-                break
-            coalition |= {i}
-            added[i] = counted.value(coalition) - before
-        return added
+
+def marginals(counted: CountedGame, order: list[int], truncation: float) -> Vector:
+    """What each adds when they come in this order, ``[n]``; cut off within ``truncation`` of the value of all."""
+    whole = counted.value(counted.everyone)
+    added = np.zeros(counted.n)
+    coalition: frozenset[int] = frozenset()
+    for i in order:
+        before = counted.value(coalition)
+        if abs(whole - before) < truncation * abs(whole):
+            break
+        coalition |= {i}
+        added[i] = counted.value(coalition) - before
+    return added
 
 
 def standard_errors(samples: list[Vector]) -> Vector:

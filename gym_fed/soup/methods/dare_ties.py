@@ -5,22 +5,12 @@ Yu et al. 2024, "Language Models are Super Mario: Absorbing Abilities from Homol
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
 from torch import Tensor
 
-from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.method import MergeMethod, TensorTask
+from gym_fed.soup.methods.dare_linear import DareConfig
 from gym_fed.soup.sparsify import draws, dropped_at_random
 from gym_fed.soup.task_vectors import sign_consensus
-
-
-class DareTiesConfig(MethodConfig):
-    density: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Probability 1 - p that an element stays."""
-
-    seed: Annotated[int, Field(ge=0)] = 0
-    """What the draws follow from, together with the tensor's name and the place of the model in the list."""
 
 
 class DareTies(MergeMethod):
@@ -31,8 +21,8 @@ class DareTies(MergeMethod):
     """
 
     name = "dare_ties"
-    Config = DareTiesConfig
-    config: DareTiesConfig
+    Config = DareConfig
+    config: DareConfig
 
     def _merge(self, task: TensorTask) -> Tensor:
         density, seed = self.config.density, self.config.seed

@@ -6,8 +6,7 @@ model: `gym soup statistics --kind moments`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
+from gym_fed.soup.refactor import one_thread
 from gym_fed.soup.task_vectors import combination
 
 
@@ -63,7 +63,7 @@ class Regmean(MergeMethod):
             return combination(task.deltas, task.shares)
         total = torch.zeros(cols, cols, dtype=torch.float64)
         answers = torch.zeros(task.deltas.shape[1:], dtype=torch.float64)
-        with _one_thread():
+        with one_thread():
             for delta, moment, share in zip(task.deltas, moments, task.shares.tolist(), strict=True):
                 moment.diagonal().add_(self.config.floor * level)
                 total += moment * share
@@ -97,13 +97,3 @@ class Regmean(MergeMethod):
 
     def report(self) -> Mapping[str, Any]:
         return {"merged_by_mean": list(self._averaged)}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

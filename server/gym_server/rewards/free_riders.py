@@ -21,8 +21,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.soup.similarity import Matrix, compare, leaders, similarities
-from gym_fed.soup.together import beyond, groups_of, torn_apart
+from gym_fed.soup.similarity import Matrix, beyond, compare, groups_of, leaders, similarities, torn_apart
 from gym_server.federation import Federation
 from gym_server.store.tables import updates, versions
 

@@ -30,7 +30,7 @@ from gym_fed.soup.geometry import Geometry, Mixture, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.screening import screen_norms
-from gym_fed.soup.stacks.decoded import BLOCK_ELEMENTS, mixed
+from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed
 from gym_server.strategy.untrusted import comparable, read_array, read_metrics
 
 log = logging.getLogger("gym_server")
