@@ -10,21 +10,14 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gym_fed.serving.sequence import Work
 
 PROMPT_WEIGHT = 1
 ANSWER_WEIGHT = 2
 _REMEMBERED_USERS = 4096
-
-
-class Work(Protocol):
-    """Something that waits for its turn."""
-
-    @property
-    def user(self) -> str: ...
-
-
-WorkT = TypeVar("WorkT", bound=Work)
 
 
 class Shares:
@@ -61,18 +54,18 @@ class Shares:
         return self._served.get(user, 0)
 
 
-class FairQueue(Generic[WorkT]):
+class FairQueue:
     """Work that waits, in each user's own order."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._queues: dict[str, deque[WorkT]] = {}
+        self._queues: dict[str, deque[Work]] = {}
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[WorkT]:
+    def __iter__(self) -> Iterator[Work]:
         for queue in list(self._queues.values()):
             yield from list(queue)
 
@@ -80,12 +73,12 @@ class FairQueue(Generic[WorkT]):
         """Of one user."""
         return len(self._queues.get(user, ()))
 
-    def put(self, work: WorkT) -> None:
+    def put(self, work: Work) -> None:
         """At the end of its user's queue."""
         self._queues.setdefault(work.user, deque()).append(work)
         self._length += 1
 
-    def remove(self, work: WorkT) -> bool:
+    def remove(self, work: Work) -> bool:
         """Take it out; whether it was here."""
         queue = self._queues.get(work.user)
         if queue is None or work not in queue:
@@ -96,7 +89,7 @@ class FairQueue(Generic[WorkT]):
             del self._queues[work.user]
         return True
 
-    def in_turn(self) -> Iterator[WorkT]:
+    def in_turn(self) -> Iterator[Work]:
         """All that waits, whose turn it is first: the least served user's, of equals who has fewest running."""
         users = list(self._queues)  # by arrival: the sort is stable
         users.sort(key=lambda user: (self._shares.served(user), self._shares.running[user]))

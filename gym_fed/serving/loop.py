@@ -57,7 +57,7 @@ class EngineLoop:
         self._config = config
         self._counters = counters
         self._shares = Shares()
-        self._waiting: FairQueue[Work] = FairQueue(self._shares)
+        self._waiting = FairQueue(self._shares)
         self._running: list[Work] = []
         self._guides = ThreadPoolExecutor(1, thread_name_prefix="gym-fed-guide")
 

@@ -68,7 +68,7 @@ def test_tokens_decide_whose_turn_it_is_and_absence_earns_none() -> None:
             self.user = user
 
     shares = Shares()
-    queue: FairQueue[Job] = FairQueue(shares)
+    queue = FairQueue(shares)
     jobs = [Job("a"), Job("a"), Job("b")]
     for job in jobs:
         shares.arrive(job.user)

@@ -5,42 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.gate import Gate
-from gym_fed.serving.api.usage_log import UsageLog
 from gym_fed.serving.openai.catalogue import Caller
-from gym_fed.serving.openai.service import OpenAIService
+
+if TYPE_CHECKING:
+    from gym_fed.serving.setup import Serving
 
 _LOADING_SECONDS, _LEAVING_SECONDS = 5, 10
 _TURNS = 4
 """Of the 40 threads that read requests, those that one caller may have at once."""
-
-
-class Engine(Protocol):
-    """What the server asks of the engine, beside what the service does."""
-
-    def stats(self) -> Any: ...
-
-    def retry_after_seconds(self) -> float: ...
-
-
-class Served(Protocol):
-    """What is served: `gym_fed.serving.setup.Serving`."""
-
-    @property
-    def service(self) -> OpenAIService: ...
-
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def store(self) -> Any: ...
-
-    @property
-    def usage_log(self) -> UsageLog | None: ...
 
 
 class Gateway:
@@ -60,7 +37,7 @@ class Gateway:
     def __init__(self, gate: Gate, *, request_timeout_seconds: float) -> None:
         self.gate = gate
         self.request_timeout_seconds = request_timeout_seconds
-        self.serving: Served | None = None
+        self.serving: Serving | None = None
         self.active = 0
         self.draining = False
         self.stopped = asyncio.Event()
@@ -84,7 +61,7 @@ class Gateway:
         async with turns:
             yield
 
-    def open(self) -> Served:
+    def open(self) -> Serving:
         """What is served.
 
         Raises:

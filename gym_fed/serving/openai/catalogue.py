@@ -5,20 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
 
-
-class Owned(Protocol):
-    """What access looks at of a registered variant."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def owner(self) -> str: ...
+if TYPE_CHECKING:
+    from gym_fed.serving.store.records import VariantRecord
+    from gym_fed.serving.store.store import VariantStore
 
 
 @dataclass(frozen=True)
@@ -41,34 +35,12 @@ class Caller:
     owners: frozenset[str] = frozenset()
     metrics: bool = False
 
-    def may_use(self, variant: Owned) -> bool:
+    def may_use(self, variant: VariantRecord) -> bool:
         return self.everything or variant.name in self.variants or variant.owner in self.owners
 
 
 LOCAL = Caller("local", everything=True, metrics=True)
 """Whoever is on this machine, where no API keys are set."""
-
-
-class Registered(Owned, Protocol):
-    """What the catalogue tells of a registered variant."""
-
-    @property
-    def created_at(self) -> float:
-        """Unix seconds."""
-
-    @property
-    def base_digest(self) -> str:
-        """Of the tensors that it is a variant of."""
-
-
-class Registry(Protocol):
-    """Where variants are looked up by name: the variant store."""
-
-    def get(self, name: str) -> Registered:
-        """Raises ``NOT_FOUND``."""
-
-    def list(self, owner: str | None = None) -> Iterator[Registered]:
-        """All of them, or an owner's, in order of name."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +72,7 @@ class Catalogue:
         base_digest: Of the base; variants of another one are not listed.
     """
 
-    def __init__(self, served_name: str, registry: Registry | None = None, base_digest: str = "") -> None:
+    def __init__(self, served_name: str, registry: VariantStore | None = None, base_digest: str = "") -> None:
         self.served_name = served_name
         self._base_digest = base_digest
         self._registry = registry
@@ -140,7 +112,7 @@ class Catalogue:
             if record.base_digest == self._base_digest:
                 yield self._model(record)
 
-    def _records(self, caller: Caller) -> Iterator[Registered]:
+    def _records(self, caller: Caller) -> Iterator[VariantRecord]:
         if self._registry is None:
             return
         if caller.everything:
@@ -155,7 +127,7 @@ class Catalogue:
             if (found := self._find(name)) is not None:
                 yield found
 
-    def _find(self, variant: str) -> Registered | None:
+    def _find(self, variant: str) -> VariantRecord | None:
         if self._registry is None:
             return None
         try:
@@ -165,5 +137,5 @@ class Catalogue:
                 return None
             raise
 
-    def _model(self, record: Registered) -> Model:
+    def _model(self, record: VariantRecord) -> Model:
         return Model(f"{self.served_name}:{record.name}", record.name, record.owner, int(record.created_at))

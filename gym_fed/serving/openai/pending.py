@@ -7,22 +7,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.openai.answers import Answer, Chunk
 from gym_fed.serving.request import Event
 
-
-class Generating(Protocol):
-    """One answer of the engine, on its way."""
-
-    def __iter__(self) -> Iterator[Event]: ...
-
-    def __aiter__(self) -> AsyncIterator[Event]: ...
-
-    def cancel(self) -> None: ...
+if TYPE_CHECKING:
+    from gym_fed.serving.embedding import PendingEmbedding
+    from gym_fed.serving.generation import Generation
 
 
 class Pending:
@@ -41,7 +35,7 @@ class Pending:
     def __init__(
         self,
         answer: Answer,
-        generations: list[Generating],
+        generations: list[Generation],
         told: Callable[[GymError], GymError],
         on_end: Callable[[], None],
     ) -> None:
@@ -116,20 +110,6 @@ def _without_error(event: Event) -> Event:
     return event
 
 
-class Embedding(Protocol):
-    """One text of the engine's, on its way to a vector."""
-
-    @property
-    def done(self) -> bool: ...
-
-    def cancel(self) -> None: ...
-
-    def result(self) -> Any:
-        """``[hidden] float32``: the mean of the last hidden states over the text."""
-
-    async def result_async(self) -> Any: ...
-
-
 class PendingVectors:
     """A request for embeddings. Drive it to its end once, with ``run`` or ``arun``.
 
@@ -148,7 +128,7 @@ class PendingVectors:
     def __init__(
         self,
         model: str,
-        embeddings: Sequence[Embedding],
+        embeddings: Sequence[PendingEmbedding],
         lengths: Sequence[int],
         encoding: Literal["float", "base64"],
         told: Callable[[GymError], GymError],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.guided import MAX_SCHEMA_CHARACTERS
@@ -25,22 +25,19 @@ from gym_fed.serving.openai.completion_request import (
     as_list,
 )
 from gym_fed.serving.openai.fields import SamplingFields, parse
-from gym_fed.serving.openai.pending import Embedding, Generating, Pending, PendingVectors
+from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
 from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
 from gym_fed.serving.request import GenerationRequest, SamplingParams
 
+if TYPE_CHECKING:
+    from gym_fed.serving.embedding import PendingEmbedding
+    from gym_fed.serving.engine import Engine
+    from gym_fed.serving.generation import Generation
+
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
-
-
-class Engine(Protocol):
-    """What the service needs of the engine."""
-
-    def submit(self, request: GenerationRequest) -> Generating: ...
-
-    def embed(self, prompt_ids: list[int], variant: str | None, user: str) -> Embedding: ...
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ class OpenAIService:
         self._require_room_for(len(given), "texts in one request:", "input")
         prompts = [self._prompts.of_input(one, "input") for one in given]
         refusals = _Refusals(model, "input")
-        started: list[Embedding] = []
+        started: list[PendingEmbedding] = []
         try:
             for ids in prompts:
                 with refusals:
@@ -231,13 +228,13 @@ class OpenAIService:
         caller: Caller,
         param: str,
         refusals: _Refusals,
-    ) -> list[Generating]:
+    ) -> list[Generation]:
         """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
         answers = len(prompts) * (request.n or 1)
         self._require_room_for(answers, "prompts times n is", param if len(prompts) > 1 else "n")
         self._prompts.require_known(sampling.logit_bias, "logit_bias")
         self._prompts.require_known(sampling.stop_token_ids, "stop_token_ids")
-        started: list[Generating] = []
+        started: list[Generation] = []
         try:
             for ids in prompts:
                 for number in range(request.n or 1):
@@ -266,7 +263,7 @@ class OpenAIService:
         self,
         url: str,
         answer: Answer,
-        generations: list[Generating],
+        generations: list[Generation],
         request: SamplingFields,
         caller: Caller,
         refusals: _Refusals,
