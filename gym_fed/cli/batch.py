@@ -17,9 +17,8 @@ from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig, ServingConfig
-    from gym_fed.serving.batch import BatchReport
+    from gym_fed.serving.batch import BatchOutput, BatchReport
     from gym_fed.serving.batch_input import BatchInput
-    from gym_fed.serving.batch_output import BatchOutput
     from gym_fed.serving.setup import Serving
 
 LINE_SECONDS = 10.0
@@ -65,8 +64,8 @@ def batch(
     settings = serving_config(config, [*(overrides or []), *named_overrides])
     _refuse_same_file(source, target, errors)
 
+    from gym_fed.serving.batch import BatchOutput
     from gym_fed.serving.batch_input import check_body, check_input
-    from gym_fed.serving.batch_output import BatchOutput
 
     given = check_input(source, check_body)
     identity = _identity(settings, given, seed)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from gym_quant.calibration import collect_input_moments, output_error
@@ -18,7 +19,7 @@ from gym_quant.codec import CodecError
 from gym_quant.distill import Batch, divergence
 from gym_quant.registry import get_codec
 from gym_quant.safety import project_delta
-from torch import Tensor
+from torch import Tensor, nn
 
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, checked_tensors
@@ -28,8 +29,8 @@ from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import parts_of
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model, model_name
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
-from gym_fed.quantization.models import Given, Model, linear_aliases, resolve_model
 from gym_fed.quantization.refining import (
     CalibrationText,
     Distiller,
@@ -38,6 +39,50 @@ from gym_fed.quantization.refining import (
     plain_sequences,
 )
 from gym_fed.quantization.report import LayerSafety, QuantizedTensor, QuantReport
+
+Model: TypeAlias = "nn.Module | str"
+"""A causal LM, or what ``gym_fed.models.load_model`` loads: ``gym-nano``, a folder, a name in the local cache."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model, with its tokenizer where it was loaded by name, and its name."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+
+    @property
+    def is_adapter(self) -> bool:
+        return hasattr(self.model, "peft_config")
+
+    def whole(self) -> Any:
+        """The model; an adapter is merged into its base, which it changes."""
+        return self.model.merge_and_unload() if self.is_adapter else self.model
+
+
+def resolve_model(model: Model) -> Given:
+    """Load a model given by name.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
+    """
+    if isinstance(model, str):
+        loaded = load_model(model)
+        return Given(loaded.model, loaded.tokenizer, model_name(model))
+    path = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
+    return Given(model, None, model_name(path) if path else type(model).__name__)
+
+
+def linear_aliases(model: Any) -> dict[str, str]:
+    """``<module>.weight`` of each linear layer to the name of its parameter, which differs for a tied head."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{path}.weight": names[id(module.weight)]
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and id(module.weight) in names
+    }
+
 
 _MOMENT_BATCHES = 64  # more text than this hardly moves a mean square
 _PROBE_SEQUENCES = 16

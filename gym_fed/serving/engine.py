@@ -28,9 +28,8 @@ from gym_fed.serving.detokenizing import TextDecoder
 from gym_fed.serving.embedding import PendingEmbedding
 from gym_fed.serving.engine_stats import Counters, EngineStats
 from gym_fed.serving.generation import Generation
-from gym_fed.serving.limits import Limits
 from gym_fed.serving.loop import EngineLoop
-from gym_fed.serving.request import GenerationRequest
+from gym_fed.serving.request import GenerationRequest, Limits
 from gym_fed.serving.sequence import Embedding, Sequence, Work
 
 if TYPE_CHECKING:

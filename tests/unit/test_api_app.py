@@ -16,10 +16,9 @@ import pytest
 
 from gym_fed.config.serving import ServingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.api.app import create_app
-from gym_fed.serving.api.bodies import MAX_BODY_BYTES
-from gym_fed.serving.api.gate import Gate
+from gym_fed.serving.api.app import MAX_BODY_BYTES, create_app
 from gym_fed.serving.api.gateway import Gateway
+from gym_fed.serving.api.keys import Gate
 from gym_fed.serving.api.server import listen
 from gym_fed.serving.api.usage_log import UsageLog
 from gym_fed.serving.openai.catalogue import Caller, Catalogue

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.api.gate import Gate, require_local
-from gym_fed.serving.api.keys import KeyFile, bearer_token
+from gym_fed.serving.api.keys import Gate, KeyFile, bearer_token, require_local
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 
 

@@ -19,9 +19,8 @@ import uvicorn
 
 from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.api.app import create_app
-from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
-from gym_fed.serving.api.keys import KeyFile
+from gym_fed.serving.api.keys import Gate, KeyFile
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import CHAT, OpenAIService
 from gym_fed.serving.setup import Serving, open_serving

@@ -11,8 +11,7 @@ import torch
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.limits import Limits
-from gym_fed.serving.request import GenerationRequest, SamplingParams
+from gym_fed.serving.request import GenerationRequest, Limits, SamplingParams
 from gym_fed.serving.sampling import Choice, Row, RowSampler, _draw, _warpers, choose, noise_size
 
 VOCAB = 1000

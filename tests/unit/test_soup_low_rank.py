@@ -20,9 +20,8 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import AGGREGATORS, PRE_AGGREGATORS
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.geometry import Geometry, Mixture, Needs
-from gym_fed.soup.low_rank import LowRank, combine, frozen_a, products, rows_of
+from gym_fed.soup.low_rank import LowRank, combine, frozen_a, products, refactor, rows_of
 from gym_fed.soup.pipeline import Pipeline
-from gym_fed.soup.refactor import refactor
 
 LORA = Lora()
 ROWS, COLS = 24, 20

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, who may use them, and every refusal in OpenAI's form.
+"""The FastAPI application: routes, who may use them, a cap on a body's size, and every refusal in OpenAI's form.
 
 ``/health`` and ``/ready`` are open to all, for those who watch the process; everything else needs a key where keys are
 set, and ``/metrics`` one that was made for it.
@@ -7,6 +7,7 @@ set, and ``/metrics`` one that was made for it.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.api.bodies import read_json
 from gym_fed.serving.api.gateway import Gateway
 from gym_fed.serving.api.metrics import Metrics
 from gym_fed.serving.api.waiting import ClientGone, EventStream, Patience
@@ -200,3 +201,63 @@ class _Measured:
             raise
         finally:
             self._metrics.observe(scope["path"], status if ended else GONE_STATUS, time.monotonic() - began)
+
+
+MAX_BODY_BYTES = 8 * 2**20
+
+
+async def read_json(request: Request) -> Any:
+    """The parsed body.
+
+    Raises:
+        GymError: ``TOO_LARGE``; ``USAGE`` for another content type (which a form of a web page would have) or no JSON.
+        ClientGone: The client went away before it was done.
+    """
+    kind, _, more = request.headers.get("content-type", "").partition(";")
+    kind = kind.strip().lower()
+    if kind != "application/json":
+        raise RequestError(f"content type {kind!r} is not application/json", hint="send JSON")
+    charset = more.strip().lower().replace('"', "")
+    if charset not in ("", "charset=utf-8", "charset=utf8"):
+        raise RequestError(f"content type with {charset!r} is not supported: JSON is UTF-8")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RequestError(f"content encoding {encoding!r} is not supported", hint="send it as it is")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise _too_large()
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > MAX_BODY_BYTES:
+                raise _too_large()
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    try:
+        return json.loads(data, parse_constant=_no_number, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError) as error:
+        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(f"the body is not JSON: {said}", name="invalid_json") from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """One of two values would be ignored."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:80]!r} is there twice in one object")
+        found[name] = value
+    return found
+
+
+def _too_large() -> GymError:
+    return RequestError(
+        f"the body is larger than {MAX_BODY_BYTES} bytes",
+        code=ErrorCode.TOO_LARGE,
+        hint="send less text at once",
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.api.gate import Gate
+from gym_fed.serving.api.keys import Gate
 from gym_fed.serving.openai.catalogue import Caller
 
 if TYPE_CHECKING:

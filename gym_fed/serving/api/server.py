@@ -21,9 +21,8 @@ from gym_fed.config.serving import ServingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.api.app import create_app
 from gym_fed.serving.api.connections import Connections
-from gym_fed.serving.api.gate import Gate
 from gym_fed.serving.api.gateway import Gateway
-from gym_fed.serving.api.keys import KeyFile
+from gym_fed.serving.api.keys import Gate, KeyFile
 from gym_fed.serving.setup import Serving, open_serving
 
 DRAIN_SECONDS = 20.0

@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.soup.low_rank import one_thread
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.refactor import one_thread
 from gym_fed.soup.task_vectors import combination
 
 
