@@ -16,6 +16,7 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
 )
+from sqlalchemy.schema import SchemaItem
 
 metadata = MetaData()
 
@@ -36,13 +37,14 @@ class UInt64(TypeDecorator[int]):
         return value + 2**64 if value is not None and value < 0 else value
 
 
-settings = Table(
-    "settings", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False)
-)
+def _table(name: str, *columns: SchemaItem) -> Table:
+    return Table(name, metadata, *columns)
 
-accounts = Table(
+
+settings = _table("settings", Column("key", String, primary_key=True), Column("value", Text, nullable=False))
+
+accounts = _table(
     "accounts",
-    metadata,
     Column("contributor", String, primary_key=True),
     Column("name", String, nullable=False),
     Column("public_key", LargeBinary, nullable=False, unique=True),
@@ -50,9 +52,8 @@ accounts = Table(
     Column("enrolled_at", Float, nullable=False),
 )
 
-invites = Table(
+invites = _table(
     "invites",
-    metadata,
     Column("token_hash", String, primary_key=True),
     Column("note", String, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -60,9 +61,8 @@ invites = Table(
     Column("used_by", String),
 )
 
-nodes = Table(
+nodes = _table(
     "nodes",
-    metadata,
     Column("node_id", Int64, primary_key=True, autoincrement=True),
     Column("contributor", String, nullable=False),
     Column("instance", String, nullable=False),
@@ -70,17 +70,15 @@ nodes = Table(
     UniqueConstraint("contributor", "instance"),
 )
 
-objects = Table(
+objects = _table(
     "objects",
-    metadata,
     Column("sha256", String, primary_key=True),
     Column("size_bytes", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
 )
 
-uploads = Table(
+uploads = _table(
     "uploads",
-    metadata,
     Column("contributor", String, primary_key=True),
     Column("sha256", String, primary_key=True),
     Column("size_bytes", BigInteger, nullable=False),
@@ -88,16 +86,14 @@ uploads = Table(
 )
 
 # Who may read an object: its uploader, and everyone once a task or a version names it.
-readers = Table(
+readers = _table(
     "readers",
-    metadata,
     Column("sha256", String, primary_key=True),
     Column("contributor", String, primary_key=True),  # "*" is everyone enrolled
 )
 
-messages = Table(
+messages = _table(
     "messages",
-    metadata,
     Column("message_id", String, primary_key=True),
     Column("node_id", Int64, nullable=False, index=True),
     Column("group_id", String, nullable=False),
@@ -114,9 +110,8 @@ messages = Table(
     Column("replied_at", Float),
 )
 
-rounds = Table(
+rounds = _table(
     "rounds",
-    metadata,
     Column("server_round", Integer, primary_key=True),
     Column("state", String, nullable=False),
     Column("spec", Text),  # TaskSpec, from collecting on
@@ -128,18 +123,16 @@ rounds = Table(
     Column("closed_at", Float),
 )
 
-round_tasks = Table(
+round_tasks = _table(
     "round_tasks",
-    metadata,
     Column("server_round", Integer, primary_key=True),
     Column("node_id", UInt64, primary_key=True),
     Column("message_id", String, nullable=False),
     Column("outcome", String, nullable=False, default=""),  # "" while open | replied | failed | lost
 )
 
-updates = Table(
+updates = _table(
     "updates",
-    metadata,
     Column("update_id", String, primary_key=True),  # digest of the manifest
     Column("contributor", String, nullable=False),
     Column("server_round", Integer, nullable=False, index=True),
@@ -159,9 +152,8 @@ updates = Table(
     UniqueConstraint("contributor", "nonce"),
 )
 
-versions = Table(
+versions = _table(
     "versions",
-    metadata,
     Column("height", Integer, primary_key=True),
     Column("digest", String, nullable=False, unique=True),
     Column("server_round", Integer, nullable=False, unique=True),
@@ -174,18 +166,16 @@ versions = Table(
     Column("committed_at", Float, nullable=False),
 )
 
-credits = Table(
+credits = _table(
     "credits",
-    metadata,
     Column("server_round", Integer, primary_key=True),
     Column("contributor", String, primary_key=True),
     Column("amount", Int64, nullable=False),
 )
 
 # What an update of a committed round came to, in the eyes of the rewards.
-contributions = Table(
+contributions = _table(
     "contributions",
-    metadata,
     Column("update_id", String, primary_key=True),
     Column("contributor", String, nullable=False, index=True),
     Column("server_round", Integer, nullable=False, index=True),
@@ -195,27 +185,24 @@ contributions = Table(
     Column("reputation", Float, nullable=False),  # of the contributor, after the round
 )
 
-reputations = Table(
+reputations = _table(
     "reputations",
-    metadata,
     Column("contributor", String, primary_key=True),
     Column("value", Float, nullable=False),  # as it was when version `height` was made
     Column("height", Integer, nullable=False),
 )
 
 # Secure aggregation: the stages of a round, and what was said in all but training.
-secure_stages = Table(
+secure_stages = _table(
     "secure_stages",
-    metadata,
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),  # advertise | share | train | confirm | unmask
     Column("members", Text),  # JSON list of node ids; null for whoever is there
     Column("started_at", Float, nullable=False),
 )
 
-secure_messages = Table(
+secure_messages = _table(
     "secure_messages",
-    metadata,
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),
     Column("node_id", Int64, primary_key=True),
@@ -225,9 +212,8 @@ secure_messages = Table(
     Column("replied_at", Float),
 )
 
-ledger = Table(
+ledger = _table(
     "ledger",
-    metadata,
     Column("sequence", Integer, primary_key=True),
     Column("kind", String, nullable=False),
     Column("body", Text, nullable=False),
@@ -236,34 +222,30 @@ ledger = Table(
 )
 
 # One signed head for a size, never two. The frontier (gym_fed.ledger.merkle) is what the next head's root starts from.
-ledger_heads = Table(
+ledger_heads = _table(
     "ledger_heads",
-    metadata,
     Column("size", Integer, primary_key=True),
     Column("head", Text, nullable=False),
     Column("frontier", Text, nullable=False),
 )
 
 # Signatures of single entries, from a database of schema 1; they are checked and go when the first head is signed.
-ledger_signatures = Table(
+ledger_signatures = _table(
     "ledger_signatures",
-    metadata,
     Column("sequence", Integer, primary_key=True),
     Column("signature", LargeBinary, nullable=False),
 )
 
 # Who is named in an entry: an index over the ledger, made from it and checked against it.
-ledger_subjects = Table(
+ledger_subjects = _table(
     "ledger_subjects",
-    metadata,
     Column("sequence", Integer, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
 )
 
 # Credits for the use of versions, one row a contributor of a usage report.
-royalties = Table(
+royalties = _table(
     "royalties",
-    metadata,
     Column("usage", String, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
     Column("amount", Int64, nullable=False),
@@ -271,9 +253,8 @@ royalties = Table(
 )
 
 # Every key that an account has had. An account's current key is also `accounts.public_key`.
-account_keys = Table(
+account_keys = _table(
     "account_keys",
-    metadata,
     Column("public_key", LargeBinary, primary_key=True),
     Column("contributor", String, nullable=False, index=True),
     Column("status", String, nullable=False),  # active | rotated | revoked
@@ -282,16 +263,14 @@ account_keys = Table(
 )
 
 # One row for each refusal of a revoked key that the ledger tells of, so that refusals cannot flood it.
-key_refusals = Table(
+key_refusals = _table(
     "key_refusals",
-    metadata,
     Column("contributor", String, primary_key=True),
     Column("server_round", Integer, primary_key=True),
 )
 
-transfers = Table(
+transfers = _table(
     "transfers",
-    metadata,
     Column("transfer", String, primary_key=True),  # digest of the statement
     Column("sender", String, nullable=False, index=True),
     Column("recipient", String, nullable=False, index=True),
@@ -305,9 +284,8 @@ transfers = Table(
 )
 
 # Seeds of the noise, for the operator alone: one for each list of updates that a merge began with.
-privacy_seeds = Table(
+privacy_seeds = _table(
     "privacy_seeds",
-    metadata,
     Column("server_round", Integer, primary_key=True),
     Column("merging", String, primary_key=True),  # digest of the list and of what it is merged by
     Column("seed", LargeBinary, nullable=False),
@@ -315,9 +293,8 @@ privacy_seeds = Table(
 )
 
 # What every round whose noised sum was looked at cost each of its contributors.
-privacy_spending = Table(
+privacy_spending = _table(
     "privacy_spending",
-    metadata,
     Column("server_round", Integer, primary_key=True),
     Column("contributor", String, primary_key=True),
     Column("mechanism", String, nullable=False),
@@ -326,9 +303,8 @@ privacy_spending = Table(
 
 # Variants that the hub keeps for their owners. A removed one stays as a row without its document, so that what was
 # signed before cannot come back.
-variants = Table(
+variants = _table(
     "variants",
-    metadata,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column(
@@ -345,18 +321,16 @@ variants = Table(
     Column("put_at", Float, nullable=False),
 )
 
-variant_readers = Table(
+variant_readers = _table(
     "variant_readers",
-    metadata,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("reader", String, primary_key=True, index=True),  # "*" is everyone enrolled
 )
 
 # What the coordinator took down: its owner puts it neither under this name nor as these bytes, until it is allowed.
-variant_takedowns = Table(
+variant_takedowns = _table(
     "variant_takedowns",
-    metadata,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("delta_sha256", String, primary_key=True),
@@ -364,9 +338,8 @@ variant_takedowns = Table(
 )
 
 # Digests of the tensors of versions that were written as model folders: variants can be made on such a folder.
-published = Table(
+published = _table(
     "published",
-    metadata,
     Column("digest", String, primary_key=True),
     Column("height", Integer, nullable=False),
 )

@@ -22,6 +22,7 @@ from sqlalchemy import (
     literal_column,
     select,
 )
+from sqlalchemy.schema import SchemaItem
 
 from gym_fed.ledger.entries import subjects
 
@@ -50,58 +51,55 @@ def upgrade() -> None:
             tx.execute(named.insert().values(sequence=sequence, contributor=contributor))
 
 
-Table("settings", schema, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
-Table(
+def _table(name: str, *columns: SchemaItem) -> None:
+    Table(name, schema, *columns)
+
+
+_table("settings", Column("key", String, primary_key=True), Column("value", Text, nullable=False))
+_table(
     "accounts",
-    schema,
     Column("contributor", String, primary_key=True),
     Column("name", String, nullable=False),
     Column("public_key", LargeBinary, nullable=False, unique=True),
     Column("status", String, nullable=False),
     Column("enrolled_at", Float, nullable=False),
 )
-Table(
+_table(
     "invites",
-    schema,
     Column("token_hash", String, primary_key=True),
     Column("note", String, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("expires_at", Float, nullable=False),
     Column("used_by", String),
 )
-Table(
+_table(
     "nodes",
-    schema,
     Column("node_id", Integer, primary_key=True, autoincrement=True),
     Column("contributor", String, nullable=False),
     Column("instance", String, nullable=False),
     Column("connected_until", Float, nullable=False, default=0.0),
     UniqueConstraint("contributor", "instance"),
 )
-Table(
+_table(
     "objects",
-    schema,
     Column("sha256", String, primary_key=True),
     Column("size_bytes", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
 )
-Table(
+_table(
     "uploads",
-    schema,
     Column("contributor", String, primary_key=True),
     Column("sha256", String, primary_key=True),
     Column("size_bytes", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
 )
-Table(
+_table(
     "readers",
-    schema,
     Column("sha256", String, primary_key=True),
     Column("contributor", String, primary_key=True),
 )
-Table(
+_table(
     "messages",
-    schema,
     Column("message_id", String, primary_key=True),
     Column("node_id", Integer, nullable=False, index=True),
     Column("group_id", String, nullable=False),
@@ -117,9 +115,8 @@ Table(
     Column("receipt", Text),
     Column("replied_at", Float),
 )
-Table(
+_table(
     "rounds",
-    schema,
     Column("server_round", Integer, primary_key=True),
     Column("state", String, nullable=False),
     Column("spec", Text),
@@ -130,17 +127,15 @@ Table(
     Column("reason", Text, nullable=False, default=""),
     Column("closed_at", Float),
 )
-Table(
+_table(
     "round_tasks",
-    schema,
     Column("server_round", Integer, primary_key=True),
     Column("node_id", BigInteger, primary_key=True),
     Column("message_id", String, nullable=False),
     Column("outcome", String, nullable=False, default=""),
 )
-Table(
+_table(
     "updates",
-    schema,
     Column("update_id", String, primary_key=True),
     Column("contributor", String, nullable=False),
     Column("server_round", Integer, nullable=False, index=True),
@@ -159,9 +154,8 @@ Table(
     Column("received_at", Float, nullable=False),
     UniqueConstraint("contributor", "nonce"),
 )
-Table(
+_table(
     "versions",
-    schema,
     Column("height", Integer, primary_key=True),
     Column("digest", String, nullable=False, unique=True),
     Column("server_round", Integer, nullable=False, unique=True),
@@ -173,16 +167,14 @@ Table(
     Column("num_updates", Integer, nullable=False),
     Column("committed_at", Float, nullable=False),
 )
-Table(
+_table(
     "credits",
-    schema,
     Column("server_round", Integer, primary_key=True),
     Column("contributor", String, primary_key=True),
     Column("amount", Integer, nullable=False),
 )
-Table(
+_table(
     "contributions",
-    schema,
     Column("update_id", String, primary_key=True),
     Column("contributor", String, nullable=False, index=True),
     Column("server_round", Integer, nullable=False, index=True),
@@ -191,24 +183,21 @@ Table(
     Column("similarity", Float),
     Column("reputation", Float, nullable=False),
 )
-Table(
+_table(
     "reputations",
-    schema,
     Column("contributor", String, primary_key=True),
     Column("value", Float, nullable=False),
     Column("height", Integer, nullable=False),
 )
-Table(
+_table(
     "secure_stages",
-    schema,
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),
     Column("members", Text),
     Column("started_at", Float, nullable=False),
 )
-Table(
+_table(
     "secure_messages",
-    schema,
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),
     Column("node_id", Integer, primary_key=True),
@@ -217,60 +206,52 @@ Table(
     Column("reply", Text),
     Column("replied_at", Float),
 )
-Table(
+_table(
     "ledger",
-    schema,
     Column("sequence", Integer, primary_key=True),
     Column("kind", String, nullable=False),
     Column("body", Text, nullable=False),
     Column("previous_hash", String, nullable=False),
     Column("hash", String, nullable=False, unique=True),
 )
-Table(
+_table(
     "ledger_heads",
-    schema,
     Column("size", Integer, primary_key=True),
     Column("head", Text, nullable=False),
     Column("frontier", Text, nullable=False),
 )
-Table(
+_table(
     "ledger_signatures",
-    schema,
     Column("sequence", Integer, primary_key=True),
     Column("signature", LargeBinary, nullable=False),
 )
-Table(
+_table(
     "ledger_subjects",
-    schema,
     Column("sequence", Integer, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
 )
-Table(
+_table(
     "royalties",
-    schema,
     Column("usage", String, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
     Column("amount", Integer, nullable=False),
     Column("recorded_at", Float, nullable=False),
 )
-Table(
+_table(
     "account_keys",
-    schema,
     Column("public_key", LargeBinary, primary_key=True),
     Column("contributor", String, nullable=False, index=True),
     Column("status", String, nullable=False),
     Column("valid_from", Float, nullable=False),
     Column("valid_until", Float),
 )
-Table(
+_table(
     "key_refusals",
-    schema,
     Column("contributor", String, primary_key=True),
     Column("server_round", Integer, primary_key=True),
 )
-Table(
+_table(
     "transfers",
-    schema,
     Column("transfer", String, primary_key=True),
     Column("sender", String, nullable=False, index=True),
     Column("recipient", String, nullable=False, index=True),
@@ -282,25 +263,22 @@ Table(
     Column("closed_at", Float),
     UniqueConstraint("sender", "nonce"),
 )
-Table(
+_table(
     "privacy_seeds",
-    schema,
     Column("server_round", Integer, primary_key=True),
     Column("merging", String, primary_key=True),
     Column("seed", LargeBinary, nullable=False),
     Column("seed_sha256", String, nullable=False, unique=True),
 )
-Table(
+_table(
     "privacy_spending",
-    schema,
     Column("server_round", Integer, primary_key=True),
     Column("contributor", String, primary_key=True),
     Column("mechanism", String, nullable=False),
     Column("noise_multiplier", Float, nullable=False),
 )
-Table(
+_table(
     "variants",
-    schema,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("slot", String, nullable=False, unique=True),
@@ -314,24 +292,21 @@ Table(
     Column("ledger_sequence", Integer, nullable=False),
     Column("put_at", Float, nullable=False),
 )
-Table(
+_table(
     "variant_readers",
-    schema,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("reader", String, primary_key=True, index=True),
 )
-Table(
+_table(
     "variant_takedowns",
-    schema,
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("delta_sha256", String, primary_key=True),
     Column("reason", Text, nullable=False),
 )
-Table(
+_table(
     "published",
-    schema,
     Column("digest", String, primary_key=True),
     Column("height", Integer, nullable=False),
 )
