@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from _report import Report
 from _rewards_rounds import CODEC, LENGTH, Delta, World, _trained
+from gym_server.rewards.appraisal import split
 from gym_server.rewards.free_riders import Likeness
-from gym_server.rewards.split import split
 
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy

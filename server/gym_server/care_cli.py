@@ -11,9 +11,8 @@ import typer
 
 from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_server.command_options import DEFAULT_FOLDER, Folder, opened
 
-Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-_HUB = Path("hub")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BACKUP_PASSPHRASE = "GYM_BACKUP_PASSPHRASE"
@@ -27,7 +26,7 @@ def add_care_commands(app: typer.Typer) -> None:
 
 def backup(
     to: Annotated[str, typer.Option("--to", help="A folder, or an fsspec URL such as s3://bucket/hub.")],
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     every: Annotated[
         str | None, typer.Option(help="Again and again: 30m, 1h, 1d.", show_default=False)
     ] = None,
@@ -47,13 +46,12 @@ def backup(
     from gym_fed.identity.passphrase import PassphraseSource
     from gym_server.backup.backup import KeyPolicy
     from gym_server.backup.backup import backup as run_backup
-    from gym_server.federation import Federation
 
     pause = None if every is None else parse_duration(every)
     source = PassphraseSource(BACKUP_PASSPHRASE)
     secret = source.create(f"the keys in {to}") if encrypt_keys else None
     policy = KeyPolicy(include_plain_keys, None if secret is None else lambda: secret)
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         while True:
             try:
                 _told_of_backup(run_backup(fed, to, policy, keep), as_json)
@@ -67,7 +65,7 @@ def backup(
 
 
 def restore(
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     source: Annotated[
         str | None,
         typer.Option(
@@ -130,7 +128,7 @@ def restore(
 
 
 def check(
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     backup_at: Annotated[
         str | None,
         typer.Option("--backup", help="A place of backups, in place of a hub.", show_default=False),
@@ -142,14 +140,13 @@ def check(
 ) -> None:
     """Whether everything that a hub, or a backup, needs is there and is what it was."""
     from gym_server.backup.check import check_backup, check_hub
-    from gym_server.federation import Federation
 
     if backup_at is not None:
         found = check_backup(backup_at, snapshot)
     elif snapshot is not None:
         raise GymError(ErrorCode.USAGE, "--snapshot belongs to --backup")
     else:
-        with Federation.open(folder) as fed:
+        with opened(folder) as fed:
             found = check_hub(fed)
     if as_json:
         print_json({"valid": True, **found})
@@ -163,16 +160,15 @@ def check(
 
 
 def gc(
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     grace: Annotated[str, typer.Option(help="What is younger stays: 7d, 12h.")] = "7d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete objects and leftovers that nothing names any more. The hub may be running."""
     from gym_server.backup.gc import gc as run_gc
-    from gym_server.federation import Federation
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = run_gc(fed, parse_duration(grace), dry_run)
     if as_json:
         print_json(found)

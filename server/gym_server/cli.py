@@ -21,9 +21,9 @@ from gym_fed.console import (
     print_table,
     run_app,
 )
+from gym_server.account_cli import add_account_commands, invite, invites_app
 from gym_server.care_cli import add_care_commands
-from gym_server.invite_cli import invite, invites_app
-from gym_server.key_cli import add_key_commands
+from gym_server.command_options import DEFAULT_FOLDER, Folder, opened
 from gym_server.ledger_commands import app as ledger_app
 from gym_server.store.away import StoreAway
 from gym_server.variant_cli import app as variants_app
@@ -39,10 +39,7 @@ app.add_typer(variants_app, name="variants")
 app.command()(invite)
 app.add_typer(invites_app, name="invites")
 
-Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
 Override = Annotated[list[str], typer.Option("--set", help="Override a config value: a.b=value.")]
-
-DEFAULT_FOLDER = Path("hub")
 
 
 def print_event(event: dict[str, Any]) -> None:
@@ -110,7 +107,7 @@ def run(
     from gym_server.show import describe_round, log_to_stderr
 
     log_to_stderr()
-    opened: list[Federation] = []
+    served: list[Federation] = []
     watching = ExitStack()
 
     def happened(event: HubEvent) -> None:
@@ -120,7 +117,7 @@ def run(
             err.print(event.text)
 
     def listening(fed: Federation, port: int) -> None:
-        opened.append(fed)
+        served.append(fed)
         host = fed.config.listen.rpartition(":")[0]
         if as_json:
             print_event({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
@@ -131,7 +128,7 @@ def run(
             watching.enter_context(Watcher(fed, happened, terminal))
 
     def ended(current: Round) -> None:
-        line = describe_round(opened[0], current.server_round)
+        line = describe_round(served[0], current.server_round)
         if as_json:
             print_event({"event": "round", **line})
         else:
@@ -149,15 +146,14 @@ def run(
         )
     finally:
         watching.close()
-        if opened:
+        if served:
             err.print(f"stopped: {ending}" if ending else "stopped; run the same command to continue")
 
 
 def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from gym_server.checks_at_start import check_at_start
-    from gym_server.federation import Federation
 
-    with Federation.open(folder, overrides) as fed:
+    with opened(folder, overrides) as fed:
         notes = check_at_start(fed)
     if as_json:
         print_json({"ready": True, "notes": notes})
@@ -170,10 +166,9 @@ def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 @app.command()
 def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Where the federation stands."""
-    from gym_server.federation import Federation
     from gym_server.show import status_of, status_table
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = status_of(fed)
     print_result(as_json, found, status_table(found))
 
@@ -181,33 +176,30 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 @app.command()
 def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Every round, and what became of every update."""
-    from gym_server.federation import Federation
     from gym_server.show import rounds_of, rounds_tables
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = rounds_of(fed)
-    print_result(as_json, found, *(table for table in rounds_tables(found)))
+    print_result(as_json, found, *rounds_tables(found))
 
 
 @app.command()
 def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """What the hub promises about privacy, and what of it is spent, in all and on whom."""
-    from gym_server.federation import Federation
     from gym_server.privacy import report
-    from gym_server.show_privacy import privacy_lines
+    from gym_server.show import privacy_lines
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = report(fed)
-    print_result(as_json, found, *(line for line in privacy_lines(found)))
+    print_result(as_json, found, *privacy_lines(found))
 
 
 @app.command()
 def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Who has earned what: credits, reputation, and what the last updates were worth."""
-    from gym_server.federation import Federation
-    from gym_server.show_rewards import rewards_shown, rewards_table
+    from gym_server.show import rewards_shown, rewards_table
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = rewards_shown(fed)
     print_result(as_json, found, lambda: print_table(rewards_table(found, wide=not out.is_terminal)))
 
@@ -223,10 +215,9 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Write a global version as a model folder that anything can load."""
-    from gym_server.federation import Federation
-    from gym_server.publish import write_version
+    from gym_server.global_model import write_version
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = write_version(fed, output, version, dtype)
     print_result(
         as_json,
@@ -236,7 +227,7 @@ def model(
     )
 
 
-add_key_commands(app)
+add_account_commands(app)
 add_care_commands(app)
 
 

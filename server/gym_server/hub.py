@@ -21,12 +21,11 @@ from gym_fed.wire.limits import KEEPALIVE_SECONDS
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server import privacy
 from gym_server.admission import Candidate, Receipt
+from gym_server.calls import CallsBesideRounds
 from gym_server.downloads import Downloads
-from gym_server.enrolment_limits import EnrolmentLimits
-from gym_server.entrance import EntranceCalls
 from gym_server.federation import RUN_ID, Federation
 from gym_server.guard import current_session
-from gym_server.ledger.calls import LedgerCalls
+from gym_server.limits import EnrolmentLimits
 from gym_server.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.replies import MAX_RECORDS_BYTES, check_reply
 from gym_server.rewards.standing import rewards_of
@@ -34,17 +33,14 @@ from gym_server.store.tables import accounts, credits, messages, nodes, updates
 from gym_server.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.threads import heavily
 from gym_server.transfers import Transfers, read_ahead
-from gym_server.variant_calls import VariantCalls
 
 
-class Hub(EntranceCalls, LedgerCalls, VariantCalls):
+class Hub(CallsBesideRounds):
     """The service. Refusals are raised as ``GymError``; the guard turns them into gRPC status and trailer."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
-        super().__init__(federation.ledger)
         self._fed = federation
         self._wakeups = wakeups
-        self._variants = federation.variants
         self._downloads = Downloads(federation)
         self._enrolments = EnrolmentLimits(
             federation.config.limits.enrolments_per_minute, federation.config.enrolment.policy == "open"

@@ -9,12 +9,9 @@ import typer
 
 from gym_fed.console import AsJson, err, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_server.command_options import DEFAULT_FOLDER, Folder, opened
 
 app = typer.Typer(help="The append-only, hash-chained record under signed heads.", no_args_is_help=True)
-
-Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-
-DEFAULT_FOLDER = Path("hub")
 
 
 @app.command()
@@ -33,10 +30,9 @@ def show(
     """Print the entries, oldest first."""
     from itertools import islice
 
-    from gym_server.federation import Federation
     from gym_server.show import ledger_line
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         if contributor is None:
             found = fed.ledger.entries(from_sequence)
         else:
@@ -49,9 +45,7 @@ def show(
 @app.command()
 def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Sign the newest entry if that is still to be done, and print its signed head."""
-    from gym_server.federation import Federation
-
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         with fed.database.transaction() as tx:
             found = fed.ledger.sign_head(tx)
         if found is None:
@@ -83,13 +77,11 @@ def verify(
     if file is not None:
         found = _verify_file(file, server)
     else:
-        from gym_server.federation import Federation
-
         if server is not None:
             raise GymError(
                 ErrorCode.USAGE, "--server belongs to --file", "a hub's folder has the hub's own key"
             )
-        with Federation.open(folder) as fed:
+        with opened(folder) as fed:
             found = {"server": fed.server, **fed.ledger.verify()}
     if as_json:
         print_json({"valid": True, **found})
@@ -122,11 +114,10 @@ def export(
     """Write entries, heads and public key into a file that anyone can verify without the hub."""
     from gym_fed.files import atomic_file
     from gym_fed.ledger.export import first_line, lines
-    from gym_server.federation import Federation
 
     if file.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{file} exists", "choose another name")
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         with fed.database.transaction() as tx:
             last = fed.ledger.sign_head(tx)
         if last is None:
@@ -151,10 +142,9 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Make a round's soup again from the stored updates, and compare its digest with the ledger's."""
-    from gym_server.federation import Federation
     from gym_server.replay import replay as replay_round
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = replay_round(fed, server_round)
     print_result(
         as_json,
@@ -171,10 +161,9 @@ def rescore(
     as_json: AsJson = False,
 ) -> None:
     """Measure a round's updates again by the ledger's method, and compare the scores with the ledger's."""
-    from gym_server.federation import Federation
-    from gym_server.rewards.rescore import rescore as rescore_round
+    from gym_server.replay import rescore as rescore_round
 
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = rescore_round(fed, server_round)
     print_result(
         as_json,
@@ -227,7 +216,6 @@ def attribute(
 
     from gym_fed.config.amounts import MAX_AMOUNT
     from gym_fed.ledger.royalties import Policy
-    from gym_server.federation import Federation
     from gym_server.ledger.royalties import Owner, attribute_use, base_of_variant, read_usage
     from gym_server.ledger.royalties import record as record_use
 
@@ -255,7 +243,7 @@ def attribute(
         raise GymError(
             ErrorCode.USAGE, "--record needs --usage-id", "an id makes sure that it is credited once"
         )
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         chosen = cast(Policy, policy)
         found = attribute_use(fed, used, amount, chosen, Owner(owner, owner_share) if owner else None)
         is_new = record_use(fed, usage_id, found) if usage_id is not None else None

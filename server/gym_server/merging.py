@@ -23,9 +23,8 @@ from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.screening import NormVerdict, screen_norms
 from gym_server import privacy, private_merge
 from gym_server.federation import Federation
-from gym_server.frozen_a import foreign_a
 from gym_server.global_model import GlobalModel
-from gym_server.low_rank_updates import not_low_rank
+from gym_server.lora_updates import foreign_a, not_low_rank
 from gym_server.rewards.appraisal import appraise, reputation_weights
 from gym_server.rewards.free_riders import Finding, Likeness, free_riders
 from gym_server.root import root_update

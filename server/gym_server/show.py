@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from rich.logging import RichHandler
+from rich.table import Column
 from sqlalchemy import func, select
 
 from gym_fed.console import err
@@ -16,6 +18,7 @@ from gym_fed.text import plain
 from gym_server.federation import Federation
 from gym_server.privacy import SPENT, promise
 from gym_server.queue import SET_ASIDE
+from gym_server.rewards.standing import rewards_of
 from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
 from gym_server.strategy.backoff import paused
 
@@ -227,3 +230,80 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         return f"[{len(value)}]"
     return plain(value, 28)
+
+
+def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
+    """The report of ``gym_server.privacy`` for people."""
+    central = found["central"]
+    if not central:
+        yield "this hub promises no differential privacy (no privacy section in its config)"
+        return
+    yield (
+        f"epsilon {central['epsilon_spent']:.4g} of {central['epsilon']:g} is spent at delta "
+        f"{central['target_delta']:g} in {central['rounds']} rounds; after the next one it is "
+        f"{central['epsilon_after_next_round']:.4g} "
+        f"({central['accountant']} accountant)"
+    )
+    if central["epsilon_after_next_round"] > central["epsilon"]:
+        yield "no further round is begun: it would exceed the budget"
+    adaptive = ", adaptive" if central["adaptive_clipping"] else ""
+    yield (
+        f"mechanism {central['mechanism']}, noise multiplier {central['noise_multiplier']:g}, clipping norm "
+        f"{central['clipping_norm']:.4g} ({central['clipping']}{adaptive})"
+    )
+    yield f"adjacency: {central['adjacency']}"
+    yield f"sampling: {central['sampling']}"
+    if found["rounds_without_noise"]:
+        yield f"{found['rounds_without_noise']} committed rounds are not covered: they were merged without noise"
+    table = TextTable("contributor", "epsilon", "rounds")
+    for row in found["contributors"]:
+        table.add_row(row["contributor"], f"{row['epsilon']:.4g}", str(row["rounds"]))
+    yield table
+
+
+def rewards_shown(fed: Federation) -> dict[str, Any]:
+    """The policy, and every contributor that ever sent an update or has an account."""
+    config = fed.config.rewards
+    with fed.database.reading() as tx:
+        names = {row.contributor: row.name for row in tx.execute(select(accounts))}
+        sent = tx.scalars(select(updates.c.contributor).distinct()).all()
+        people = sorted({*names, *sent})
+        told = {who: rewards_of(tx, who, config.reputation) for who in people}
+        balances = {who: fed.payouts.purse(tx, who) for who in people}
+    quality, participation = config.weights
+    return {
+        "pool": config.pool,
+        "score": config.score,
+        "quality_weight": quality,
+        "participation_weight": participation,
+        "contributors": [
+            {"contributor": who, "name": names.get(who, ""), **balances[who], **told[who]} for who in people
+        ],
+    }
+
+
+def rewards_table(found: dict[str, Any], wide: bool = False) -> TextTable:
+    """What ``rewards_shown`` found, for people; ids by how they begin, unless ``wide``."""
+    title = (
+        f"{found['pool']} credits a round: {found['quality_weight']:.0%} by {found['score']}, "
+        f"{found['participation_weight']:.0%} for taking part"
+        if found["quality_weight"]
+        else f"{found['pool']} credits a round, for taking part"
+    )
+    who = Column("contributor", no_wrap=True)
+    ids = [one["contributor"] for one in found["contributors"]]
+    shown = dict(zip(ids, ids, strict=True)) if wide else short_ids(ids)
+    columns = ("name", "credits", "reputation", "last scores", "last verdict")
+    table = TextTable(who, *columns, title=title)
+    for one in found["contributors"]:
+        scores = [f"{r['score']:+.4f}" for r in one["rounds"] if r["score"] is not None][:3]
+        last = one["rounds"][0] if one["rounds"] else None
+        table.add_row(
+            shown[one["contributor"]],
+            one["name"] if one["name"] != one["contributor"] else "",
+            str(one["balance"]),
+            f"{one['reputation']:.3f}",
+            ", ".join(scores) or "-",
+            "-" if last is None else f"{last['verdict']} {last['reason']}".strip(),
+        )
+    return table

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gym_fed.console import AsJson, print_result, print_table
 from gym_fed.text import plain
+from gym_server.command_options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
     from gym_fed.tables import TextTable
 
 app = typer.Typer(help="The variants that contributors keep on the hub.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
-_HUB = Path("hub")
-
 
 @app.command("list")
-def list_variants(folder: Folder = _HUB, as_json: AsJson = False) -> None:
+def list_variants(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Every variant: whose, which revision, of which model, how large, and who may read it."""
-    from gym_server.federation import Federation
-
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = variants_of(fed)
     print_result(as_json, found, lambda: print_table(variants_table(found)))
 
@@ -48,13 +43,11 @@ def remove(
     owner: Annotated[str, typer.Argument(help="Id of the account.", show_default=False)],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its variant.", show_default=False)],
     reason: Annotated[str, typer.Option(help="Why; it is written to the ledger.")],
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Take a variant down: nobody reads it, and its owner does not put it again. The hub may be running."""
-    from gym_server.federation import Federation
-
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         receipt = fed.variants.remove(owner, name, "coordinator", reason)
     print_result(as_json, receipt, plain(f"variant {name} of {owner} is removed, and the ledger says why"))
 
@@ -63,13 +56,11 @@ def remove(
 def allow(
     owner: Annotated[str, typer.Argument(help="Id of the account.", show_default=False)],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its variant.", show_default=False)],
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Let an owner put again what was taken down under this name."""
-    from gym_server.federation import Federation
-
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         fed.variants.allow(owner, name)
     print_result(
         as_json,

@@ -16,9 +16,16 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from gym_client.transport import HubClient
-from gym_server.key_cli import accounts_of, accounts_table
-from gym_server.show import LogLine, ledger_line, rounds_tables, status_of, status_table
-from gym_server.show_rewards import rewards_shown, rewards_table
+from gym_server.account_cli import accounts_of, accounts_table
+from gym_server.show import (
+    LogLine,
+    ledger_line,
+    rewards_shown,
+    rewards_table,
+    rounds_tables,
+    status_of,
+    status_table,
+)
 from gym_server.variant_cli import variants_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -17,7 +17,7 @@ from gym_client.join import Consent, JoinOptions, join
 from gym_client.pins import ServerPin, pin_path
 from gym_client.transport import HubClient
 from gym_client.trust import establish
-from gym_server.enrolment_limits import ADDRESSES, EnrolmentLimits
+from gym_server.limits import ADDRESSES, EnrolmentLimits
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity import history
@@ -217,7 +217,7 @@ def test_attempts_without_work_or_signature_use_up_no_share_of_an_open_hub(
 ) -> None:
     number = iter(range(10_000))
     monkeypatch.setattr(  # each call comes from another address
-        "gym_server.entrance.current_address", lambda: f"10.1.{(n := next(number)) // 250}.{n % 250}"
+        "gym_server.calls.current_address", lambda: f"10.1.{(n := next(number)) // 250}.{n % 250}"
     )
     raw = RawContributor(hub.address, "somebody")
     key = SigningKey.generate()

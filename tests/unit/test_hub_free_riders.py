@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from gym_server.ledger.columns import ColumnChecks
+from gym_server.replay import rescore
 from gym_server.rewards.free_riders import _zeros
-from gym_server.rewards.rescore import rescore
-from gym_server.show_rewards import rewards_shown
+from gym_server.show import rewards_shown
 
 from gym_fed.config.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec

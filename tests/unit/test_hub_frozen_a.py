@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gym_server.frozen_a import foreign_a
+from gym_server.lora_updates import foreign_a
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.task import LoraRecipe, TaskSpec, TrainingRecipe

@@ -21,7 +21,7 @@ from gym_server.hub import Hub
 from gym_server.replay import replay
 from gym_server.rounds import Journal
 from gym_server.run import run_hub
-from gym_server.show_privacy import privacy_lines
+from gym_server.show import privacy_lines
 from gym_server.store.tables import privacy_seeds, privacy_spending, updates
 from gym_server.strategy import DeltaSoup
 from gym_server.streams import Wakeups

@@ -14,8 +14,8 @@ import yaml
 from gym_server.hub import Hub
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.replay import replay
+from gym_server.rewards.appraisal import split
 from gym_server.rewards.scores import ScoringStopped
-from gym_server.rewards.split import split
 from gym_server.rewards.standing import rewards_of
 from gym_server.streams import Wakeups
 

@@ -15,7 +15,7 @@ from gym_client.receipts import check_receipt
 from gym_client.rewards import Tally
 from gym_server.admission import Candidate, Receipt
 from gym_server.federation import Federation
-from gym_server.ledger.coarse import BUCKET, BUCKET_SECONDS
+from gym_server.ledger.times import BUCKET, BUCKET_SECONDS
 from gym_server.store.tables import rounds, updates
 from sqlalchemy import update
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from gym_server.federation import Federation
-from gym_server.publish import write_version
+from gym_server.global_model import write_version
 from gym_server.setup import init_hub
 from gym_server.store.tables import published
 from safetensors.torch import load_file

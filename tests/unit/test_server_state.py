@@ -13,11 +13,10 @@ import pytest
 import torch
 import yaml
 from gym_server.federation import Federation
-from gym_server.global_model import GlobalModel
+from gym_server.global_model import GlobalModel, write_version
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.merging import merge_round
-from gym_server.publish import write_version
 from gym_server.replay import replay
 from gym_server.rounds import MERGING, Round
 from gym_server.setup import init_hub

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gym_server.rewards.split import split
+from gym_server.rewards.appraisal import split
 from torch import Tensor
 
 from gym_fed.config.credits import RewardsConfig

@@ -25,8 +25,7 @@ from gym_fed.failpoints import failpoint
 from gym_fed.identity.encryption import encrypted_pem, is_encrypted
 from gym_fed.ledger.heads import SignedHead
 from gym_server.backup import postgres
-from gym_server.backup.manifest import DATABASE, MANIFEST, File, SnapshotManifest
-from gym_server.backup.place import Place, object_name
+from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name
 from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.ledger.verify import verify_database
 from gym_server.soups import optimizer_name, residual_name

@@ -27,8 +27,7 @@ from gym_fed.ledger.heads import SignedHead
 from gym_fed.ledger.restored import SignedRestored
 from gym_server.backup import postgres
 from gym_server.backup.backup import is_empty
-from gym_server.backup.manifest import DATABASE, SnapshotManifest
-from gym_server.backup.place import Place, object_name
+from gym_server.backup.place import DATABASE, Place, SnapshotManifest, object_name
 from gym_server.federation import (
     CONFIG_NAME,
     PASSPHRASE_VARIABLE,

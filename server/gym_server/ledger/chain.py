@@ -24,8 +24,8 @@ from gym_fed.ledger.restored import FORMAT as RESTORED_FORMAT
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.ledger.restored import MAX_REASON, Restored, SignedRestored
 from gym_server.ledger.anchor import Anchor, restored_entries
-from gym_server.ledger.coarse import stamp
 from gym_server.ledger.rows import entries_from, entry_of, heads_from
+from gym_server.ledger.times import stamp
 from gym_server.ledger.verify import verify_database
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger, ledger_heads, ledger_signatures, ledger_subjects, rounds

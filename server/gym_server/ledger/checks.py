@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Select, or_, select
 
 from gym_fed.ledger.entries import SEALED, seal
+from gym_server.ledger.times import AT_THE_DOOR
 from gym_server.store.tables import (
     accounts,
     contributions,
@@ -54,7 +55,6 @@ class TableCheck:
 _STATUS = {"enrolled": "active", "rebound": "active", "left": "left", "revoked": "revoked"}
 _MOVES = {"transfer": "pending", "transfer-settled": "settled", "transfer-cancelled": "cancelled"}
 
-_AT_THE_DOOR = ("admitted", "refused")
 _LOSSES = ("heldout_before", "heldout_after")
 
 CHECKS: list[TableCheck] = [
@@ -102,7 +102,7 @@ CHECKS: list[TableCheck] = [
         ),
         select(updates.c.update_id, updates.c.verdict, updates.c.contributor)
         .join(ledger, ledger.c.sequence == updates.c.ledger_sequence)
-        .where(or_(ledger.c.kind != SEALED, updates.c.verdict.not_in(_AT_THE_DOOR))),
+        .where(or_(ledger.c.kind != SEALED, updates.c.verdict.not_in(AT_THE_DOOR))),
         lambda row: (row.update_id, (row.verdict, row.contributor)),
     ),
     TableCheck(

@@ -23,8 +23,7 @@ from gym_fed.identity.keys import verify_signature
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.identity.variant import SignedVariant
 from gym_fed.ledger.entries import SEALED, Entry, corrupt, seal
-from gym_server.ledger.coarse import BUCKET
-from gym_server.ledger.times import SLACK_SECONDS, near
+from gym_server.ledger.times import AT_THE_DOOR, BUCKET, SLACK_SECONDS, near
 from gym_server.store.tables import (
     accounts,
     contributions,
@@ -35,7 +34,6 @@ from gym_server.store.tables import (
     versions,
 )
 
-_AT_THE_DOOR = ("admitted", "refused")
 _ENDS = {"version": "committed", "aborted": "aborted"}
 _OVER = tuple(_ENDS.values())
 
@@ -106,7 +104,7 @@ class ColumnChecks:
         """The next entry."""
         recorded = _Recorded(entry.sequence, entry.kind, body)
         if entry.kind == SEALED or (entry.kind == "verdict" and body.get("update")):
-            if entry.kind == SEALED or body["verdict"] in _AT_THE_DOOR:
+            if entry.kind == SEALED or body["verdict"] in AT_THE_DOOR:
                 self._door[entry.sequence] = recorded
             if entry.kind != SEALED:
                 self._last[body["update"]] = recorded

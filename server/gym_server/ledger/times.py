@@ -1,7 +1,9 @@
-"""What the hold period rests on, against the ledger: keys with their times, and when transfers were asked for.
+"""The time of a ledger entry, and the times of rows against it: of keys, transfers, rounds and royalties.
 
-A row has the clock's time and its entry whole seconds, both taken in one transaction, so that they differ by little;
-the end of a private round is in the ledger by its hour.
+An entry has whole seconds, or in private rounds a span that says little about who sent when: what is written at the
+door has the hours from the round's opening to its deadline, and what comes later, or ends the round, the hour that it
+is. Everything else keeps its second: keys and transfers, since their hold periods rest on it. A row has the clock's
+time, taken in the same transaction, so that the two differ by little.
 """
 
 from __future__ import annotations
@@ -11,11 +13,48 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gym_fed.identity.history import History
-from gym_fed.ledger.entries import corrupt
-from gym_server.ledger.coarse import BUCKET
+from gym_fed.ledger.entries import SEALED, corrupt
 from gym_server.store.tables import account_keys, accounts, rounds, royalties, transfers
 
 SLACK_SECONDS = 60.0
+BUCKET_SECONDS = 3600
+BUCKET = "at_bucket_seconds"
+"""Key of an entry whose time is the beginning of a span of so many seconds."""
+
+AT_THE_DOOR = ("admitted", "refused")
+"""Verdicts that an update gets when it comes, before its round is merged."""
+_OF_ROUNDS = frozenset(
+    {SEALED, "verdict", "version", "aborted", "credit", "contribution", "privacy", "refused-summary"}
+)
+
+
+def stamp(tx: Connection, kind: str, body: dict[str, Any], now: float, private: bool) -> dict[str, int]:
+    """The keys of an entry that say when it was written.
+
+    Args:
+        tx: The transaction that writes it.
+        kind: The entry's kind.
+        body: Its body so far.
+        now: Unix seconds.
+        private: Whether the hub's rounds are private.
+
+    Returns:
+        ``at``, and ``at_bucket_seconds`` where that is not to the second.
+    """
+    if not private or kind not in _OF_ROUNDS:
+        return {"at": int(now)}
+    if kind == SEALED or body.get("verdict") in AT_THE_DOOR:
+        of_round = rounds.c.server_round == body.get("server_round")
+        row = tx.execute(select(rounds.c.opened_at, rounds.c.deadline).where(of_round)).first()
+        if row is not None and row.deadline is not None and row.opened_at <= now <= row.deadline:
+            return _span(row.opened_at, row.deadline)
+    return _span(now, now)
+
+
+def _span(first: float, last: float) -> dict[str, int]:
+    """The whole hours that two times are in, and those between."""
+    begin, end = (int(seconds) // BUCKET_SECONDS * BUCKET_SECONDS for seconds in (first, last))
+    return {"at": begin, BUCKET: end + BUCKET_SECONDS - begin}
 
 
 class Times:

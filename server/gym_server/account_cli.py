@@ -1,9 +1,8 @@
-"""`gym-server accounts`, `revoke` and `rebind`: contributors and their keys."""
+"""`gym-server invite`, `invites`, `accounts`, `revoke` and `rebind`: letting contributors in, and their keys."""
 
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,30 +10,30 @@ import typer
 from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import plain
+from gym_server.command_options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
     from gym_fed.tables import TextTable
 
-Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
+invites_app = typer.Typer(help="The invites that were made: list, cancel.", no_args_is_help=True)
+
 Contributor = Annotated[str, typer.Argument(help="Id of the account, or how it begins.", show_default=False)]
-_HUB = Path("hub")
+_MOST = 1000
 
 
-def add_key_commands(app: typer.Typer) -> None:
+def add_account_commands(app: typer.Typer) -> None:
     """Register the commands of this module."""
     for command in (accounts, revoke, rebind):
         app.command()(command)
 
 
 def accounts(
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     wide: Annotated[bool, typer.Option("--wide", help="Whole ids, keys and times, as in a pipe.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Every account, its balance, and the keys that it has had. Ids are shown by how they begin."""
-    from gym_server.federation import Federation
-
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         found = accounts_of(fed)
     if as_json:
         print_json(found)
@@ -46,13 +45,11 @@ def accounts(
 def revoke(
     contributor: Contributor,
     reason: Annotated[str, typer.Option(help="Why; it is written to the ledger.")],
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """End an account's key at once: sessions, tasks, uploads, pending transfers. The hub may be running."""
-    from gym_server.federation import Federation
-
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         contributor = whole_id(fed, contributor)
         found = fed.keys.revoke_as_coordinator(contributor, reason)
     print_result(
@@ -68,17 +65,15 @@ def rebind(
     public_key: Annotated[
         str, typer.Option(help="The new key: `gym-client id --json` in a new home shows it.")
     ],
-    folder: Folder = _HUB,
+    folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Give an account whose key was revoked another one. Be sure who asks."""
-    from gym_server.federation import Federation
-
     try:
         key = bytes.fromhex(public_key)
     except ValueError as error:
         raise GymError(ErrorCode.USAGE, f"--public-key {public_key[:80]!r} is not hex") from error
-    with Federation.open(folder) as fed:
+    with opened(folder) as fed:
         contributor = whole_id(fed, contributor)
         found = fed.keys.rebind(contributor, key)
     print_result(as_json, found, f"{contributor} has the key {public_key} now")
@@ -101,7 +96,7 @@ def accounts_table(found: list[dict[str, Any]], wide: bool = False) -> TextTable
         who, named = account["contributor"], account["name"]
         first = (shown[who], "" if named == who else named, account["status"], str(account["balance"]))
         for key in account["keys"]:
-            times = (_day(key["from"]), _day(key["until"]))
+            times = (_time(key["from"]), _time(key["until"]))
             key_is = (key["status"], *times) if wide else (f"{key['status']} {times[1] or times[0]}",)
             table.add_row(*first, key["public_key"][:digits], *key_is)
             first = ("", "", "", "")
@@ -149,5 +144,59 @@ def accounts_of(fed: Any) -> list[dict[str, Any]]:
         ]
 
 
-def _day(seconds: float | None) -> str:
-    return "" if seconds is None else datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d")
+def invite(
+    folder: Folder = DEFAULT_FOLDER,
+    count: Annotated[int, typer.Option(min=1, max=_MOST, help="How many; each lets one contributor in.")] = 1,
+    note: Annotated[str, typer.Option(help="For whom; kept on the hub only.")] = "",
+    valid_hours: Annotated[float, typer.Option(min=0.01, max=8760, help="How long it can be used.")] = 168.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make invites, a line each; every one works once."""
+    from gym_server.invitations import make_invites
+
+    with opened(folder) as fed:
+        made = make_invites(fed, count, note, valid_hours * 3600)
+    print_result(
+        as_json,
+        {"invite": made[0]["invite"], "invites": made, "valid_hours": valid_hours},
+        *(one["invite"] for one in made),
+        note=f"use each once, within {valid_hours:g} h: gym-client join --invite {made[0]['invite'][:24]}...",
+    )
+
+
+@invites_app.command("list")
+def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Every invite, the newest first: open, used (by whom), expired or cancelled."""
+    from gym_fed.tables import TextTable
+    from gym_server.invitations import invites_of
+
+    with opened(folder) as fed:
+        found = invites_of(fed)
+    if as_json:
+        print_json(found)
+        return
+    table = TextTable("invite", "state", "until", "used by", "note", box=None)
+    for one in found:
+        until, by = _time(one["expires_at"], "%Y-%m-%d %H:%M"), (one["used_by"] or "")[:9]
+        table.add_row(one["id"], one["state"], until, by, one["note"])
+    print_table(table)
+
+
+@invites_app.command()
+def cancel(
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="As `list` shows them.", show_default=False)
+    ],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Take back invites that nobody has used yet. The hub may be running."""
+    from gym_server.invitations import cancel_invites
+
+    with opened(folder) as fed:
+        cancelled = cancel_invites(fed, ids)
+    print_result(as_json, {"cancelled": cancelled}, f"cancelled: {', '.join(cancelled)}")
+
+
+def _time(seconds: float | None, form: str = "%Y-%m-%d") -> str:
+    return "" if seconds is None else datetime.datetime.fromtimestamp(seconds).strftime(form)

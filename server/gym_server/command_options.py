@@ -1,0 +1,25 @@
+"""What the commands of `gym-server` share: ``--dir``, and the hub in that folder, opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gym_server.federation import Federation
+
+Folder = Annotated[Path, typer.Option("--dir", help="The hub's folder.", envvar="GYM_SERVER_DIR")]
+DEFAULT_FOLDER = Path("hub")
+
+
+@contextmanager
+def opened(folder: Path, overrides: tuple[str, ...] = ()) -> Iterator[Federation]:
+    """The hub of a folder. Torch and the database come with it, which ``--help`` does not wait for."""
+    from gym_server.federation import Federation
+
+    with Federation.open(folder, overrides) as fed:
+        yield fed
