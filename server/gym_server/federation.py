@@ -11,11 +11,11 @@ hub/
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from gym_fed.config.server import ServerConfig
 from gym_fed.config.yaml_file import load_config
@@ -37,7 +37,7 @@ from gym_server.rounds import Journal
 from gym_server.session_key import create_session_key, session_key
 from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
-from gym_server.store.hub_lock import HubLock
+from gym_server.store.hub_lock import HubLock, locked_file
 from gym_server.store.objects import ObjectStore
 from gym_server.variants import Variants
 
@@ -180,23 +180,14 @@ class Federation:
         self.close()
 
 
-class FolderLock:
-    """One `gym-server run` a folder; released by the kernel whatever becomes of the process."""
+def folder_lock(folder: Path) -> IO[str]:
+    """One `gym-server run` a folder, while the file is open.
 
-    def __init__(self, folder: Path) -> None:
-        self._file = open(folder / "hub.lock", "a")  # noqa: SIM115 (held for the life of the process)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise GymError(
-                ErrorCode.STATE_LOCKED,
-                f"another gym-server runs on {folder}",
-                "stop it first, or use another folder",
-            ) from error
-
-    def release(self) -> None:
-        self._file.close()
+    Raises:
+        GymError: ``STATE_LOCKED``.
+    """
+    what, hint = f"another gym-server runs on {folder}", "stop it first, or use another folder"
+    return locked_file(folder / "hub.lock", GymError(ErrorCode.STATE_LOCKED, what, hint))
 
 
 def read_config(folder: Path, overrides: tuple[str, ...] = ()) -> ServerConfig:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 
 from gym_fed.errors import ErrorCode
 from gym_server.ledger.chain import Ledger
+from gym_server.store.database import put_setting
 from gym_server.store.tables import settings
 
 SUMMARY = "refused-summary"
@@ -24,10 +25,7 @@ def count(tx: Connection, contributor: str, server_round: int, code: ErrorCode) 
     text = tx.scalar(select(settings.c.value).where(settings.c.key == key))
     counts: dict[str, int] = json.loads(text) if text else {}
     counts[code.value] = counts.get(code.value, 0) + 1
-    if text is None:
-        tx.execute(settings.insert().values(key=key, value=json.dumps(counts)))
-    else:
-        tx.execute(update(settings).where(settings.c.key == key).values(value=json.dumps(counts)))
+    put_setting(tx, key, json.dumps(counts))
     return sum(counts.values())
 
 

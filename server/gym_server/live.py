@@ -93,7 +93,7 @@ class HubEvent:
 def look(fed: Federation) -> Snapshot:
     """Read the hub's state; changes nothing and waits for no writer."""
     now = time.time()
-    with fed.database.snapshot() as tx:
+    with fed.database.reading() as tx:
         current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
         members = {
             row.contributor: row.name for row in tx.execute(select(accounts.c.contributor, accounts.c.name))

@@ -121,7 +121,7 @@ def check_promise(fed: Federation) -> None:
             ``DEPENDENCY_MISSING`` without dp-accounting.
     """
     privacy = fed.config.privacy
-    with fed.database.snapshot() as tx:
+    with fed.database.reading() as tx:
         began, without = bool(_events(tx)), _rounds_without_noise(tx)
         heard = any(tx.scalar(select(func.count()).select_from(table)) for table in (accounts, updates))
         promised = tx.scalar(select(settings.c.value).where(settings.c.key == _PROMISED))
@@ -197,7 +197,7 @@ def promise(fed: Federation) -> dict[str, Any]:
     if privacy is None:
         return {}
     clip = clipping_norm(fed)
-    with fed.database.snapshot() as tx:
+    with fed.database.reading() as tx:
         return _promise(tx, privacy, clip)
 
 
@@ -256,7 +256,7 @@ def report(fed: Federation) -> dict[str, Any]:
     if privacy is None:
         return {"central": {}, "contributors": [], "rounds_without_noise": fed.journal.num_committed()}
     clip = clipping_norm(fed)
-    with fed.database.snapshot() as tx:
+    with fed.database.reading() as tx:
         names = sorted(set(tx.scalars(select(privacy_spending.c.contributor))))
         events = _events(tx)
         return {

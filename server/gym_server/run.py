@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import grpc
@@ -22,7 +23,7 @@ from gym_server import privacy
 from gym_server.checks_at_start import check_at_start
 from gym_server.connections import ConnectionLimiter, require_free
 from gym_server.downloads import Downloads
-from gym_server.federation import Federation, FolderLock
+from gym_server.federation import Federation, folder_lock
 from gym_server.grid import HubGrid
 from gym_server.guard import AuthInterceptor
 from gym_server.hub import Hub
@@ -75,8 +76,8 @@ def run_hub(
     Raises:
         GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``ADDRESS_IN_USE``, ``UNAVAILABLE``.
     """
-    lock = FolderLock(folder) if folder.is_dir() else None
     with (
+        folder_lock(folder) if folder.is_dir() else nullcontext(),
         Federation.open(folder, overrides, insecure) as federation,
         federation.hub_lock() as hub_lock,
     ):
@@ -109,8 +110,6 @@ def run_hub(
 
         server = _Server(federation, hub_lock, insecure, own_app if server_app else delta_soup)
         ending = asyncio.run(server.serve(exit_when_done, on_listening))
-    if lock is not None:
-        lock.release()
     return ending
 
 

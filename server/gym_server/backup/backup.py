@@ -7,15 +7,14 @@ it. The ledger of the copy is verified, and the manifest comes last, so that a k
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sqlalchemy import Connection, select
 
@@ -27,10 +26,12 @@ from gym_fed.ledger.heads import SignedHead
 from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name
 from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.ledger.rows import hash_of, newest_head
 from gym_server.ledger.verify import verify_database
 from gym_server.soups import optimizer_name, residual_name
 from gym_server.store.database import Database
-from gym_server.store.tables import ledger, ledger_heads, versions
+from gym_server.store.hub_lock import locked_file
+from gym_server.store.tables import versions
 from gym_server.store.usage import essential, needed
 
 SESSION_KEY = "session.key"
@@ -129,21 +130,14 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
     }
 
 
-@contextlib.contextmanager
-def care_lock(folder: Path) -> Iterator[None]:
-    """One backup or gc a folder at a time; a running hub is not in the way.
+def care_lock(folder: Path) -> IO[str]:
+    """One backup or gc a folder at a time, while the file is open; a running hub is not in the way.
 
     Raises:
         GymError: ``STATE_LOCKED``.
     """
-    with open(folder / "care.lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise GymError(
-                ErrorCode.STATE_LOCKED, f"another backup or gc runs on {folder}", "wait for its end"
-            ) from error
-        yield
+    what = f"another backup or gc runs on {folder}"
+    return locked_file(folder / "care.lock", GymError(ErrorCode.STATE_LOCKED, what, "wait for its end"))
 
 
 def _copy_database(
@@ -152,7 +146,7 @@ def _copy_database(
     """Copy the database, verify the copy, and read from it what else belongs to the snapshot."""
     if fed.database.engine.dialect.name != "sqlite":
         postgres.dump(fed.database.url, copy)
-        with fed.database.snapshot() as tx:  # what the archive names, and what came since
+        with fed.database.reading() as tx:  # what the archive names, and what came since
             return before, needed(tx, fed.config.rewards.stale_rounds), states_of(tx, fed)
     source = sqlite3.connect(f"file:{fed.database.url.removeprefix('sqlite:///')}?mode=ro", uri=True)
     target = sqlite3.connect(copy)
@@ -163,7 +157,7 @@ def _copy_database(
     try:
         verify_database(database, fed.ledger.public_key)
         with database.reading() as tx:
-            head = _newest_head(tx)
+            head = newest_head(tx)
             if before is not None and (head is None or head.size < before.size):
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
@@ -175,11 +169,6 @@ def _copy_database(
     with contextlib.closing(sqlite3.connect(copy)) as file:
         file.execute("PRAGMA journal_mode=DELETE")
     return found
-
-
-def _newest_head(tx: Connection) -> SignedHead | None:
-    text = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
-    return SignedHead.from_json(text) if text else None
 
 
 def states_of(tx: Connection, fed: Federation) -> dict[str, Path]:
@@ -200,7 +189,7 @@ def _require_same_ledger(fed: Federation, head: SignedHead | None) -> None:
     if head is None:
         return
     with fed.database.reading() as tx:
-        found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
+        found = hash_of(tx, head.size)
     if found != head.head.hash:
         raise GymError(
             ErrorCode.STATE_CORRUPT,

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
-
 from gym_fed.config.server import ServerConfig
 from gym_fed.config.yaml_file import load_config
 from gym_fed.errors import ErrorCode, GymError
@@ -32,13 +30,13 @@ from gym_server.federation import (
     CONFIG_NAME,
     PASSPHRASE_VARIABLE,
     Federation,
-    FolderLock,
+    folder_lock,
     objects_url,
 )
 from gym_server.ledger.chain import Ledger
+from gym_server.ledger.rows import hash_of
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
-from gym_server.store.tables import ledger
 
 NEWEST_HEAD = "newest-head.json"
 
@@ -125,12 +123,8 @@ def fork_in_place(
     Raises:
         GymError: ``STATE_LOCKED`` while the hub runs; what ``Ledger.restored`` raises.
     """
-    lock = FolderLock(folder)
-    try:
-        with Federation.open(folder) as fed:
-            return fed.ledger.restored(reason, at_entry, known)
-    finally:
-        lock.release()
+    with folder_lock(folder), Federation.open(folder) as fed:
+        return fed.ledger.restored(reason, at_entry, known)
 
 
 def read_head(path: Path) -> SignedHead:
@@ -151,15 +145,14 @@ def read_head(path: Path) -> SignedHead:
 def _alone(work: Path) -> Iterator[None]:
     """An empty working folder that nobody else uses, and that is gone afterwards."""
     work.mkdir(mode=0o700, exist_ok=True)
-    lock = FolderLock(work)
-    try:
-        for path in work.iterdir():
-            if path.name != "hub.lock":
-                shutil.rmtree(path)
-        yield
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        lock.release()
+    with folder_lock(work):
+        try:
+            for path in work.iterdir():
+                if path.name != "hub.lock":
+                    shutil.rmtree(path)
+            yield
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _chosen(place: Place, snapshot: str | None) -> tuple[str, SnapshotManifest]:
@@ -231,7 +224,7 @@ def _sign(
         head = manifest.signed_head
         if head is not None:
             with database.reading() as tx:
-                stored = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
+                stored = hash_of(tx, head.size)
             if stored != head.head.hash:
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,

@@ -11,6 +11,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
 from gym_fed.ledger.heads import SignedHead
 from gym_fed.ledger.restored import KIND, SignedRestored
+from gym_server.ledger.rows import hash_of
 from gym_server.store.tables import ledger
 
 
@@ -52,9 +53,9 @@ class Anchor:
         if head is None:
             return
         head.verify(self._key)
-        found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
+        found = hash_of(tx, head.size)
         if head.size > signed or found != head.head.hash:
-            lost = [said.statement.lost_head for said in restored_statements(tx) if said.covers(head)]
+            lost = [said.statement.lost_head for _, said in restored_entries(tx) if said.covers(head)]
             if any(known is not None and head.size <= known.size for known in lost):
                 self._superseded = head  # a kill came between the statement and this file
                 return
@@ -75,11 +76,6 @@ class Anchor:
         if self._path is None or not self._path.exists():
             return None
         return SignedHead.from_json(self._path.read_text(encoding="utf-8"))
-
-
-def restored_statements(tx: Connection) -> list[SignedRestored]:
-    """The hub's statements that it was restored, oldest first."""
-    return [signed for _, signed in restored_entries(tx)]
 
 
 def restored_entries(tx: Connection) -> list[tuple[int, SignedRestored]]:

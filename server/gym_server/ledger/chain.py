@@ -24,7 +24,7 @@ from gym_fed.ledger.restored import FORMAT as RESTORED_FORMAT
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.ledger.restored import MAX_REASON, Restored, SignedRestored
 from gym_server.ledger.anchor import Anchor, restored_entries
-from gym_server.ledger.rows import entries_from, entry_of, heads_from
+from gym_server.ledger.rows import entries_from, entry_of, hash_of, heads_from, newest_head
 from gym_server.ledger.times import stamp
 from gym_server.ledger.verify import verify_database
 from gym_server.store.database import Database
@@ -149,9 +149,7 @@ class Ledger:
         with self._database.transaction() as tx:
             size = int(tx.scalar(select(func.max(ledger.c.sequence))) or 0)
             entry = size if at_entry is None else at_entry
-            stands = (
-                tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == entry)) if entry else GENESIS_HASH
-            )
+            stands = hash_of(tx, entry) if entry else GENESIS_HASH
             if stands is None:
                 raise GymError(ErrorCode.USAGE, f"the ledger has no entry {entry}; its newest is {size}")
             known = [head for head in (anchored, lost) if head is not None and not self._holds(tx, head)]
@@ -164,17 +162,14 @@ class Ledger:
                     "leave it away, or give one that contributors hold and the hub cannot show",
                 )
             highest = max(known, key=lambda head: head.size, default=None)
-            newest = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
-            times = [head.head.at for head in known] + (
-                [SignedHead.from_json(newest).head.at] if newest else []
-            )
+            times = [head.head.at for head in (*known, newest_head(tx)) if head is not None]
             signed = SignedRestored.sign(
                 self._key,
                 Restored(
                     RESTORED_FORMAT,
                     self._server,
                     entry,
-                    str(stands),
+                    stands,
                     max(int(self._clock()), *times, 0),
                     reason,
                     None if highest is None else highest.to_dict(),
@@ -186,8 +181,7 @@ class Ledger:
         return signed
 
     def _holds(self, tx: Connection, head: SignedHead) -> bool:
-        found = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == head.size))
-        return bool(found == head.head.hash)
+        return hash_of(tx, head.size) == head.head.hash
 
     def statements(self) -> list[str]:
         """The hub's statements that it was restored, oldest first, as ``StatusReply.restored_json`` has them.
@@ -205,8 +199,7 @@ class Ledger:
     def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
         """The head that the next one goes on from, since the next one's signature stands for it as well."""
         signed.verify(self.public_key)
-        entry_hash = tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == signed.size))
-        if (entry_hash, frontier.root()) != (signed.head.hash, signed.head.root):
+        if (hash_of(tx, signed.size), frontier.root()) != (signed.head.hash, signed.head.root):
             raise corrupt(f"head {signed.size} is not that of the entries which are there")
 
     def _sign(
@@ -308,8 +301,7 @@ class Ledger:
     def newest_head(self) -> SignedHead | None:
         """The newest head that was signed."""
         with self._database.reading() as tx:
-            text = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
-        return SignedHead.from_json(text) if text else None
+            return newest_head(tx)
 
     def heads(self, from_size: int = 1) -> Iterator[SignedHead]:
         """All signed heads from a size on, read in batches."""

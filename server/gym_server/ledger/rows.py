@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from gym_fed.ledger.entries import Entry
+from gym_fed.ledger.heads import SignedHead
 from gym_server.store.tables import ledger, ledger_heads
 
 
@@ -18,6 +19,17 @@ def entries_from(sequence: int) -> Any:
 def heads_from(size: int) -> Any:
     """Rows of heads from a size on."""
     return select(ledger_heads).where(ledger_heads.c.size >= size).order_by(ledger_heads.c.size)
+
+
+def hash_of(tx: Connection, sequence: int) -> str | None:
+    """The hash of an entry; None where there is none."""
+    return tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == sequence))
+
+
+def newest_head(tx: Connection) -> SignedHead | None:
+    """The newest head that was signed."""
+    text = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
+    return SignedHead.from_json(text) if text else None
 
 
 def entry_of(row: Any) -> Entry:

@@ -41,7 +41,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
                 told[check.name].update(check.told(entry.kind, body))
 
     newest = anchor.read() if anchor is not None else None
-    with database.snapshot() as tx:
+    with database.reading() as tx:
         progress = LedgerCheck(public_key, visit)
         heads = tx.execute(heads_from(0)).all()
         position = 0

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -137,8 +138,6 @@ class Database:
         with mapped_errors(self._url), self.engine.connect().execution_options(**options) as connection:
             yield connection
 
-    snapshot = reading
-
     def setting(self, key: str, default: str) -> str:
         """The stored value of ``key``, stored as ``default`` on first use."""
         with self.transaction() as tx:
@@ -148,10 +147,9 @@ class Database:
         return default if value is None else str(value)
 
     def set(self, key: str, value: str) -> None:
-        """Store a setting."""
+        """Store a setting, in a transaction of its own."""
         with self.transaction() as tx:
-            tx.execute(settings.delete().where(settings.c.key == key))
-            tx.execute(settings.insert().values(key=key, value=value))
+            put_setting(tx, key, value)
 
     def close(self) -> None:
         self.engine.dispose()
@@ -180,14 +178,14 @@ class Database:
 
 def insert_if_absent(tx: Connection, table: Table, **values: Any) -> None:
     """Insert a row unless one with its key is there."""
-    if tx.dialect.name == "sqlite":
-        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+    dialect = import_module(f"sqlalchemy.dialects.{tx.dialect.name}")
+    tx.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())
 
-        tx.execute(sqlite_insert(table).values(**values).on_conflict_do_nothing())
-    else:
-        from sqlalchemy.dialects.postgresql import insert
 
-        tx.execute(insert(table).values(**values).on_conflict_do_nothing())
+def put_setting(tx: Connection, key: str, value: str) -> None:
+    """Store a setting, in place of the one that is there."""
+    tx.execute(settings.delete().where(settings.c.key == key))
+    tx.execute(settings.insert().values(key=key, value=value))
 
 
 def _outside(connection: Connection, statement: str) -> None:

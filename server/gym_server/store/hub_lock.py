@@ -39,7 +39,8 @@ class HubLock:
         self._file: IO[str] | None = None
         self._session: Connection | None = None
         if database.engine.dialect.name == "sqlite":
-            self._file = _lock_beside(database)
+            path = database.sqlite_path
+            self._file = None if path is None else locked_file(Path(f"{path}.lock"), _locked(database))
             return
         end = time.monotonic() + _GHOST_SECONDS
         while (session := self._take()) is None:  # a hub that was killed just now is gone in a moment
@@ -108,16 +109,18 @@ class HubLock:
             raise _locked(self._database)
 
 
-def _lock_beside(database: Database) -> IO[str] | None:
-    path = database.sqlite_path
-    if path is None:
-        return None
-    file = open(Path(f"{path}.lock"), "a")  # noqa: SIM115 (held for the life of the hub)
+def locked_file(path: Path, refusal: GymError) -> IO[str]:
+    """A file that nobody else has while it is open; the kernel releases it whatever becomes of the process.
+
+    Raises:
+        GymError: ``refusal``, when another process has it.
+    """
+    file = open(path, "a")  # noqa: SIM115 (held by the caller)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         file.close()
-        raise _locked(database) from None
+        raise refusal from error
     return file
 
 
