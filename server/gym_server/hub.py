@@ -235,13 +235,15 @@ class Hub(CallsBesideRounds):
                 .limit(100)
             ).all()
             worth = rewards_of(tx, contributor, self._fed.config.rewards.reputation)
+        if self._fed.config.privacy is not None:
+            worth["privacy"] = privacy.account_of(self._fed, contributor)
         told = self._fed.ledger.rounds_of(contributor)
         return pb.AccountReply(
             contributor=contributor,
             name=account.name,
             status=account.status,
             balance=purse["balance"],
-            rewards_json=json.dumps({**purse, **worth, **privacy.of_caller(self._fed, contributor)}),
+            rewards_json=json.dumps({**purse, **worth}),
             verdicts_json=[
                 json.dumps(
                     {

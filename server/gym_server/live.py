@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -136,19 +136,13 @@ def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
     for node, task in now.tasks.items():
         was = before.tasks.get(node) if same else None
         if task.outcome in ("failed", "lost") and (was is None or was.outcome != task.outcome):
-            events.append(
-                HubEvent(
-                    "task",
-                    f"round {now.server_round}: {_shown(task.name)} {task.outcome}",
-                    _fields(now, task),
-                )
-            )
+            what = f" {task.outcome}"
         elif not task.outcome and task.phase and (was is None or _step(was) != _step(task)):
-            events.append(
-                HubEvent(
-                    "task", f"round {now.server_round}: {_shown(task.name)}: {task.text}", _fields(now, task)
-                )
-            )
+            what = f": {task.text}"
+        else:
+            continue
+        text = f"round {now.server_round}: {_shown(task.name)}{what}"
+        events.append(HubEvent("task", text, {"server_round": now.server_round, **asdict(task)}))
     return events + _verdicts(before, now, over=False)
 
 
@@ -171,13 +165,8 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
     for height, (number, loss, source) in now.losses.items():
         if (number < now.server_round) is over and height not in before.losses:
             fields = {"server_round": number, "version": height, "loss": loss, "source": source}
-            events.append(
-                HubEvent(
-                    "version",
-                    f"version {height} (round {number}): loss {_loss_shown(loss)}, {source}",
-                    fields,
-                )
-            )
+            text = f"version {height} (round {number}): loss {_loss_shown(loss)}, {source}"
+            events.append(HubEvent("version", text, fields))
     return events
 
 
@@ -263,14 +252,9 @@ class Watcher(AbstractContextManager["Watcher"]):
         if self._tell is not None:
             for event in events[:_MAX_LINES]:
                 self._tell(event)
-            if len(events) > _MAX_LINES:
-                self._tell(
-                    HubEvent(
-                        "more",
-                        f"and {len(events) - _MAX_LINES} more changes",
-                        {"number": len(events) - _MAX_LINES},
-                    )
-                )
+            more = len(events) - _MAX_LINES
+            if more > 0:
+                self._tell(HubEvent("more", f"and {more} more changes", {"number": more}))
         return now
 
     def _look(self) -> Snapshot | None:
@@ -319,17 +303,6 @@ def _progress(text: str) -> tuple[str, int, int]:
 
 def _step(task: TaskProgress) -> tuple[str, int]:
     return task.phase, _STEPS * min(task.done, task.total) // task.total if task.total else 0
-
-
-def _fields(now: Snapshot, task: TaskProgress) -> dict[str, Any]:
-    return {
-        "server_round": now.server_round,
-        "name": task.name,
-        "outcome": task.outcome,
-        "phase": task.phase,
-        "done": task.done,
-        "total": task.total,
-    }
 
 
 def _shown(name: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import select
 
 from gym_fed.config.plugins import as_json
+from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
@@ -161,29 +162,39 @@ def _screen_revoked(fed: Federation, judged: list[_Update]) -> list[_Update]:
     return [u.rejected(reason) if u.row.update_id in revoked else u for u in judged]
 
 
+def _screen_files(
+    judged: list[_Update],
+    flaw: Callable[[DeltaFile], str | None],
+    base: BaseSpec | None = None,
+    cheating: bool = False,
+) -> list[_Update]:
+    """Reject every update in whose file ``flaw`` finds one."""
+    screened = []
+    for update in judged:
+        with DeltaFile.open(update.path, base) as delta:
+            reason = flaw(delta)
+        screened.append(update if reason is None else update.rejected(reason, cheating))
+    return screened
+
+
 def _screen_low_rank(current: Round, judged: list[_Update]) -> list[_Update]:
     spec = current.spec
     if spec is None or not spec.recipe.sends_factors:
         return judged
-    screened = []
-    for update in judged:
-        with DeltaFile.open(update.path) as delta:
-            reason = not_low_rank(delta, spec)
-        screened.append(update if reason is None else update.rejected(reason))
-    return screened
+    return _screen_files(judged, lambda delta: not_low_rank(delta, spec))
 
 
 def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) -> list[_Update]:
     spec = current.spec
     if spec is None or not spec.recipe.sends_factors or not spec.recipe.lora.freeze_a:
         return judged
-    screened = []
-    for update in judged:
-        with DeltaFile.open(update.path, model.spec) as delta:
-            name = foreign_a(delta, spec)
-        reason = f"tensor {name!r}: its A is not the one that the round's seed gives (lora.freeze_a)"
-        screened.append(update if name is None else update.rejected(reason, cheating=True))
-    return screened
+
+    def foreign(delta: DeltaFile) -> str | None:
+        name = foreign_a(delta, spec)
+        what = "its A is not the one that the round's seed gives (lora.freeze_a)"
+        return None if name is None else f"tensor {name!r}: {what}"
+
+    return _screen_files(judged, foreign, model.spec, cheating=True)
 
 
 def _screen_free_riders(
@@ -203,14 +214,13 @@ def _screen_free_riders(
 def _screen_untrained(fed: Federation, current: Round, judged: list[_Update]) -> list[_Update]:
     if fed.config.privacy is None or current.spec is None or fed.config.secure_aggregation is not None:
         return judged
-    trained = set(private_merge.task_tensors(current.spec, fed.base))
-    screened = []
-    for update in judged:
-        with DeltaFile.open(update.path) as delta:
-            name = next((name for name in delta.names if name not in trained), None)
-        reason = f"tensor {name!r} is not one that the task trains"
-        screened.append(update if name is None else update.rejected(reason))
-    return screened
+    trained = set(private_merge.trained_tensors(current.spec.recipe, fed.base))
+
+    def untrained(delta: DeltaFile) -> str | None:
+        others = (name for name in delta.names if name not in trained)
+        return next((f"tensor {name!r} is not one that the task trains" for name in others), None)
+
+    return _screen_files(judged, untrained)
 
 
 def _screen_norms(fed: Federation, judged: list[_Update]) -> list[_Update]:

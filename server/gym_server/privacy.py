@@ -244,12 +244,6 @@ def _account(tx: Connection, privacy: PrivacyConfig, contributor: str) -> dict[s
     }
 
 
-def of_caller(fed: Federation, contributor: str) -> dict[str, Any]:
-    """The key ``privacy`` of ``AccountReply.rewards_json``; none without privacy."""
-    found = account_of(fed, contributor)
-    return {"privacy": found} if found else {}
-
-
 def report(fed: Federation) -> dict[str, Any]:
     """All of it as of one moment, for `gym-server privacy`."""
     privacy = fed.config.privacy

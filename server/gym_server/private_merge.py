@@ -50,7 +50,7 @@ def private_round(told: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: by
     return PrivateRound(
         ReleasePrivacy.model_validate({key: told[key] for key in _TOLD if key != "adaptive_clipping"}),
         seed,
-        task_tensors(spec, base),
+        trained_tensors(spec.recipe, base),
         _frozen_a(spec),
         AdaptiveClipping.model_validate(adaptive) if adaptive else None,
     )
@@ -86,16 +86,11 @@ def seed_of(fed: Federation, seed_sha256: str) -> bytes:
     return bytes(seed)
 
 
-def task_tensors(spec: TaskSpec, base: BaseSpec) -> list[str]:
-    """The tensors that an update of this task may hold, by the task alone: what is sent has no say.
+def trained_tensors(recipe: TrainingRecipe, base: BaseSpec) -> list[str]:
+    """The tensors that an update by a recipe may hold, sorted, by the recipe alone: what is sent has no say.
 
     For LoRA on ``all-linear`` every matrix but embeddings and head, by their names.
     """
-    return trained_tensors(spec.recipe, base)
-
-
-def trained_tensors(recipe: TrainingRecipe, base: BaseSpec) -> list[str]:
-    """The tensors that a recipe trains, sorted; see ``task_tensors``."""
     if not recipe.sends_factors:
         return sorted(base.shapes)
     targets = recipe.lora.target_modules

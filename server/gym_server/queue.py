@@ -14,7 +14,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sqlalchemy import ColumnElement, Connection, Select, or_, select, update
 
@@ -42,6 +42,10 @@ class QueuedMessage:
     reply: bytes | None
 
 
+_OPEN = messages.c.state.in_(("queued", "leased"))
+_COLUMNS = [messages.c[field.name] for field in fields(QueuedMessage)]
+
+
 class MessageQueue:
     """Rows of the table ``messages``."""
 
@@ -52,7 +56,7 @@ class MessageQueue:
     def node_ids(self) -> list[int]:
         """One node of every account that is connected or holds a lease: that with a task, else the first."""
         now = time.time()
-        open_task = messages.c.state.in_(("queued", "leased")) & (messages.c.lease_until > now)
+        open_task = _OPEN & (messages.c.lease_until > now)
         with self._database.reading() as tx:
             rows = tx.execute(
                 select(nodes.c.node_id, nodes.c.contributor, nodes.c.connected_until)
@@ -117,7 +121,9 @@ class MessageQueue:
 
     def held(self, node_id: int) -> QueuedMessage | None:
         """What the node has on lease."""
-        return self._first(node_id, "leased")
+        with self._database.reading() as tx:
+            found = tx.scalar(_of(node_id, "leased"))
+        return None if found is None else self.get(str(found))
 
     @rerun
     def lease(self, node_id: int) -> QueuedMessage | None:
@@ -162,7 +168,7 @@ class MessageQueue:
         """Turn messages that nobody works on to ``lost``; those of connected nodes keep waiting for pick-up."""
         now = time.time()
         with self._database.reading() as tx:
-            waiting = messages.c.state.in_(("queued", "leased")) & (
+            waiting = _OPEN & (
                 or_(messages.c.lease_until < now, messages.c.created_at + messages.c.ttl_seconds < now)
             )
             if tx.scalar(select(messages.c.message_id).where(waiting).limit(1)) is None:
@@ -177,11 +183,7 @@ class MessageQueue:
     def cancel(self, node_id: int) -> None:
         """Drop everything that a node has open."""
         with self._database.transaction() as tx:
-            tx.execute(
-                update(messages)
-                .where(messages.c.node_id == node_id, messages.c.state.in_(("queued", "leased")))
-                .values(state="lost")
-            )
+            tx.execute(update(messages).where(messages.c.node_id == node_id, _OPEN).values(state="lost"))
 
     def close_group(self, group_id: str) -> int:
         """Take back what is still open of a round that goes on without it; returns how many tasks that were."""
@@ -203,30 +205,12 @@ class MessageQueue:
     @rerun
     def _close(self, which: ColumnElement[bool]) -> int:
         with self._database.transaction() as tx:
-            still_open = messages.c.state.in_(("queued", "leased"))
-            return int(tx.execute(update(messages).where(which, still_open).values(state=LATE)).rowcount)
+            return int(tx.execute(update(messages).where(which, _OPEN).values(state=LATE)).rowcount)
 
     def get(self, message_id: str) -> QueuedMessage | None:
         with self._database.reading() as tx:
-            row = tx.execute(select(messages).where(messages.c.message_id == message_id)).first()
-        if row is None:
-            return None
-        return QueuedMessage(
-            row.message_id,
-            row.node_id,
-            row.group_id,
-            row.message_type,
-            row.created_at,
-            row.ttl_seconds,
-            row.content,
-            row.state,
-            row.reply,
-        )
-
-    def _first(self, node_id: int, state: str) -> QueuedMessage | None:
-        with self._database.reading() as tx:
-            found = tx.scalar(_of(node_id, state))
-        return self.get(str(found)) if found is not None else None
+            row = tx.execute(select(*_COLUMNS).where(messages.c.message_id == message_id)).first()
+        return None if row is None else QueuedMessage(*row)
 
 
 def check_held(tx: Connection, message_id: str, node_id: int) -> None:

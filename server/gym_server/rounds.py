@@ -115,6 +115,17 @@ class Journal:
             row = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
         return _round(row) if row else None
 
+    def require(self, server_round: int) -> Round:
+        """The latest round, which must be this one.
+
+        Raises:
+            GymError: ``INTERNAL`` when it is not.
+        """
+        current = self.current()
+        if current is None or current.server_round != server_round:
+            raise GymError(ErrorCode.INTERNAL, f"round {server_round} is not the current one")
+        return current
+
     def history(self) -> list[dict[str, Any]]:
         """Every round with its version and the counts of its verdicts, oldest first."""
         by = (updates.c.server_round, updates.c.verdict)
@@ -178,9 +189,8 @@ class Journal:
 
     def admitted(self, server_round: int) -> list[Any]:
         """Rows of the admitted updates of a round, in the order of their ids."""
-        where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
         with self._database.reading() as tx:
-            return list(tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all())
+            return _admitted(tx, server_round)
 
     # ---- transitions ----
 
@@ -228,9 +238,8 @@ class Journal:
     def start_merging(self, server_round: int) -> Round:
         """Freeze the list of admitted updates; later ones are stale."""
         with self._database.transaction() as tx:
-            where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
-            ids = tx.scalars(select(updates.c.update_id).where(where).order_by(updates.c.update_id)).all()
-            _advance(tx, server_round, COLLECTING, MERGING, {"merging": json.dumps(list(ids))})
+            ids = [row.update_id for row in _admitted(tx, server_round)]
+            _advance(tx, server_round, COLLECTING, MERGING, {"merging": json.dumps(ids)})
         return self._get(server_round)
 
     @rerun
@@ -309,8 +318,7 @@ class Journal:
             _advance(tx, server_round, str(state), ABORTED, {"closed_at": time.time(), "reason": reason})
             for judgement in judgements:
                 self.judge(tx, server_round, judgement)
-            where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
-            for row in tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all():
+            for row in _admitted(tx, server_round):
                 judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
                 self.judge(tx, server_round, judgement)
             forgeries.summarise(tx, self._ledger, server_round)
@@ -354,6 +362,11 @@ class Journal:
     def _get(self, server_round: int) -> Round:
         with self._database.reading() as tx:
             return _round(tx.execute(select(rounds).where(rounds.c.server_round == server_round)).one())
+
+
+def _admitted(tx: Connection, server_round: int) -> list[Any]:
+    where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
+    return list(tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all())
 
 
 def _advance(tx: Connection, server_round: int, before: str, after: str, values: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from gym_fed.config.sections import AdmissionConfig, LimitsConfig
 from gym_fed.errors import ErrorCode, GymError
@@ -23,7 +23,7 @@ from gym_fed.wire.limits import CHUNK_BYTES
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.grants import may_read
-from gym_server.store.database import Database
+from gym_server.store.database import Database, insert_if_absent
 from gym_server.store.objects import ObjectStore
 from gym_server.store.quota import usage_of
 from gym_server.store.tables import objects, readers, uploads
@@ -75,8 +75,7 @@ class Transfers:
         if shutil.disk_usage(self._store.staging).free < size_bytes + _MIN_FREE_BYTES:
             raise GymError(ErrorCode.DISK_FULL, "the hub's disk is full", "tell the coordinator")
         with self._database.transaction() as tx:
-            of = (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
-            declared = tx.scalar(select(uploads.c.size_bytes).where(of))
+            declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
             if declared is None:
                 self._check_quota(tx, contributor, size_bytes)
                 mine = select(func.count()).select_from(uploads).where(uploads.c.contributor == contributor)
@@ -233,32 +232,22 @@ class Transfers:
             self._forget(contributor, sha256)
             raise
         with self._database.transaction() as tx:
-            if tx.scalar(select(objects.c.sha256).where(objects.c.sha256 == sha256)) is None:
-                tx.execute(objects.insert().values(sha256=sha256, size_bytes=size, created_at=time.time()))
-        self._own(contributor, sha256)
+            insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=time.time())
+            insert_if_absent(tx, readers, sha256=sha256, contributor=contributor)
         self._forget(contributor, sha256)
 
     def _declared(self, contributor: str, sha256: str) -> int:
-        key = (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
         with self._database.reading() as tx:
-            declared = tx.scalar(select(uploads.c.size_bytes).where(key))
+            declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
         if declared is None:
             raise GymError(
                 ErrorCode.NOT_FOUND, f"object {sha256[:64]!r} was not declared", "call BeginUpload first"
             )
         return int(declared)
 
-    def _own(self, contributor: str, sha256: str) -> None:
-        with self._database.transaction() as tx:
-            key = (readers.c.sha256 == sha256) & (readers.c.contributor == contributor)
-            if tx.scalar(select(readers.c.sha256).where(key)) is None:
-                tx.execute(readers.insert().values(sha256=sha256, contributor=contributor))
-
     def _forget(self, contributor: str, sha256: str) -> None:
         with self._database.transaction() as tx:
-            tx.execute(
-                uploads.delete().where((uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256))
-            )
+            tx.execute(uploads.delete().where(_declaration(contributor, sha256)))
 
     def _drop_oldest(self, tx: Connection, contributor: str) -> None:
         oldest = tx.scalar(
@@ -270,9 +259,11 @@ class Transfers:
         if (contributor, oldest) in self._busy:
             raise GymError(ErrorCode.TOO_LARGE, f"more than {MAX_OPEN_UPLOADS} uploads at once")
         self._store.part_path(contributor, str(oldest)).unlink(missing_ok=True)
-        tx.execute(
-            uploads.delete().where((uploads.c.contributor == contributor) & (uploads.c.sha256 == oldest))
-        )
+        tx.execute(uploads.delete().where(_declaration(contributor, str(oldest))))
+
+
+def _declaration(contributor: str, sha256: str) -> ColumnElement[bool]:
+    return (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
 
 
 async def read_ahead(path: Path, offset: int) -> AsyncIterator[bytes]:

@@ -465,7 +465,7 @@ def test_the_tensors_of_a_task_are_those_that_peft_trains(tiny_base: Path) -> No
         spec = task(base, **lora)
         adapted = add_lora(model, LoraSettings(**spec.recipe.lora.model_dump()), seed=7)
         factors = lora_factors(adapted)
-        assert private_merge.task_tensors(spec, base) == sorted(factors)
+        assert private_merge.trained_tensors(spec.recipe, base) == sorted(factors)
         told = {
             "mechanism": "gaussian",
             "noise_multiplier": 1.0,
@@ -493,7 +493,7 @@ def test_a_round_of_frozen_a_is_noised_on_b_and_who_sends_what_the_task_does_not
         assert current.spec is not None
         head = fed.journal.head()
         spec = BaseSpec(fed.base.model_name, head.digest, fed.base.shapes)
-        trained = private_merge.task_tensors(current.spec, fed.base)
+        trained = private_merge.trained_tensors(current.spec.recipe, fed.base)
         for name in NAMES:
             tensors = [*trained, "model.embed_tokens.weight"] if name == "cat" else trained
             seed = current.spec.recipe.seed + number

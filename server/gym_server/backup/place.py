@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -134,23 +134,20 @@ class Place:
         Raises:
             GymError: ``STATE_CORRUPT`` when it is missing, or has not this sha256.
         """
-        digest = hashlib.sha256()
         local.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
-            for block in self._blocks(name):
-                digest.update(block)
-                file.write(block)
+            self.check(name, sha256, file)
             file.flush()
             os.fsync(file.fileno())
-        if digest.hexdigest() != sha256:
-            raise self._corrupt(name, f"has sha256 {digest.hexdigest()}, its manifest says {sha256}")
 
-    def check(self, name: str, sha256: str) -> None:
-        """Raise ``STATE_CORRUPT`` unless ``name`` is there and has this sha256."""
+    def check(self, name: str, sha256: str, copy: IO[bytes] | None = None) -> None:
+        """Raise ``STATE_CORRUPT`` unless ``name`` is there and has this sha256; what is read is written to ``copy``."""
         digest = hashlib.sha256()
         for block in self._blocks(name):
             digest.update(block)
+            if copy is not None:
+                copy.write(block)
         if digest.hexdigest() != sha256:
             raise self._corrupt(name, f"has sha256 {digest.hexdigest()}, its manifest says {sha256}")
 

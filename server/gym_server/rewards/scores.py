@@ -86,10 +86,7 @@ def score_updates(
     scores = {row.update_id: 0.0 for row in rows}
     told: dict[str, Any] = {"method": method, "options": rule.config.model_dump(mode="json")}
     with ExitStack() as stack:
-        files = [
-            stack.enter_context(DeltaFile.open(fed.store.local_path(row.delta_sha256), model.spec))
-            for row in rows
-        ]
+        files = _opened(stack, fed, model, rows)
         counts = _coefficients(recipe, rows, files, coefficients, weights)
         players = [i for i, count in enumerate(counts) if count != 0.0]
         if not players:
@@ -116,16 +113,18 @@ def luck_of_improvement(
     if not rows:
         return {}
     with ExitStack() as stack:
-        files = [
-            stack.enter_context(DeltaFile.open(fed.store.local_path(row.delta_sha256), model.spec))
-            for row in rows
-        ]
+        files = _opened(stack, fed, model, rows)
         game = model.game(files, [share] * len(files))
         game.slopes(np.zeros(len(files)))  # where the updates were tried: at the model without any other
         chance = game.chance()
     return {
         row.update_id: round(_LUCK * float(value), DIGITS) for row, value in zip(rows, chance, strict=True)
     }
+
+
+def _opened(stack: ExitStack, fed: Federation, model: GlobalModel, rows: Sequence[Any]) -> list[DeltaFile]:
+    paths = [fed.store.local_path(row.delta_sha256) for row in rows]
+    return [stack.enter_context(DeltaFile.open(path, model.spec)) for path in paths]
 
 
 def _coefficients(

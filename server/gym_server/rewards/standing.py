@@ -115,43 +115,34 @@ def record(
 def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> dict[str, Any]:
     """A contributor's reputation and updates; the module's docstring has the shape."""
     next_height = int(tx.scalar(select(func.max(versions.c.height))) or 0) + 1
-    rows = tx.execute(
-        select(
-            updates.c.server_round,
-            updates.c.update_id,
-            updates.c.verdict,
-            updates.c.reason,
-            contributions.c.method,
-            contributions.c.score,
-            contributions.c.similarity,
-            contributions.c.reputation,
-            credits.c.amount,
+    rows = (
+        tx.execute(
+            select(
+                updates.c.server_round,
+                updates.c.update_id.label("update"),
+                updates.c.verdict,
+                updates.c.reason,
+                contributions.c.method,
+                contributions.c.score,
+                contributions.c.similarity,
+                func.coalesce(credits.c.amount, 0).label("credit"),
+                contributions.c.reputation,
+            )
+            .outerjoin(contributions, contributions.c.update_id == updates.c.update_id)
+            .outerjoin(
+                credits,
+                (credits.c.server_round == updates.c.server_round)
+                & (credits.c.contributor == updates.c.contributor)
+                & (updates.c.verdict == "merged"),
+            )
+            .where(updates.c.contributor == contributor)
+            .order_by(updates.c.received_at.desc())
+            .limit(_ROUNDS_TOLD)
         )
-        .outerjoin(contributions, contributions.c.update_id == updates.c.update_id)
-        .outerjoin(
-            credits,
-            (credits.c.server_round == updates.c.server_round)
-            & (credits.c.contributor == updates.c.contributor)
-            & (updates.c.verdict == "merged"),
-        )
-        .where(updates.c.contributor == contributor)
-        .order_by(updates.c.received_at.desc())
-        .limit(_ROUNDS_TOLD)
-    ).all()
+        .mappings()
+        .all()
+    )
     return {
         "reputation": standings(tx, [contributor], next_height, config)[contributor],
-        "rounds": [
-            {
-                "server_round": row.server_round,
-                "update": row.update_id,
-                "verdict": row.verdict,
-                "reason": row.reason,
-                "method": row.method,
-                "score": row.score,
-                "similarity": row.similarity,
-                "credit": int(row.amount or 0),
-                "reputation": row.reputation,
-            }
-            for row in rows
-        ],
+        "rounds": [dict(row) for row in rows],
     }

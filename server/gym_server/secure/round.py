@@ -254,7 +254,7 @@ class SecureRound:
         """Begin the next stage when this one is over; True when the last one is, or the round was aborted."""
         if stage.name == UNMASK:
             return self._unmasked(stage)
-        if stage.name == TRAIN and self._require().state == MERGING:
+        if stage.name == TRAIN and self._fed.journal.require(self._number).state == MERGING:
             return self._freeze()
         if stage.name == CONFIRM:
             return self._confirmed(stage)
@@ -295,7 +295,7 @@ class SecureRound:
         admitted = len(self._fed.journal.admitted(self._number))
         enough, over = admitted >= stayers(self._fed.config), self._is_over(stage)
         if enough and not over:
-            ends = self._pace.round_ends(self._require(), stayers(self._fed.config))
+            ends = self._pace.round_ends(self._fed.journal.require(self._number), stayers(self._fed.config))
             over = ends is not None and time.time() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
             return self._abort(f"{admitted} masked updates, and too few contributors are left to send one")
@@ -324,7 +324,7 @@ class SecureRound:
     def _freeze(self) -> bool:
         """The list of updates is frozen: unmask the sum of those of them whose key still stands."""
         with self._fed.database.reading() as tx:
-            chosen = updates.c.update_id.in_(self._require().merging)
+            chosen = updates.c.update_id.in_(self._fed.journal.require(self._number).merging)
             rows = tx.execute(select(updates).where(chosen)).all()
         revoked = self._fed.keys.signed_by_revoked(rows)
         messages = {row.message_id for row in rows if row.update_id not in revoked}
@@ -381,9 +381,3 @@ class SecureRound:
             why = f"{len(self._objectors)} participants report that they were given different tasks; {why}"
         self._fed.journal.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
         return True
-
-    def _require(self) -> Round:
-        current = self._fed.journal.current()
-        if current is None or current.server_round != self._number:
-            raise GymError(ErrorCode.INTERNAL, f"round {self._number} is not the current one")
-        return current

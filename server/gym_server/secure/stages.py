@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, select, update
 
 from gym_fed.config.base import StrictModel
 from gym_fed.delta.base import BaseSpec
@@ -24,7 +24,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
     parse,
 )
 from gym_fed.privacy.secure_aggregation.votes import bits_for, check_masked
-from gym_server.store.database import Database
+from gym_server.store.database import Database, insert_if_absent
 from gym_server.store.tables import secure_messages, secure_stages
 
 T = TypeVar("T", bound=StrictModel)
@@ -53,17 +53,10 @@ class Stages:
 
     def begin(self, server_round: int, name: str, members: Sequence[int] | None) -> None:
         """Begin a stage and fix its members; one that has begun stays as it is."""
-        where = (secure_stages.c.server_round == server_round) & (secure_stages.c.stage == name)
+        chosen = None if members is None else json.dumps(sorted(members))
+        row = {"server_round": server_round, "stage": name, "members": chosen, "started_at": time.time()}
         with self._database.transaction() as tx:
-            if tx.scalar(select(secure_stages.c.stage).where(where)) is None:
-                tx.execute(
-                    secure_stages.insert().values(
-                        server_round=server_round,
-                        stage=name,
-                        members=None if members is None else json.dumps(sorted(members)),
-                        started_at=time.time(),
-                    )
-                )
+            insert_if_absent(tx, secure_stages, **row)
 
     def get(self, server_round: int, name: str) -> Stage | None:
         """A stage, if it has begun."""
@@ -87,11 +80,9 @@ class Stages:
 
     def tasks(self, server_round: int, name: str) -> dict[int, tuple[str, str]]:
         """Node id to (message id, outcome) of a stage, those who replied first in the order in which they did."""
-        where = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == name)
+        said = select(secure_messages).where(_key(server_round, name)).order_by(secure_messages.c.replied_at)
         with self._database.reading() as tx:
-            rows = tx.execute(
-                select(secure_messages).where(where).order_by(secure_messages.c.replied_at)
-            ).all()
+            rows = tx.execute(said).all()
         return {int(row.node_id): (row.message_id, row.outcome) for row in rows}
 
     def record_task(self, server_round: int, name: str, node_id: int, message_id: str) -> None:
@@ -118,11 +109,7 @@ class Stages:
 
     def replies(self, server_round: int, name: str, kind: type[T]) -> dict[int, T]:
         """What every node said in a stage."""
-        where = (
-            (secure_messages.c.server_round == server_round)
-            & (secure_messages.c.stage == name)
-            & (secure_messages.c.outcome == "replied")
-        )
+        where = _key(server_round, name) & (secure_messages.c.outcome == "replied")
         with self._database.reading() as tx:
             rows = tx.execute(select(secure_messages).where(where)).all()
         return {int(row.node_id): parse(kind, row.reply) for row in rows}
@@ -146,9 +133,7 @@ def check_upload(database: Database, manifest: UpdateManifest, path: Path, spec:
     check_masked(path, spec, bits_for(voters))
 
 
-def _key(server_round: int, name: str, node_id: int):  # type: ignore[no-untyped-def]
-    return (
-        (secure_messages.c.server_round == server_round)
-        & (secure_messages.c.stage == name)
-        & (secure_messages.c.node_id == node_id)
-    )
+def _key(server_round: int, name: str, node_id: int | None = None) -> ColumnElement[bool]:
+    """The rows of a stage; of one node, where that is given."""
+    key = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == name)
+    return key if node_id is None else key & (secure_messages.c.node_id == node_id)

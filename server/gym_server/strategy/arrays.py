@@ -11,13 +11,13 @@ Everything else is Flower's FedAvg: sampling, messages, evaluation, the mean of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from gym_quant.kernels import products
@@ -34,6 +34,7 @@ from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed
 from gym_server.strategy.untrusted import comparable, read_array, read_metrics
 
 log = logging.getLogger("gym_server")
+T = TypeVar("T")
 
 _MIN_FOR_NORM_SCREEN = 3
 _COMFORTABLE = 1e15
@@ -142,7 +143,7 @@ class DeltaSoupStrategy(FedAvg):
         Returns:
             The new arrays and those of the replies' metrics that all hold; two None when the round changes nothing.
         """
-        usable = self._screened(list(self._usable(replies)))
+        usable = self._screened(list(_usable(replies, self._read)))
         weights = torch.tensor(
             self.recipe.weights([reply.num_examples for reply in usable]), dtype=torch.float64
         )
@@ -163,32 +164,14 @@ class DeltaSoupStrategy(FedAvg):
         Returns:
             The metrics; None where no reply is usable.
         """
-        contents = []
-        for node_id, reply in self._contents(replies):
-            try:
-                read_metrics(reply.content, self.weighted_by_key)
-            except GymError as error:
-                log.warning("node %d is left out: %s", node_id, error)
-            else:
-                contents.append(reply.content)
+        contents = list(_usable(replies, self._read_metrics))
         return self.evaluate_metrics_aggr_fn(comparable(contents), self.weighted_by_key) if contents else None
 
-    def _contents(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
-        for reply in replies:
-            node_id = reply.metadata.src_node_id
-            if reply.has_error():
-                log.warning("node %d: %s", node_id, reply.error.reason)
-            else:
-                yield node_id, reply
+    def _read_metrics(self, reply: Message) -> RecordDict:
+        read_metrics(reply.content, self.weighted_by_key)
+        return reply.content
 
-    def _usable(self, replies: Iterable[Message]) -> Iterator[_Reply]:
-        for node_id, reply in self._contents(replies):
-            try:
-                yield self._read(node_id, reply)
-            except GymError as error:
-                log.warning("node %d is left out: %s", node_id, error)
-
-    def _read(self, node_id: int, reply: Message) -> _Reply:
+    def _read(self, reply: Message) -> _Reply:
         claimed = self._num_examples(reply)
         found = reply.content.array_records.get(self.arrayrecord_key)
         if found is None or set(found) != set(self._current):
@@ -214,7 +197,7 @@ class DeltaSoupStrategy(FedAvg):
                 raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} holds values that are not finite")
             deltas[key] = delta.reshape(-1)
         norm = float(np.sqrt(sum(float(np.square(d, dtype=np.float64).sum()) for d in deltas.values())))
-        return _Reply(node_id, reply.content, deltas, norm, claimed)
+        return _Reply(reply.metadata.src_node_id, reply.content, deltas, norm, claimed)
 
     def _num_examples(self, reply: Message) -> int:
         """What the reply claims, where it counts; it has to claim something all the same, for the metrics' mean."""
@@ -280,6 +263,21 @@ class DeltaSoupStrategy(FedAvg):
             raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} would leave the range of {sent.dtype}")
         made[kept] = sent[kept]
         return made
+
+
+def _usable(replies: Iterable[Message], read: Callable[[Message], T]) -> Iterator[T]:
+    """What ``read`` makes of each reply; one that is an error, or that it refuses, is left out and logged."""
+    for reply in replies:
+        node_id = reply.metadata.src_node_id
+        if reply.has_error():
+            log.warning("node %d: %s", node_id, reply.error.reason)
+            continue
+        try:
+            found = read(reply)
+        except GymError as error:
+            log.warning("node %d is left out: %s", node_id, error)
+        else:
+            yield found
 
 
 def _kept(sent: np.ndarray) -> np.ndarray:

@@ -117,7 +117,7 @@ class DeltaSoup(Strategy):
         """
         for reply in replies:
             self._take(server_round, reply)
-        ended = self._finish(self._require(server_round))
+        ended = self._finish(self._fed.journal.require(server_round))
         version = self._fed.journal.head()
         if ended.state != COMMITTED:
             return None, None
@@ -202,12 +202,12 @@ class DeltaSoup(Strategy):
         if isinstance(error, GymError) and error.code in _HUBS_OWN:
             raise error
         log.error("round %d failed", server_round, exc_info=error)
-        current = self._require(server_round)
+        current = self._fed.journal.require(server_round)
         if current.state not in (COMMITTED, ABORTED):
             what = error.code.value if isinstance(error, GymError) else type(error).__name__
             self._fed.journal.abort(server_round, f"an error of the hub ({what}); its log has the trace")
         self._fed.queue.close_group(str(server_round))
-        return self._require(server_round)
+        return self._fed.journal.require(server_round)
 
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
         """From whatever state the round is in to its end; None when told to stop."""
@@ -226,18 +226,18 @@ class DeltaSoup(Strategy):
                 break
             self._push(server_round, grid)
             self._pull(server_round, grid)
-            if self._pace.is_complete(self._require(server_round)):
+            if self._pace.is_complete(self._fed.journal.require(server_round)):
                 break
             time.sleep(POLL_SECONDS)
-            current = self._require(server_round)
-        current = self._require(server_round)
+            current = self._fed.journal.require(server_round)
+        current = self._fed.journal.require(server_round)
         if self._fed.config.secure_aggregation is not None:
             content = functools.partial(self._content, current)
             secure = SecureRound(self._fed, grid, current, content, self._take, self._should_stop)
             if not secure.run():
                 return None
         try:
-            return self._finish(self._require(server_round))
+            return self._finish(self._fed.journal.require(server_round))
         except ScoringStopped:
             log.info("round %d: stopped while scoring; it goes on from the merge", server_round)
             return None
@@ -321,7 +321,7 @@ class DeltaSoup(Strategy):
             log.info("round %d goes on without %d contributors; what they send is late", server_round, late)
         if current.state == MERGING:
             merge_round(self._fed, self._global_model(), current, self._should_stop)
-        ended = self._require(server_round)
+        ended = self._fed.journal.require(server_round)
         log.info("round %d %s %s", server_round, ended.state, ended.reason)
         self._on_round(ended)
         return ended
@@ -373,12 +373,6 @@ class DeltaSoup(Strategy):
                 ErrorCode.STATE_CORRUPT, f"round {current.server_round} is {current.state} without a task"
             )
         return current.spec
-
-    def _require(self, server_round: int) -> Round:
-        current = self._fed.journal.current()
-        if current is None or current.server_round != server_round:
-            raise GymError(ErrorCode.INTERNAL, f"round {server_round} is not the current one")
-        return current
 
     def _global_model(self) -> GlobalModel:
         fed = self._fed

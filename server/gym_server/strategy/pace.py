@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from gym_fed.config.sections import RoundsConfig
 from gym_server.federation import Federation
@@ -139,43 +139,41 @@ class Pace:
 
     def _of_updates(self, server_round: int) -> list[float]:
         """Seconds from a task to its update, in the last committed rounds; from the round's start without the task."""
-        key = (server_round, "")
-        if key not in self._known:
-            began = func.coalesce(
-                messages.c.created_at, rounds.c.deadline - self._fed.config.rounds.deadline_seconds
-            )
-            query = (
-                select(updates.c.received_at - began)
-                .join(rounds, rounds.c.server_round == updates.c.server_round)
-                .outerjoin(messages, messages.c.message_id == updates.c.message_id)
-                .where(updates.c.server_round.in_(self._last(server_round)), updates.c.verdict != "refused")
-            )
-            with self._fed.database.reading() as tx:
-                self._known[key] = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
-        return self._known[key]
+        began = func.coalesce(
+            messages.c.created_at, rounds.c.deadline - self._fed.config.rounds.deadline_seconds
+        )
+        query = (
+            select(updates.c.received_at - began)
+            .join(rounds, rounds.c.server_round == updates.c.server_round)
+            .outerjoin(messages, messages.c.message_id == updates.c.message_id)
+            .where(updates.c.server_round.in_(_last(server_round)), updates.c.verdict != "refused")
+        )
+        return self._learned((server_round, ""), query)
 
     def _of_stage(self, server_round: int, stage: str) -> list[float]:
-        key = (server_round, stage)
+        begun = (secure_stages.c.server_round == secure_messages.c.server_round) & (
+            secure_stages.c.stage == secure_messages.c.stage
+        )
+        query = (
+            select(secure_messages.c.replied_at - secure_stages.c.started_at)
+            .join(secure_stages, begun)
+            .where(secure_messages.c.server_round.in_(_last(server_round)))
+            .where(secure_messages.c.stage == stage, secure_messages.c.outcome == "replied")
+        )
+        return self._learned((server_round, stage), query)
+
+    def _learned(self, key: tuple[int, str], query: Select[tuple[float]]) -> list[float]:
         if key not in self._known:
-            begun = (secure_stages.c.server_round == secure_messages.c.server_round) & (
-                secure_stages.c.stage == secure_messages.c.stage
-            )
-            query = (
-                select(secure_messages.c.replied_at - secure_stages.c.started_at)
-                .join(secure_stages, begun)
-                .where(secure_messages.c.server_round.in_(self._last(server_round)))
-                .where(secure_messages.c.stage == stage, secure_messages.c.outcome == "replied")
-            )
             with self._fed.database.reading() as tx:
                 self._known[key] = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
         return self._known[key]
 
-    def _last(self, server_round: int) -> list[int]:
-        query = (
-            select(rounds.c.server_round)
-            .where(rounds.c.state == COMMITTED, rounds.c.server_round < server_round)
-            .order_by(rounds.c.server_round.desc())
-            .limit(LEARNED_ROUNDS)
-        )
-        with self._fed.database.reading() as tx:
-            return list(tx.scalars(query))
+
+def _last(server_round: int) -> Select[tuple[int]]:
+    """The last committed rounds before one."""
+    return (
+        select(rounds.c.server_round)
+        .where(rounds.c.state == COMMITTED, rounds.c.server_round < server_round)
+        .order_by(rounds.c.server_round.desc())
+        .limit(LEARNED_ROUNDS)
+    )
