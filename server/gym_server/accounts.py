@@ -26,7 +26,7 @@ from gym_fed.identity.login import enrolment_claim, login_claim, work_is_done
 from gym_fed.text import is_name, plain, whole_number
 from gym_server.keys import Keys, RevokedKey, check_signer, key_row
 from gym_server.ledger.chain import Ledger
-from gym_server.nodes import node_of
+from gym_server.queue import disconnect, node_of
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, invites, nodes
 
@@ -273,7 +273,7 @@ class Accounts:
 
     @rerun
     def leave(self, contributor: str) -> None:
-        """Withdraw an account; its record stays.
+        """Withdraw an account: its record stays, its open tasks are lost.
 
         Raises:
             GymError: ``KEY_REVOKED`` or ``UNAUTHENTICATED`` for an account that is not active any more.
@@ -282,7 +282,7 @@ class Accounts:
             account = accounts.c.contributor == contributor
             _active(tx.execute(select(accounts).where(account)).first(), contributor)
             tx.execute(update(accounts).where(account).values(status=LEFT))
-            tx.execute(update(nodes).where(nodes.c.contributor == contributor).values(connected_until=0.0))
+            disconnect(tx, contributor)
             self._ledger.append(tx, "left", {"contributor": contributor})
 
     @rerun

@@ -19,9 +19,9 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.ledger.entries import SEALED, Entry, seal
-from gym_server import forgeries
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import record_of
+from gym_server.ledger.pace import count_refusal
 from gym_server.rounds import COLLECTING
 from gym_server.secure.stages import check_upload
 from gym_server.store.database import Database, rerun
@@ -301,7 +301,7 @@ class Admission:
 
     def _count_refused(self, tx: Connection, candidate: Candidate, error: GymError) -> None:
         """The first refusal of a contributor in a round has an entry; the others are counted, for the round's end."""
-        if forgeries.count(tx, candidate.contributor, candidate.server_round, error.code) == 1:
+        if count_refusal(tx, candidate.contributor, candidate.server_round, error.code) == 1:
             self._tell(tx, candidate, None, error)
 
     def _tell(

@@ -139,7 +139,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Whether everything that a hub, or a backup, needs is there and is what it was."""
-    from gym_server.backup.check import check_backup, check_hub
+    from gym_server.backup.backup import check_backup, check_hub
 
     if backup_at is not None:
         found = check_backup(backup_at, snapshot)

@@ -29,7 +29,7 @@ from gym_server.limits import EnrolmentLimits
 from gym_server.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.replies import MAX_RECORDS_BYTES, check_reply
 from gym_server.rewards.standing import rewards_of
-from gym_server.store.tables import accounts, credits, messages, nodes, updates
+from gym_server.store.tables import accounts, credits, messages, updates
 from gym_server.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.threads import heavily
 from gym_server.transfers import Transfers, read_ahead
@@ -287,12 +287,7 @@ class Hub(CallsBesideRounds):
         return pb.TransferReply(receipt_json=json.dumps(receipt))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
-        session = current_session()
-        await asyncio.to_thread(self._fed.accounts.leave, session.contributor)
-        with self._fed.database.reading() as tx:
-            mine = tx.scalars(select(nodes.c.node_id).where(nodes.c.contributor == session.contributor)).all()
-        for node_id in mine:
-            await asyncio.to_thread(self._fed.queue.cancel, node_id)
+        await asyncio.to_thread(self._fed.accounts.leave, current_session().contributor)
         return pb.LeaveReply()
 
 

@@ -19,8 +19,9 @@ from gym_fed.identity.statements import Revocation, Rotation
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.pace import require_pace
 from gym_server.payouts import Payouts
+from gym_server.queue import disconnect
 from gym_server.store.database import Database, rerun
-from gym_server.store.tables import account_keys, accounts, key_refusals, messages, nodes, rounds
+from gym_server.store.tables import account_keys, accounts, key_refusals, rounds
 
 ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
 _CHANGES = ("enrolled", "rotated")
@@ -277,16 +278,7 @@ class Keys:
         current = account_keys.c.status == ACTIVE
         tx.execute(update(account_keys).where(keys, current).values(status=REVOKED, valid_until=now))
         tx.execute(update(accounts).where(accounts.c.contributor == contributor).values(status=REVOKED))
-        mine = nodes.c.contributor == contributor
-        tx.execute(update(nodes).where(mine).values(connected_until=0.0))
-        tx.execute(
-            update(messages)
-            .where(
-                messages.c.node_id.in_(select(nodes.c.node_id).where(mine)),
-                messages.c.state.in_(("queued", "leased")),
-            )
-            .values(state="lost")
-        )
+        disconnect(tx, contributor)
         body = {"contributor": contributor, "public_key": account.public_key.hex(), **revoked, **told}
         self._ledger.append(tx, "revoked", body)
         return self._payouts.cancel(tx, contributor, "the sender's key was revoked")

@@ -4,7 +4,8 @@ A message that no node holds or a lease that nobody renews turns to ``lost``, so
 contributor that went away. A node that comes back in time is given what it holds again. What is open when its round
 goes on without it turns to ``late``. A stored reply that cannot be read is ``set-aside``, and never read again.
 
-An account is one participant, however many installations it runs: it is seen as one node, the one that holds a task.
+An account is one participant, however many installations it runs, and it may have a few: it is seen as one node, the
+one that holds a task.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from sqlalchemy import ColumnElement, Connection, Select, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.store.database import Database, rerun
@@ -179,12 +180,6 @@ class MessageQueue:
             alive = messages.c.created_at + messages.c.ttl_seconds >= now
             tx.execute(update(messages).where(waiting, ~(picked_up_later & alive)).values(state="lost"))
 
-    @rerun
-    def cancel(self, node_id: int) -> None:
-        """Drop everything that a node has open."""
-        with self._database.transaction() as tx:
-            tx.execute(update(messages).where(messages.c.node_id == node_id, _OPEN).values(state="lost"))
-
     def close_group(self, group_id: str) -> int:
         """Take back what is still open of a round that goes on without it; returns how many tasks that were."""
         return self._close(messages.c.group_id == group_id)
@@ -252,3 +247,58 @@ def _of(node_id: int, state: str):  # type: ignore[no-untyped-def]
         .order_by(messages.c.created_at)
         .limit(1)
     )
+
+
+def disconnect(tx: Connection, contributor: str) -> None:
+    """An account's nodes count as gone, and what they have open is lost."""
+    mine = nodes.c.contributor == contributor
+    tx.execute(update(nodes).where(mine).values(connected_until=0.0))
+    held = messages.c.node_id.in_(select(nodes.c.node_id).where(mine))
+    tx.execute(update(messages).where(held, _OPEN).values(state=LOST))
+
+
+def node_of(tx: Connection, contributor: str, instance: str, most: int) -> int:
+    """The id of an account's installation; a new one takes the place of the one that was idle for longest.
+
+    Args:
+        tx: The caller's transaction.
+        contributor: Whose it is.
+        instance: What the installation calls itself.
+        most: How many an account may have.
+
+    Raises:
+        GymError: ``QUOTA_EXCEEDED`` when all of the others are at work.
+    """
+    mine = nodes.c.contributor == contributor
+    found = tx.scalar(select(nodes.c.node_id).where(mine, nodes.c.instance == instance))
+    if found is not None:
+        return int(found)
+    too_many = int(tx.scalar(select(func.count()).select_from(nodes).where(mine)) or 0) + 1 - most
+    forgotten = _idle(tx, contributor, too_many) if too_many > 0 else []
+    if len(forgotten) < too_many:
+        raise GymError(
+            ErrorCode.QUOTA_EXCEEDED,
+            f"{most} installations of {contributor} are at work, as many as this hub lets one account have",
+            "stop one of them, or ask the coordinator for a higher limits.nodes_per_account",
+        )
+    # The new row comes before the old ones go, so that SQLite gives it a number that none of them had.
+    result = tx.execute(nodes.insert().values(contributor=contributor, instance=instance))
+    if forgotten:
+        tx.execute(delete(nodes).where(nodes.c.node_id.in_(forgotten)))
+    return int(result.inserted_primary_key[0])  # type: ignore[index]
+
+
+def _idle(tx: Connection, contributor: str, most: int) -> list[int]:
+    """Nodes that are not connected and have nothing to do, the one that was idle for longest first."""
+    at_work = select(messages.c.node_id).where(_OPEN)
+    rows = tx.scalars(
+        select(nodes.c.node_id)
+        .where(
+            nodes.c.contributor == contributor,
+            nodes.c.connected_until <= time.time(),
+            nodes.c.node_id.not_in(at_work),
+        )
+        .order_by(nodes.c.connected_until, nodes.c.node_id)
+        .limit(most)
+    )
+    return [int(row) for row in rows]

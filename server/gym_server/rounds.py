@@ -20,9 +20,9 @@ from gym_fed.config.lineage import next_digest
 from gym_fed.config.task import SoupReference, TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.ledger.entries import seal
-from gym_server import forgeries
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
+from gym_server.ledger.pace import summarise_refusals
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
@@ -279,7 +279,7 @@ class Journal:
                 told["plugins"] = [dict(record) for record in soup.plugins]
             if soup.weights is not None:
                 told["weights"] = dict(soup.weights)
-            forgeries.summarise(tx, self._ledger, merged.server_round)
+            summarise_refusals(tx, self._ledger, merged.server_round)
             told["round"] = _digest_of(tx, merged.server_round)
             self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
             tx.execute(
@@ -321,7 +321,7 @@ class Journal:
             for row in _admitted(tx, server_round):
                 judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
                 self.judge(tx, server_round, judgement)
-            forgeries.summarise(tx, self._ledger, server_round)
+            summarise_refusals(tx, self._ledger, server_round)
             told = {"server_round": server_round, "reason": reason, "round": _digest_of(tx, server_round)}
             self._ledger.append(tx, "aborted", told)
             also(tx)

@@ -22,10 +22,9 @@ from gym_fed.failpoints import failpoint
 from gym_fed.wire.limits import CHUNK_BYTES
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_server.grants import may_read
 from gym_server.store.database import Database, insert_if_absent
 from gym_server.store.objects import ObjectStore
-from gym_server.store.quota import usage_of
+from gym_server.store.rights import may_read, usage_of
 from gym_server.store.tables import objects, readers, uploads
 from gym_server.threads import heavily
 

@@ -21,12 +21,11 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.identity.variant import SignedVariant, VariantManifest
-from gym_server.grants import may_read, readable
 from gym_server.keys import REVOKED
 from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
-from gym_server.store.quota import give_up
+from gym_server.store.rights import give_up, may_read, readable
 from gym_server.store.tables import (
     account_keys,
     updates,

@@ -163,7 +163,7 @@ def test_a_reply_to_a_task_may_say_anything(hub: LoopbackHub, stranger: HubClien
     def attack(data: st.DataObject) -> None:
         # The hub's own words, and each time others, or the same task would be found instead of a new one.
         content = pb.Records(order=[str(next(numbers))]).SerializeToString()
-        hub.fed.queue.cancel(stranger.node_id)
+        hub.fed.queue.close_group("1")
         message = hub.fed.queue.push(stranger.node_id, "1", "train", 1e10, 1e10, content)
         hub.fed.queue.lease(stranger.node_id)
         request = data.draw(_messages(pb.SubmitRequest.DESCRIPTOR))

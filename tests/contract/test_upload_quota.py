@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gym_client.transfers import upload
 from gym_client.transport import HubClient
-from gym_server.store.quota import FORMERLY, give_up, usage_of
+from gym_server.store.rights import FORMERLY, give_up, usage_of
 from gym_server.store.tables import readers
 from gym_server.store.usage import needed
 

@@ -25,8 +25,7 @@ from gym_client.rewards import Tally, verify_copy
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_client.variants import push_variant, sign_variant
-from gym_server.backup.backup import KeyPolicy, backup
-from gym_server.backup.check import check_backup, check_hub
+from gym_server.backup.backup import KeyPolicy, backup, check_backup, check_hub
 from gym_server.backup.restore import fork_in_place, restore
 from gym_server.store.tables import credits
 

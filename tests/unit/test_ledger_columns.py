@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from gym_client.variants import push_variant, sign_variant
-from gym_server import forgeries
 from gym_server.admission import Candidate
+from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of
 from gym_server.rounds import Judgement, SoupRecord
 from gym_server.store.tables import (
@@ -262,12 +262,12 @@ def test_a_hundred_forged_submissions_are_two_entries_of_the_ledger(tmp_path: Pa
         kinds = [entry for entry in found.fed.ledger.entries((before.size if before else 0) + 1)]
         assert [(entry.kind, entry.body["verdict"]) for entry in kinds] == [("verdict", "refused")]
         found.fed.journal.abort(number, "nobody came")
-        summary = [entry.body for entry in found.fed.ledger.entries() if entry.kind == forgeries.SUMMARY]
+        summary = [entry.body for entry in found.fed.ledger.entries() if entry.kind == pace.SUMMARY]
         assert len(summary) == 1
         assert summary[0]["server_round"] == number
         assert summary[0]["refused"] == {found.ids[0]: {"update-refused": 100}}
         found.fed.journal.abort(found.fed.journal.open_next().server_round, "nobody came")
-        assert [e.kind for e in found.fed.ledger.entries()].count(forgeries.SUMMARY) == 1
+        assert [e.kind for e in found.fed.ledger.entries()].count(pace.SUMMARY) == 1
         assert found.fed.ledger.verify()
     finally:
         found.hub.close()

@@ -1,4 +1,4 @@
-"""`gym-server backup`: a snapshot of a hub that may be running.
+"""`gym-server backup`, a snapshot of a hub that may be running, and `check`: whether a hub or a backup is whole.
 
 The database is copied by its own means, in one state; everything that this state names is immutable, and copied after
 it. The ledger of the copy is verified, and the manifest comes last, so that a killed backup is none.
@@ -21,6 +21,7 @@ from sqlalchemy import Connection, select
 import gym_fed
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
+from gym_fed.files import file_sha256
 from gym_fed.identity.encryption import encrypted_pem, is_encrypted
 from gym_fed.ledger.heads import SignedHead
 from gym_server.backup import postgres
@@ -279,6 +280,52 @@ def _drop_old(place: Place, server: str, keep: int) -> list[str]:
     return old
 
 
-def is_empty(folder: Path) -> bool:
-    """Whether a folder is not there, or has nothing in it."""
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+def check_hub(fed: Federation) -> dict[str, Any]:
+    """Verify the ledger with all tables, and that every object and state file that is needed is there and right.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` naming the first thing that is not.
+    """
+    found = fed.ledger.verify()
+    with fed.database.reading() as tx:
+        names = essential(tx)
+        states = states_of(tx, fed)
+    for sha256, what in sorted(names.items()):
+        try:
+            path = fed.store.local_path(sha256)
+        except GymError as error:
+            raise _missing(sha256, what, "is missing") from error
+        if file_sha256(path) != sha256:
+            raise _missing(sha256, what, "does not hash to its name")
+    return {"server": fed.server, **found, "objects": len(names), "state_files": len(states)}
+
+
+def check_backup(url: str, snapshot: str | None = None) -> dict[str, Any]:
+    """Read every file of the snapshots of a place and compare it with its sha256.
+
+    Raises:
+        GymError: ``NOT_FOUND`` without a snapshot; ``STATE_CORRUPT`` naming the first file that is not what it was.
+    """
+    place = Place(url)
+    manifests = place.manifests()
+    wanted = {name: m for name, m in manifests.items() if snapshot in (None, name)}
+    if not wanted:
+        raise GymError(
+            ErrorCode.NOT_FOUND, f"no snapshot {snapshot or ''} in {url}", "gym-server backup makes one"
+        )
+    objects = set[str]()
+    for name, manifest in wanted.items():
+        for path, file in manifest.files.items():
+            place.check(f"snapshots/{name}/{path}", file.sha256)
+        objects |= set(manifest.objects)
+    for sha256 in sorted(objects):
+        place.check(object_name(sha256), sha256)
+    return {"snapshots": list(wanted), "objects": len(objects)}
+
+
+def _missing(sha256: str, what: str, problem: str) -> GymError:
+    return GymError(
+        ErrorCode.STATE_CORRUPT,
+        f"object {sha256}, {what}, {problem}",
+        "gym-server restore brings it back from a backup",
+    )

@@ -24,7 +24,6 @@ from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.ledger.heads import SignedHead
 from gym_fed.ledger.restored import SignedRestored
 from gym_server.backup import postgres
-from gym_server.backup.backup import is_empty
 from gym_server.backup.place import DATABASE, Place, SnapshotManifest, object_name
 from gym_server.federation import (
     CONFIG_NAME,
@@ -70,7 +69,7 @@ def restore(
             ``STATE_CORRUPT`` for what is not what was backed up; ``STALE`` when a newer state is known.
     """
     folder = folder.resolve()
-    if not is_empty(folder):
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise GymError(
             ErrorCode.FILE_EXISTS,
             f"{folder} is not empty",

@@ -1,6 +1,8 @@
-"""How often one account may write to the ledger, which everybody keeps for good.
+"""What keeps the ledger short, which everybody keeps for good: a pace for each account, and refusals as numbers.
 
-The count is the ledger's own, so that it outlives restarts and needs no memory.
+The pace is counted in the ledger itself, so that it outlives restarts and needs no memory. Whoever can log in can send
+forgeries without end: the first of a contributor in a round has an entry of its own, and the others are a number in one
+entry of kind ``refused-summary`` at the round's end.
 """
 
 from __future__ import annotations
@@ -11,9 +13,13 @@ from collections.abc import Collection
 from sqlalchemy import Connection, select
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_server.store.tables import ledger, ledger_subjects
+from gym_server.ledger.chain import Ledger
+from gym_server.store.database import put_setting
+from gym_server.store.tables import ledger, ledger_subjects, settings
 
 HOUR_SECONDS = 3600
+SUMMARY = "refused-summary"
+_PREFIX = "refused:"
 
 
 def require_pace(
@@ -48,3 +54,32 @@ def require_pace(
             f"{contributor} {what} {most} times within an hour",
             f"try again in {wait / 60:.0f} minutes",
         )
+
+
+def count_refusal(tx: Connection, contributor: str, server_round: int, code: ErrorCode) -> int:
+    """Count a refusal; gives how many the contributor has in the round, with this one."""
+    key = f"{_PREFIX}{server_round}:{contributor}"
+    text = tx.scalar(select(settings.c.value).where(settings.c.key == key))
+    counts: dict[str, int] = json.loads(text) if text else {}
+    counts[code.value] = counts.get(code.value, 0) + 1
+    put_setting(tx, key, json.dumps(counts))
+    return sum(counts.values())
+
+
+def summarise_refusals(tx: Connection, ledger: Ledger, server_round: int) -> None:
+    """At the end of a round: one entry for all that were counted in it and before, where there were more than one."""
+    found: dict[str, dict[str, int]] = {}
+    for row in tx.execute(select(settings).where(settings.c.key.startswith(_PREFIX))).all():
+        number, _, contributor = row.key.removeprefix(_PREFIX).partition(":")
+        if int(number) > server_round:
+            continue
+        tx.execute(settings.delete().where(settings.c.key == row.key))
+        counts = json.loads(row.value)
+        if sum(counts.values()) > 1:
+            told = found.setdefault(contributor, {})
+            for code, times in counts.items():
+                told[code] = told.get(code, 0) + times
+    if found and ledger.private:
+        found = {who: {ErrorCode.UPDATE_REFUSED.value: sum(told.values())} for who, told in found.items()}
+    if found:
+        ledger.append(tx, SUMMARY, {"server_round": server_round, "refused": found})

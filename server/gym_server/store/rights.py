@@ -1,5 +1,6 @@
-"""What one account has on the hub's disk that no update, variant, version, task or reply names.
+"""Who may read an object, and what one account has on the hub's disk that nothing names: no update, version or reply.
 
+Readers are whoever sent it, those whom a task or version names it to, and a variant's readers.
 The right to read that an upload gives (``readers``) is the record of who brought an object. ``FORMERLY`` marks who gave
 the right up again, as for the file of a variant that was replaced, and is charged for it until the file is deleted.
 """
@@ -8,11 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
 
 from gym_fed.wire.records import references
 from gym_fed.wire.v1 import hub_pb2 as pb
-from gym_server.store.tables import messages, nodes, objects, readers, updates, uploads, variants, versions
+from gym_server.store.tables import (
+    messages,
+    nodes,
+    objects,
+    readers,
+    updates,
+    uploads,
+    variant_readers,
+    variants,
+    versions,
+)
 
 FORMERLY = "~"
 """Put before a contributor's id in ``readers``: brought the object, and may not read it any more."""
@@ -73,3 +84,26 @@ def _in_plain_replies(tx: Connection, contributor: str) -> set[str]:
         for reply in tx.scalars(replies)
         for ref in references(pb.SubmitRequest.FromString(reply).content)
     }
+
+
+def may_read(tx: Connection, contributor: str, sha256: str) -> bool:
+    """Whether a contributor may read an object."""
+    allowed = readers.c.contributor.in_((contributor, "*"))
+    if tx.scalar(select(readers.c.sha256).where(readers.c.sha256 == sha256, allowed)) is not None:
+        return True
+    shown = variants.c.delta_sha256 == sha256, readable(contributor)
+    return tx.scalar(select(variants.c.name).where(*shown).limit(1)) is not None
+
+
+def readable(contributor: str) -> ColumnElement[bool]:
+    """The rows of ``variants`` that are there, and are the contributor's or may be read by it."""
+    shared = (
+        select(variant_readers.c.reader)
+        .where(
+            variant_readers.c.owner == variants.c.owner,
+            variant_readers.c.name == variants.c.name,
+            variant_readers.c.reader.in_((contributor, "*")),
+        )
+        .exists()
+    )
+    return and_(variants.c.document.is_not(None), or_(variants.c.owner == contributor, shared))
