@@ -347,8 +347,7 @@ class Journal:
         }
         if self._ledger.private and judgement.verdict == "rejected":
             body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may say what is in the update
-            known = select(updates).where(updates.c.update_id == judgement.update_id)
-            row = tx.execute(known).one()
+            row = tx.execute(select(updates).where(updates.c.update_id == judgement.update_id)).one()
             body["seal"] = seal(row.manifest, judgement.verdict, row.code, judgement.reason)
         if judgement.heldout_change is not None:
             body["heldout_change"] = judgement.heldout_change
@@ -394,16 +393,8 @@ def _round(row: Any) -> Round:
 
 
 def _history_line(row: Any, version: Any, counts: dict[str, int]) -> dict[str, Any]:
-    return {
-        "server_round": row.server_round,
-        "state": row.state,
-        "reason": row.reason,
-        "opened_at": row.opened_at,
-        "closed_at": row.closed_at,
-        "verdicts": counts,
-        "version": None if version is None else version.height,
-        "digest": None if version is None else version.digest,
-        "soup_bytes": None if version is None else version.soup_bytes,
-        "heldout_before": None if version is None else version.heldout_before,
-        "heldout_after": None if version is None else version.heldout_after,
-    }
+    columns = ("server_round", "state", "reason", "opened_at", "closed_at")
+    line = {column: getattr(row, column) for column in columns}
+    line |= {"verdicts": counts, "version": None if version is None else version.height}
+    made = ("digest", "soup_bytes", "heldout_before", "heldout_after")
+    return line | {column: None if version is None else getattr(version, column) for column in made}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Select, func, select
 
@@ -162,7 +163,7 @@ class Pace:
         )
         return self._learned((server_round, stage), query)
 
-    def _learned(self, key: tuple[int, str], query: Select[tuple[float]]) -> list[float]:
+    def _learned(self, key: tuple[int, str], query: Select[Any]) -> list[float]:
         if key not in self._known:
             with self._fed.database.reading() as tx:
                 self._known[key] = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
