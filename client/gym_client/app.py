@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from gym_client.home import Home
-from gym_client.hub_keys import key_at
+from gym_client.pins import key_at
 from gym_client.policy import Policy
 from gym_client.residuals import Residuals
 from gym_client.secure import SecureRound

@@ -86,19 +86,13 @@ class Heads:
             return {}
         stamp, (known_as, known) = _stamp(self.path), _parsed.get(self.path, ((0, 0), {}))
         if stamp != known_as:
-            text = self.path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line short
-            known = heads_in_force(whole.splitlines())
+            known = heads_in_force(self._lines())
             _parsed[self.path] = (stamp, known)
         return dict(known)
 
     def accepted(self) -> list[SignedRestored]:
         """The statements of restores that were accepted, oldest first."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1].splitlines()
-        return [SignedRestored.from_json(line) for line in whole if is_statement(line)]
+        return [SignedRestored.from_json(line) for line in self._lines() if is_statement(line)]
 
     def newest(self) -> SignedHead | None:
         """The largest head that was seen."""
@@ -358,6 +352,10 @@ class Heads:
         known = self.kept()
         self._write(head.to_json())
         _parsed[self.path] = (_stamp(self.path), {**known, head.size: head})
+
+    def _lines(self) -> list[str]:
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        return text[: text.rfind("\n") + 1].splitlines()  # a kill may have cut the last line short
 
     def _write(self, line: str) -> None:
         make_folder(self.path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,8 +48,8 @@ def open_home(folder: Path | None, passphrase_file: Path | None) -> Home:
 @key_app.command()
 def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
     """The public key, whether the private one is under a passphrase, and the account at each hub."""
-    from gym_client.hub_keys import enrolled
     from gym_client.keystore import Keystore
+    from gym_client.pins import enrolled
 
     folder = open_home(home, passphrase_file)
     store = Keystore(folder.folder)
@@ -69,14 +70,12 @@ def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_jso
             for pin in enrolled(folder)
         ],
     }
-    if as_json:
-        print_json(found)
-        return
     lock = "under a passphrase" if found["encrypted"] else "not under a passphrase: gym-client key encrypt"
-    out.print(f"{found['public_key']} in {found['path']}, {lock}")
+    lines = [f"{found['public_key']} in {found['path']}, {lock}"]
     for line in found["servers"]:
         late = "" if line["current"] else ", with an older key: gym-client key rotate"
-        out.print(f"{line['contributor']} at {line['address']}{late}")
+        lines.append(f"{line['contributor']} at {line['address']}{late}")
+    print_result(as_json, found, *lines)
 
 
 @key_app.command()
@@ -275,9 +274,7 @@ def transfer(
     if as_json:
         print_json(told)
         return
-    import datetime
-
-    when = datetime.datetime.fromtimestamp(told["settles_at"]).astimezone() if "settles_at" in told else "now"
+    when = datetime.fromtimestamp(told["settles_at"]).astimezone() if "settles_at" in told else "now"
     out.print(f"{told['amount']} credits for {told['to']}: {told['status']}, settles {when}")
 
 

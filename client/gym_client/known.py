@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gym_client.address import Address
 from gym_client.home import Home
-from gym_client.hub_keys import with_account
-from gym_client.pins import ServerPin
+from gym_client.pins import ServerPin, with_account
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_fed.errors import ErrorCode, GymError

@@ -118,11 +118,12 @@ def head(
             f"no head of {pin.server} was seen yet",
             f"gym-client rewards --server {pin.address}",
         )
-    if as_json:
-        print_json(newest.to_dict())
-        return
     told = newest.head
-    out.print(f"{told.server}: {told.size} entries, hash {told.hash}, root {told.root}")
+    print_result(
+        as_json,
+        newest.to_dict(),
+        f"{told.server}: {told.size} entries, hash {told.hash}, root {told.root}",
+    )
 
 
 @ledger_app.command()

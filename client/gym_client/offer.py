@@ -16,8 +16,7 @@ from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
 from gym_client.policy import Policy
 from gym_client.privacy_book import PrivacyBook
-from gym_client.privacy_terms import PrivacyTerms, Promises, make_terms, planned
-from gym_client.secure_terms import SecureTerms
+from gym_client.privacy_terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
 from gym_client.transport import HubClient
 from gym_client.work import Setup
 from gym_fed.config.delta import CodecPolicy

@@ -8,17 +8,66 @@ from typing import TYPE_CHECKING, Any
 
 from gym_client import from_hub
 from gym_client.privacy_book import Charge, PrivacyBook, now
-from gym_client.secure_terms import SecureTerms
 from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.secure_aggregation.messages import MAX_CONTRIBUTORS
 
 if TYPE_CHECKING:
     from gym_client.policy import Policy
     from gym_fed.config.privacy import SecureTask
+    from gym_fed.delta.base import BaseSpec
     from gym_fed.training.private.plan import Plan
 
 
-_CHANGED = "the hub changed its terms after you joined; look at them again with gym-client join"
+_PER_CONTRIBUTOR_BYTES = 1000
+"""Sealed shares, what is promised of them, and shares that are revealed, for one other contributor; rounded up."""
+
+
+@dataclass(frozen=True)
+class SecureTerms:
+    """A hub's secure rounds.
+
+    Attributes:
+        threshold: Contributors that must stay to the end, as the hub announces it.
+    """
+
+    threshold: int
+
+    @classmethod
+    def parse(cls, text: str) -> SecureTerms | None:
+        """From ``StatusReply.privacy_json``; None for a hub that sees every update.
+
+        Raises:
+            GymError: ``POLICY_REFUSED`` for a hub that does not say its threshold.
+        """
+        promised = from_hub.document(text, "a promise of privacy", ErrorCode.POLICY_REFUSED) if text else None
+        told = promised.get("secure_aggregation") if isinstance(promised, dict) else None
+        if not told:
+            return None
+        threshold = told.get("threshold") if isinstance(told, dict) else None
+        if not isinstance(threshold, int) or not 2 <= threshold <= MAX_CONTRIBUTORS // 2:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                "the server says that it aggregates securely, and not with which threshold",
+                "update gym-fed, or tell the coordinator",
+            )
+        return cls(threshold)
+
+    @property
+    def most(self) -> int:
+        """Contributors of a round, at most: with more, a hub could split them in two; see ``check_majority``."""
+        return 2 * self.threshold - 1
+
+    def update_bytes(self, base: BaseSpec) -> int:
+        """Size of the masked votes when so many take part; fewer send as much or less."""
+        from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
+
+        return masked_bytes(base, bits_for(self.most))
+
+    @property
+    def message_bytes(self) -> int:
+        """Size of all other messages of a round, at most."""
+        return _PER_CONTRIBUTOR_BYTES * self.most
 
 
 @dataclass(frozen=True)
@@ -213,16 +262,12 @@ def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> No
         ("target_delta", promised.hub_delta, now.hub_delta),
     ):
         if told > before:
-            raise GymError(
-                ErrorCode.POLICY_REFUSED,
-                f"the server now promises {name} {told:g} for all you send, and {before:g} was shown before joining",
-                _CHANGED,
+            raise _changed(
+                f"the server now promises {name} {told:g} for all you send, and {before:g} was shown before joining"
             )
     if promised.secure_aggregation and not now.secure_aggregation:
-        raise GymError(
-            ErrorCode.POLICY_REFUSED,
-            "the server now sees every update by itself, and secure aggregation was shown before joining",
-            _CHANGED,
+        raise _changed(
+            "the server now sees every update by itself, and secure aggregation was shown before joining"
         )
 
 
@@ -235,10 +280,8 @@ def require_sums(promised: Promises, asked: SecureTask | None) -> None:
     threshold = 0 if asked is None else asked.threshold
     if threshold < promised.threshold:
         told = "the update itself" if asked is None else f"a sum of {threshold} updates or more"
-        raise GymError(
-            ErrorCode.POLICY_REFUSED,
-            f"the task gives the hub {told}, and a sum of {promised.threshold} or more was shown before joining",
-            _CHANGED,
+        raise _changed(
+            f"the task gives the hub {told}, and a sum of {promised.threshold} or more was shown before joining"
         )
 
 
@@ -250,23 +293,16 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
     """
     if announced is None or announced.privacy is None:
         return
-    hint = _CHANGED
     if asked.privacy is None:
-        raise GymError(
-            ErrorCode.POLICY_REFUSED,
-            "the task has no recipe.privacy, which was announced before joining",
-            hint,
-        )
+        raise _changed("the task has no recipe.privacy, which was announced before joining")
     before, now = announced.privacy, asked.privacy
     for name, said, wanted in (
         ("algorithm", announced.algorithm, asked.algorithm),
         ("max_length", announced.max_length, asked.max_length),
     ):
         if said != wanted:
-            raise GymError(
-                ErrorCode.POLICY_REFUSED,
-                f"the task's recipe.{name} is {wanted!r}, and {said!r} was announced: it decides which rows are left",
-                hint,
+            raise _changed(
+                f"the task's recipe.{name} is {wanted!r}, and {said!r} was announced: it decides which rows are left"
             )
     for name, was, value, worse in (
         (
@@ -285,11 +321,17 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
         ("batch", _batch(announced), _batch(asked), _batch(asked) > _batch(announced)),
     ):
         if worse:
-            raise GymError(
-                ErrorCode.POLICY_REFUSED,
-                f"the task's recipe.{name} is {value:g}, and {was:g} was announced: an example would pay more",
-                hint,
+            raise _changed(
+                f"the task's recipe.{name} is {value:g}, and {was:g} was announced: an example would pay more"
             )
+
+
+def _changed(what: str) -> GymError:
+    return GymError(
+        ErrorCode.POLICY_REFUSED,
+        what,
+        "the hub changed its terms after you joined; look at them again with gym-client join",
+    )
 
 
 def _batch(recipe: TrainingRecipe) -> int:

@@ -11,9 +11,8 @@ from typing import Any
 from gym_client import from_hub
 from gym_client.address import Address
 from gym_client.home import Home
-from gym_client.hub_keys import enrolled, with_account
 from gym_client.keystore import Keystore
-from gym_client.pins import ServerPin
+from gym_client.pins import ServerPin, enrolled, with_account
 from gym_client.transport import HubClient
 from gym_client.trust import establish
 from gym_fed.errors import ErrorCode, GymError

@@ -16,8 +16,7 @@ from gym_client.address import Address
 from gym_client.head_file import read_proof
 from gym_client.heads import Heads
 from gym_client.home import Home
-from gym_client.hub_keys import key_for
-from gym_client.pins import ServerPin, require_one_pin
+from gym_client.pins import ServerPin, key_for, require_one_pin
 from gym_client.trust import check_fingerprint, fetch_certificate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id

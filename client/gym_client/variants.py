@@ -9,7 +9,7 @@ from typing import Any
 
 from gym_client import from_hub
 from gym_client.heads import Heads
-from gym_client.hub_keys import key_for
+from gym_client.pins import key_for
 from gym_client.receipts import check_receipt
 from gym_client.transfers import ObjectCache, download, upload
 from gym_client.transport import HubClient

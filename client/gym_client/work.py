@@ -15,7 +15,7 @@ from gym_client.data import Data, load_data
 from gym_client.global_model import GlobalModel, global_model
 from gym_client.home import Home
 from gym_client.hooks import Hooks, current_hooks
-from gym_client.hub_keys import key_at
+from gym_client.pins import key_at
 from gym_client.policy import Policy
 from gym_client.privacy_book import PrivacyBook
 from gym_client.private_round import PrivateRound

@@ -10,6 +10,7 @@ import typer
 
 from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
 
 app = typer.Typer(
     help="Training recipes: list, copy, check, and take over from LLaMA-Factory.", no_args_is_help=True
@@ -158,7 +159,4 @@ def _refuse_existing(file: Path, overwrite: bool) -> None:
 
 def _write(file: Path, text: str, overwrite: bool) -> None:
     _refuse_existing(file, overwrite)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(file)
+    write_atomically(file, text.encode())

@@ -156,10 +156,9 @@ def list_datasets(store: StoreOption, as_json: AsJson = False) -> None:
     from gym_fed.data.registry import DatasetRegistry
 
     found = DatasetRegistry(store).list()
-    if as_json:
-        print_json([manifest.model_dump() for manifest in found])
-        return
+    lines = []
     for manifest in found:
         size = sum(file.num_bytes for file in manifest.files)
         line = f"{manifest.name}@{manifest.version}  {manifest.licence}  {size} bytes  {manifest.description}"
-        out.print(line.rstrip())
+        lines.append(line.rstrip())
+    print_result(as_json, [manifest.model_dump() for manifest in found], *lines)

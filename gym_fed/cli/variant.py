@@ -75,9 +75,6 @@ def list_variants(
 
     with open_store(store) as opened:
         found = list(opened.list(user))
-    if as_json:
-        console.print_json([record.to_dict() for record in found])
-        return
     table = TextTable(
         "variant", "owner", "revision", "base", "bytes", "signed", "note", box=None, pad_edge=False
     )
@@ -91,7 +88,7 @@ def list_variants(
             "yes" if record.is_signed else "no",
             record.note,
         )
-    console.print_table(table)
+    console.print_result(as_json, [record.to_dict() for record in found], lambda: console.print_table(table))
 
 
 @app.command()

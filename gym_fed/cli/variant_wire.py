@@ -132,16 +132,15 @@ def list_hub(
         from gym_client.variants import list_variants
 
         found = list(list_variants(client))
-    if as_json:
-        console.print_json([variant.to_dict() for variant in found])
-        return
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", "note", box=None)
     for variant in found:
         said = variant.signed.manifest
         row = (said.owner, said.variant, str(said.revision), variant.base, f"{said.size_bytes:,}")
         who = _who_reads(variant, client.pin.contributor)
         table.add_row(*row, who, variant.key_status, said.note)
-    console.print_table(table)
+    console.print_result(
+        as_json, [variant.to_dict() for variant in found], lambda: console.print_table(table)
+    )
 
 
 @hub_app.command("remove")

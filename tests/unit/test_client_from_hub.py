@@ -6,8 +6,7 @@ import json
 
 import pytest
 from gym_client import from_hub
-from gym_client.privacy_terms import Promises
-from gym_client.secure_terms import SecureTerms
+from gym_client.privacy_terms import Promises, SecureTerms
 
 from gym_fed.errors import ErrorCode, GymError
 

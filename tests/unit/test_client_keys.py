@@ -15,8 +15,8 @@ import pytest
 from gym_client import keystore
 from gym_client.address import Address
 from gym_client.home import Home
-from gym_client.hub_keys import enrolled, key_at
 from gym_client.keystore import Keystore, passphrases
+from gym_client.pins import enrolled, key_at
 from gym_client.rotation import revoke, rotate
 from gym_client.transport import HubClient
 from gym_client.trust import establish

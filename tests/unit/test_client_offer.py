@@ -11,8 +11,7 @@ from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
 from gym_client.offer import Offer, announced
 from gym_client.policy import Policy
-from gym_client.privacy_terms import PrivacyTerms, Promises, require_sums
-from gym_client.secure_terms import SecureTerms
+from gym_client.privacy_terms import PrivacyTerms, Promises, SecureTerms, require_sums
 from rich.console import Console
 
 from gym_fed.config.delta import CodecPolicy

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from gym_client.home import Home
+from gym_client.privacy_terms import SecureTerms
 from gym_client.secure import SecureRound, forget, titled
-from gym_client.secure_terms import SecureTerms
 from gym_client.tasks import TaskFolder, Trained
 
 from gym_fed.config.delta import CodecPolicy
