@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,6 @@ from gym_client.ledger_cli import ledger_app, rewards
 from gym_fed.console import AsJson, MemberName, VersionOption, err, out, print_result, run_app
 from gym_fed.errors import GymError
 from gym_fed.kinds import FORMATS
-
-if TYPE_CHECKING:
-    from gym_client.transport import HubClient
 
 app = typer.Typer(
     name="gym-client",
@@ -183,9 +180,10 @@ def leave(
     as_json: AsJson = False,
 ) -> None:
     """Withdraw from a hub: no more tasks. What was earned stays in its ledger."""
+    from gym_client.known import enrolled_client
     from gym_fed.wire.v1 import hub_pb2 as pb
 
-    with _enrolled(server, home, passphrase_file, insecure) as client:
+    with enrolled_client(open_home(home, passphrase_file), server, insecure) as client:
         contributor = client.pin.contributor
         client.call("Leave", pb.LeaveRequest())
         client.forget_enrolment()
@@ -214,15 +212,6 @@ def show_id(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_
     print_result(
         as_json, {"contributor": key.contributor, "public_key": key.public_key.hex()}, key.contributor
     )
-
-
-def _enrolled(
-    server: str | None, home: Path | None, passphrase_file: Path | None, insecure: bool
-) -> HubClient:
-    """A client of a hub that was joined before."""
-    from gym_client.known import enrolled_client
-
-    return enrolled_client(open_home(home, passphrase_file), server, insecure)
 
 
 def main() -> None:

@@ -102,18 +102,14 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
         if other.fingerprint == pin.fingerprint and same_ledger:
             continue
         what = "TLS key" if same_ledger else "ledger key"
+        own = pin_path(home, Address.parse(pin.address))
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,
             f"{pin.address} says that it is the hub {server}, which is known at {other.address} with another {what}: "
             f"pinned {other.fingerprint}, found {pin.fingerprint}",
             "one of them copies the other: ask the coordinator for the fingerprint. If the hub has moved and got "
-            f"another TLS key, delete {path} and join again; if not, delete {home.servers / path_name(pin)}",
+            f"another TLS key, delete {path} and join again; if not, delete {own}",
         )
-
-
-def path_name(pin: ServerPin) -> str:
-    """Name of the file of a pin."""
-    return f"{Address.parse(pin.address).file_name}.json"
 
 
 def pin_path(home: Home, address: Address) -> Path:

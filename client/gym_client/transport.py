@@ -110,7 +110,7 @@ class HubClient:
     def forget_enrolment(self) -> None:
         """After ``Leave``: the next join enrols again, with the key that the account has."""
         self._repin(contributor="", left=self.pin.contributor, public_key=self._key.public_key.hex())
-        self._session, self._expires_at = "", 0
+        self.renew_session()
 
     def authenticate(self) -> None:
         """Open a session, whatever became of the last one; of an account that was left, one that asks and transfers."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.progress import duration
+from gym_fed.cli.progress import bar, duration
 from gym_fed.console import err, print_result
 from gym_fed.errors import ErrorCode, GymError
 
@@ -183,14 +183,8 @@ def _progress() -> Iterator[Callable[[BatchReport], None]]:
         yield line
         return
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    figures = TextColumn("{task.fields[figures]}", markup=False)
-    with Progress("batch", BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as bar:
-        task = bar.add_task("batch", total=None, figures="")
-        yield lambda report: bar.update(
-            task, completed=report.done, total=report.total, figures=_figures(report)
-        )
+    with bar("batch") as show:
+        yield lambda report: show(report.done, report.total, _figures(report))
 
 
 def _figures(report: BatchReport) -> str:

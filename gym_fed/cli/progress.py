@@ -34,19 +34,26 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
         yield line
         return
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    figures = TextColumn("{task.fields[figures]}", markup=False)
-    with Progress("training", BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as bar:
-        task = bar.add_task("training", total=None, figures="")
+    with bar("training") as update:
 
         def show(report: StepReport) -> None:
             if report.evaluation is not None:
-                bar.console.print(f"after step {report.step}  {_evaluation(report)}")
+                err.print(f"after step {report.step}  {_evaluation(report)}")
                 return
-            bar.update(task, completed=report.step, total=report.total, figures=_figures(report))
+            update(report.step, report.total, _figures(report))
 
         yield show
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on the terminal; what it gives is called with how much is done, of how much, and figures to show."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    figures = TextColumn("{task.fields[figures]}", markup=False)
+    with Progress(what, BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as shown:
+        task = shown.add_task(what, total=None, figures="")
+        yield lambda done, total, text: shown.update(task, completed=done, total=total, figures=text)
 
 
 def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:

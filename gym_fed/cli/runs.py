@@ -14,6 +14,8 @@ import yaml
 from gym_fed import console
 from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.tracking.trackers.base import flat
+from gym_fed.tracking.trackers.jsonl import read_lines
 
 app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is_help=True)
 
@@ -90,7 +92,7 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: As
     if losses:
         console.out.print(f"  loss  {sparkline(losses)}")
     console.out.print("settings")
-    print_columns([(key, _short(value)) for key, value in _flat(found["config"]).items()])
+    print_columns([(key, _short(value)) for key, value in flat(found["config"]).items()])
 
 
 @app.command()
@@ -99,7 +101,7 @@ def compare(runs: Runs, as_json: AsJson = False) -> None:
     if len(runs) < 2:
         raise GymError(ErrorCode.USAGE, "one run compares with nothing", "give two or more run folders")
     summaries = [summary(run) for run in runs]
-    configs = [_flat(read_config(run)) for run in runs]
+    configs = [flat(read_config(run)) for run in runs]
     keys = [k for k in dict.fromkeys(key for c in configs for key in c) if k != "output_dir"]
     settings = {
         key: [c.get(key) for c in configs]
@@ -238,8 +240,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The lines of a file of figures; empty where there is none yet."""
-    from gym_fed.tracking.trackers.jsonl import read_lines
-
     try:
         lines = read_lines(file)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -299,12 +299,6 @@ def _read_json(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not JSON") from error
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    from gym_fed.tracking.trackers.base import flat
-
-    return flat(config)
 
 
 def _short(value: Any) -> str:

@@ -21,6 +21,8 @@ _SLACK_SECONDS = 2
 """Entries have whole seconds."""
 _ANSWER_SECONDS = 60
 """A statement was fresh when it came, and is written when it is its turn."""
+_ONCE = {"credit": "server_round", "royalty": "usage", "version": "height"}
+"""Kinds of entries of which no two tell of the same, and the key that says of what."""
 _KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")
 
 
@@ -76,9 +78,7 @@ class History:
             "transfer": self._transfer,
             "transfer-settled": self._closed,
             "transfer-cancelled": self._closed,
-            "credit": self._credit,
-            "royalty": self._royalty,
-            "version": self._version,
+            **dict.fromkeys(_ONCE, self._told_once),
         }
 
     def add(self, kind: str, body: Mapping[str, Any]) -> None:
@@ -233,16 +233,8 @@ class History:
         ):
             raise _corrupt(move.sender, f"transfer {name[:12]} settled within its hold period")
 
-    def _credit(self, kind: str, body: Mapping[str, Any]) -> None:
-        self._tell_once(kind, body["contributor"], body["server_round"])
-
-    def _royalty(self, kind: str, body: Mapping[str, Any]) -> None:
-        self._tell_once(kind, "", body["usage"])
-
-    def _version(self, kind: str, body: Mapping[str, Any]) -> None:
-        self._tell_once(kind, "", body["height"])
-
-    def _tell_once(self, kind: str, who: str, what: Any) -> None:
+    def _told_once(self, kind: str, body: Mapping[str, Any]) -> None:
+        who, what = body["contributor"] if kind == "credit" else "", body[_ONCE[kind]]
         if (kind, who, what) in self._once:
             raise _corrupt(who or kind, f"{kind} {str(what)[:24]} is told twice")
         self._once.add((kind, who, what))
