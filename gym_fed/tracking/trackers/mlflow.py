@@ -24,7 +24,9 @@ class MLflow(Tracker):
 
         run.folder.mkdir(parents=True, exist_ok=True)
         folder = run.folder.resolve() / "mlflow"
-        uri = run.uri if run.online else self._local_store(folder)
+        if not run.online:
+            folder.mkdir(exist_ok=True)
+        uri = run.uri if run.online else f"sqlite:///{folder / 'mlflow.db'}"
         self._client: Any = MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name(run.project)
         if experiment is None:
@@ -79,11 +81,6 @@ class MLflow(Tracker):
             history = self._client.get_metric_history(self._id, key)
             self._known[key] = {(point.step, point.value) for point in history}
         return self._known[key]
-
-    @staticmethod
-    def _local_store(folder: Path) -> str:
-        folder.mkdir(exist_ok=True)
-        return f"sqlite:///{folder / 'mlflow.db'}"
 
 
 def _allowed(key: str) -> str:
