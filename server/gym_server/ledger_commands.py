@@ -143,7 +143,9 @@ def replay(
 ) -> None:
     """Make a round's soup again from the stored updates, and compare its digest with the ledger's."""
     from gym_server.replay import replay as replay_round
+    from gym_server.replay import require_round_plugins
 
+    require_round_plugins(folder, server_round)
     with opened(folder) as fed:
         found = replay_round(fed, server_round)
     print_result(
@@ -161,8 +163,10 @@ def rescore(
     as_json: AsJson = False,
 ) -> None:
     """Measure a round's updates again by the ledger's method, and compare the scores with the ledger's."""
+    from gym_server.replay import require_round_plugins
     from gym_server.replay import rescore as rescore_round
 
+    require_round_plugins(folder, server_round)
     with opened(folder) as fed:
         found = rescore_round(fed, server_round)
     print_result(

@@ -10,25 +10,32 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import select
 
 from gym_fed.config.plugins import read_records, require_plugins
+from gym_fed.config.sections import StorageConfig
 from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.strict_yaml import parse_config, read_config_text
 from gym_fed.config.task import TaskSpec
+from gym_fed.config.yaml_file import validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.private import PrivateRound
 from gym_server import private_merge
-from gym_server.federation import Federation
+from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.global_model import GlobalModel
+from gym_server.ledger.rows import entry_of
 from gym_server.rewards.scores import score_updates
 from gym_server.secure.unmask import SecureSum, secure_sum
 from gym_server.soups import Ingredients, make_soup, state_files
-from gym_server.store.tables import rounds, updates
+from gym_server.store.database import Database
+from gym_server.store.tables import ledger, rounds, updates
 
 log = logging.getLogger("gym_server")
 
@@ -117,6 +124,39 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
         "same": all(then == now for then, now in pairs.values()),
         "scores": pairs,
     }
+
+
+def require_round_plugins(folder: Path, server_round: int) -> None:
+    """Refuse a round without the plug-ins that it was merged with, before the hub's config is read.
+
+    To the config their names are unknown ones. Anything else that is wrong is left to ``replay``, which reads the
+    verified ledger.
+
+    Args:
+        folder: The hub's.
+        server_round: Of the round.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` naming plug-in, package, version and round.
+    """
+    path = folder.resolve() / CONFIG_NAME
+    if not path.is_file():
+        return
+    values, marks = parse_config(path, read_config_text(path))
+    storage = validate(values, _Stored, str(path), marks).storage
+    with closing(Database.open(storage.database, path.parent)) as database, database.reading() as tx:
+        rows = tx.execute(select(ledger).where(ledger.c.kind == "version")).all()
+    for told in (entry_of(row).body for row in rows):
+        if told["server_round"] == server_round:
+            require_plugins(read_records(told.get("plugins", []), "the ledger"), f"round {server_round}")
+
+
+class _Stored(BaseModel):
+    """Of a hub's config, where its state lives."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    storage: StorageConfig = StorageConfig()
 
 
 def _private(fed: Federation, told: dict[str, Any]) -> PrivateRound | None:

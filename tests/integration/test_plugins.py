@@ -343,6 +343,10 @@ def test_a_round_is_merged_recorded_and_replayed_with_members_of_an_installed_pa
     ]
     replayed = json.loads(good(site, "gym-server", "ledger", "replay", "1", "--dir", hub, "--json"))
     assert replayed["replayed"] == replayed["soup"]
+    without = run(None, "gym-server", "ledger", "replay", "1", "--dir", hub)
+    assert without.returncode != 0
+    assert "round 1 needs aggregator 'example_middle' of gym-fed-example 1.0" in without.stderr
+    assert "which is not installed here" in without.stderr
     other = install(tmp_path / "source", tmp_path / "other", "1.1")
     refused = run(other, "gym-server", "ledger", "replay", "1", "--dir", hub)
     assert refused.returncode != 0

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from gym_server.cli import app
+from gym_server.federation import Federation
+from gym_server.setup import init_hub
+from typer.testing import CliRunner
 
 from gym_fed.config.plugins import as_json, plugins_of, read_records, recorded_in, require_plugins
 from gym_fed.config.soup import SoupRecipe
@@ -106,3 +112,29 @@ def test_no_rule_is_known_by_its_name_outside_its_file() -> None:
                     words = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
                     found += [f"{file.relative_to(ROOT)}:{node.lineno}: {w}" for w in words & names]
     assert not found
+
+
+@pytest.mark.parametrize("verb", ["replay", "rescore"])
+def test_a_round_whose_plug_in_is_gone_is_refused_by_that_and_not_by_the_hubs_config(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_base: Path, verb: str
+) -> None:
+    hub = tmp_path / "hub"
+    init_hub(hub, "rules", str(tiny_base), "open")
+    told = {"server_round": 3, "height": 1, "plugins": as_json(plugins_of(SoupRecipe(aggregator="mine")))}
+    with Federation.open(hub) as fed, fed.database.transaction() as tx:
+        fed.ledger.append(tx, "version", told)
+    config = hub / "gym-server.yaml"
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**values, "soup": {"aggregator": "mine"}}))
+    install(monkeypatch, {})
+    error = CliRunner().invoke(app, ["ledger", verb, "3", "--dir", str(hub)]).exception
+    assert isinstance(error, GymError)
+    assert error.code is ErrorCode.MISSING_DEPENDENCY
+    assert re.fullmatch(
+        r"round 3 needs aggregator 'mine' of gym-more 1\.2 \(sha256 \w{12}\), which is not installed here",
+        error.message,
+    )
+    other = CliRunner().invoke(app, ["ledger", verb, "4", "--dir", str(hub)]).exception
+    assert isinstance(other, GymError)
+    assert other.code is ErrorCode.CONFIG_INVALID
+    assert f"{config}:" in other.message
