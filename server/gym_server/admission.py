@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, select
 
+from gym_fed.config.plugins import only_recorded, recorded_in
 from gym_fed.config.sections import AdmissionConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
@@ -209,7 +211,7 @@ class Admission:
             check_upload(self._database, manifest, path, spec)
             return None
         limits = DeltaLimits(max_file_bytes=self._config.max_update_bytes)
-        with DeltaFile.open(path, spec, limits) as delta:
+        with self._codecs_of_the_round(manifest), DeltaFile.open(path, spec, limits) as delta:
             norm = delta.norm()
         if self._config.max_norm is not None and norm > self._config.max_norm:
             raise GymError(
@@ -218,6 +220,24 @@ class Admission:
                 "train for fewer steps or with a lower learning rate",
             )
         return norm
+
+    @contextmanager
+    def _codecs_of_the_round(self, manifest: UpdateManifest) -> Iterator[None]:
+        """Import no plug-in of this machine because an update names it: the round's task does, or it is refused."""
+        query = select(rounds.c.spec).where(rounds.c.server_round == manifest.server_round)
+        with self._database.reading() as tx:
+            recorded = recorded_in(tx.scalar(query) or "{}")
+        try:
+            with only_recorded(recorded, "the update"):
+                yield
+        except GymError as error:
+            if error.code is not ErrorCode.MISSING_DEPENDENCY:
+                raise
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"the update is in a codec that the task of round {manifest.server_round} does not name",
+                "encode it as the task says",
+            ) from error
 
     def _check_round(self, tx: Connection, candidate: Candidate, manifest: UpdateManifest) -> None:
         now = time.time()

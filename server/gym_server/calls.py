@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gym_fed
-from gym_fed.config.plugins import as_json, plugins_of
+from gym_fed.config.plugins import as_json
 from gym_fed.ledger.entries import Entry
 from gym_fed.wire.limits import PROTOCOL
 from gym_fed.wire.protocol import require_contributor
@@ -19,6 +19,7 @@ from gym_server.downloads import Downloads
 from gym_server.federation import Federation
 from gym_server.guard import current_address, current_session
 from gym_server.limits import EnrolmentLimits
+from gym_server.round_plugins import plugins_of_round
 from gym_server.threads import heavily
 from gym_server.variant_checks import EVERYONE
 from gym_server.variants import HeldVariant
@@ -48,7 +49,7 @@ class CallsBesideRounds:
             "num_parameters": fed.base.num_parameters,
             "soup": self._downloads.form.to_dict(),
         }
-        plugins = plugins_of(fed.config.recipe, fed.config.codec)
+        plugins = plugins_of_round(fed, fed.config.recipe)
         if plugins:
             recipe["plugins"] = as_json(plugins)
         return pb.StatusReply(

@@ -17,6 +17,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from tests.support.installed import install
 from tests.support.loopback_hub import LoopbackHub, some_delta
 
 TASK = "task-1"
@@ -101,6 +102,18 @@ def test_an_update_whose_manifest_claims_something_else_is_refused_and_the_hones
     assert (receipt.verdict, receipt.code) == ("refused", code.value), receipt.reason
     assert reason in receipt.reason
     assert collecting.send().verdict == "admitted", "the only thing wrong was the claim"
+
+
+def test_an_update_in_a_plug_ins_codec_that_the_task_does_not_name_is_refused_and_nothing_imported(
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = collecting.path.read_bytes()
+    collecting.path.write_bytes(honest.replace(b"dense", b"trap5"))
+    assert collecting.path.read_bytes() != honest
+    install(monkeypatch, {"gym_fed.codecs": {"trap5": "tests.unit.no_such_module:Trap"}})
+    receipt = collecting.send()
+    assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.UPDATE_REFUSED.value), receipt.reason
+    assert receipt.reason.endswith("is in a codec that the task of round 1 does not name")
 
 
 def test_an_update_that_is_for_another_base_throughout_is_refused(

@@ -12,13 +12,15 @@ import pytest
 import yaml
 from gym_server.cli import app
 from gym_server.federation import Federation
+from gym_server.round_plugins import plugins_of_round
 from gym_server.setup import init_hub
 from typer.testing import CliRunner
 
-from gym_fed.config.plugins import as_json, plugins_of, read_records, recorded_in, require_plugins
+from gym_fed.config.plugins import as_json, plugins_of, read_records, recorded_in, records, require_plugins
 from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.task import TrainingRecipe
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+from gym_fed.kinds import AGGREGATORS, CODECS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 from tests.support.installed import install
 
 ROOT = Path(__file__).parents[2]
@@ -138,3 +140,20 @@ def test_a_round_whose_plug_in_is_gone_is_refused_by_that_and_not_by_the_hubs_co
     assert isinstance(other, GymError)
     assert other.code is ErrorCode.CONFIG_INVALID
     assert f"{config}:" in other.message
+
+
+def test_a_round_records_the_codecs_of_soups_and_not_those_of_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_base: Path
+) -> None:
+    install(monkeypatch, {"gym_fed.codecs": {"mine": "json:A", "theirs": "json:B"}})
+    init_hub(tmp_path / "hub", "rules", str(tiny_base), "open")
+    told = {
+        "server_round": 1,
+        "recipe": {"codec": {"codec": "dense", "head": "mine-row", "lora_rank": None}},
+        "plugins": as_json(records([(CODECS, "mine"), (CODECS, "theirs")])),
+    }
+    with Federation.open(tmp_path / "hub") as fed:
+        assert plugins_of_round(fed, TrainingRecipe()) == []
+        with fed.database.transaction() as tx:
+            fed.ledger.append(tx, "version", told)
+        assert [(r.kind, r.name) for r in plugins_of_round(fed, TrainingRecipe())] == [("codec", "mine")]

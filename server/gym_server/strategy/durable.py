@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from gym_fed.config.plugins import plugins_of
 from gym_fed.config.privacy import SecureTask
 from gym_fed.config.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
@@ -31,6 +30,7 @@ from gym_server.grid import LOST
 from gym_server.merging import merge_round
 from gym_server.payload import ByReference, Payloads
 from gym_server.rewards.scores import ScoringStopped
+from gym_server.round_plugins import plugins_of_round
 from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.secure.round import SecureRound
 from gym_server.store.away import StoreAway
@@ -351,7 +351,7 @@ class DeltaSoup(Strategy):
             soups=fed.journal.soups(),
             recipe=recipe,
             codec=fed.config.codec,
-            plugins=plugins_of(recipe, fed.config.codec),
+            plugins=plugins_of_round(fed, recipe),
             max_update_bytes=fed.config.admission.max_update_bytes,
             deadline_seconds=time.time() + fed.config.rounds.deadline_seconds,
             secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
