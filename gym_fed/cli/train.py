@@ -77,8 +77,7 @@ def train(
         return
     out.print(learned(result))
     if settings.save_final:
-        advice = ALGORITHMS.type_of(settings.algorithm).advice(str(result.output_dir))
-        out.print(f"saved in {result.output_dir}; {advice}")
+        out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}")
 
 
 def _require_plugins(config: Path, overrides: list[str]) -> None:
@@ -100,6 +99,12 @@ def learned(result: TrainResult) -> str:
     if result.privacy is None:
         return text
     return f"{text}; privacy: epsilon {result.epsilon:.2f} at delta {result.privacy.target_delta:g}"
+
+
+def _next(settings: TrainingConfig, folder: Path) -> str:
+    """What a trained model is good for."""
+    advice: str = ALGORITHMS.type_of(settings.algorithm).advice(str(folder))
+    return advice
 
 
 def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
