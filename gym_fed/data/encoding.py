@@ -224,6 +224,15 @@ def _encode_in_steps(tokenizer: Any, conversation: Conversation) -> Encoded:
     return {"input_ids": ids, "labels": labels}
 
 
+def prompt_ids(tokenizer: Any, prompt: str | Sequence[dict[str, Any]]) -> list[int]:
+    """Token ids of a text, or of a conversation up to where the assistant's answer begins."""
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    rows = list(prompt)
+    encoded = tokenizer.apply_chat_template(rows, tokenize=True, return_dict=True, add_generation_prompt=True)
+    return list(encoded["input_ids"])
+
+
 def require_chat_template(tokenizer: Any) -> str:
     """The tokenizer's chat template.
 

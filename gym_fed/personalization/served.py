@@ -125,7 +125,7 @@ class ServedVariant:
         return self._open().engine.submit(request)
 
     def _conversation(self, messages: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        from gym_fed.data.encoding import require_chat_template
+        from gym_fed.data.encoding import prompt_ids, require_chat_template
 
         tokenizer = self._open().tokenizer
         require_chat_template(tokenizer)
@@ -134,10 +134,7 @@ class ServedVariant:
             if isinstance(messages, str)
             else [dict(m) for m in messages]
         )
-        encoded = tokenizer.apply_chat_template(
-            rows, tokenize=True, return_dict=True, add_generation_prompt=True
-        )
-        return list(encoded["input_ids"])
+        return prompt_ids(tokenizer, rows)
 
     def _text(self, prompt: str) -> list[int]:
         return list(self._open().tokenizer(prompt)["input_ids"])

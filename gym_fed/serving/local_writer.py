@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +21,7 @@ _UNSERVABLE = re.compile(r"[^A-Za-z0-9._/-]")
 class Service(Protocol):
     """What is used of ``OpenAIService``."""
 
-    def stream(self, url: str, body: Any, caller: Caller) -> Iterator[dict[str, Any]]: ...
+    def stream(self, url: str, body: Any, caller: Caller) -> Generator[dict[str, Any]]: ...
 
 
 class LocalWriter:
@@ -60,8 +60,10 @@ class LocalWriter:
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         """See ``Writer``. At least half of the context, or ``max_tokens`` if that is less, is kept for the answer."""
+        from gym_fed.data.encoding import prompt_ids
+
         wanted = body.get("max_tokens") or self._context
-        length = self._length(body)
+        length = len(prompt_ids(self._tokenizer, body["messages"] if "messages" in body else body["prompt"]))
         room = self._context - min(wanted, self._context // 2)
         if length > room:
             raise GymError(
@@ -71,21 +73,12 @@ class LocalWriter:
             )
         most = min(wanted, self._context - length)
         try:
-            with closing(_closable(self._service.stream(url, {**body, "max_tokens": most}, LOCAL))) as chunks:
+            with closing(self._service.stream(url, {**body, "max_tokens": most}, LOCAL)) as chunks:
                 yield from chunks
         except RequestError as error:
             if error.name != "context_length_exceeded":
                 raise
             raise GymError(ErrorCode.TOO_LARGE, error.message, error.hint) from error
-
-    def _length(self, body: dict[str, Any]) -> int:
-        """Tokens of the prompt."""
-        if "messages" not in body:
-            return len(self._tokenizer(body["prompt"])["input_ids"])
-        encoded = self._tokenizer.apply_chat_template(
-            body["messages"], tokenize=True, return_dict=True, add_generation_prompt=True
-        )
-        return len(encoded["input_ids"])
 
 
 def open_engine(model: str, *, variants: Path | None = None, device: str = "auto") -> LocalWriter:
@@ -173,10 +166,3 @@ def _require_mergeable(model: str) -> None:
             f"{model} cannot be served: {getattr(config.peft_type, 'value', config.peft_type)} changes no weights",
             "serve its base, or train another kind of adapter",
         )
-
-
-def _closable(chunks: Iterator[dict[str, Any]]) -> Generator[dict[str, Any]]:
-    """A service may give any iterator; that of ``OpenAIService`` is a generator, which cancels when it is closed."""
-    if isinstance(chunks, Generator):
-        return chunks
-    return (chunk for chunk in chunks)

@@ -11,6 +11,7 @@ import torch
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from gym_fed.data.encoding import prompt_ids
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.detokenizing import TextDecoder, TextStream
 
@@ -45,7 +46,7 @@ class PlainGeneration:
         return self._chunks(body)
 
     def _chunks(self, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        ids = self._prompt_ids(body)
+        ids = prompt_ids(self._tokenizer, body["messages"] if "messages" in body else body["prompt"])
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         stop = _Stop()
         done: list[int] = []
@@ -95,14 +96,6 @@ class PlainGeneration:
         ends = self._model.generation_config.eos_token_id
         known = ends if isinstance(ends, list) else [ends]
         return int(out.shape[1]) - len(ids) - (int(out[0, -1]) in known)
-
-    def _prompt_ids(self, body: dict[str, Any]) -> list[int]:
-        if "messages" not in body:
-            return list(self._tokenizer(body["prompt"])["input_ids"])
-        encoded = self._tokenizer.apply_chat_template(
-            body["messages"], tokenize=True, return_dict=True, add_generation_prompt=True
-        )
-        return list(encoded["input_ids"])
 
 
 class _Stop(StoppingCriteria):

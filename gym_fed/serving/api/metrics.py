@@ -44,6 +44,11 @@ _ENGINE_COUNTS = {
     "busy_seconds": "Seconds in turns that had a step.",
     "model_seconds": "Seconds in forwards.",
 }
+_ENGINE_COUNTS_BY = {
+    "finished": ("reason", "Requests by how they ended."),
+    "sign_products": ("kernel", "Products of layers' sign deltas, by kernel."),
+    "packed_products": ("form", "Products of layers' packed deltas other than signs, by form."),
+}
 _ENGINE_STATES = {
     "running": "Requests that generate.",
     "queued": "Requests that wait.",
@@ -119,26 +124,11 @@ class _Served(Collector):
         yield GaugeMetricFamily(
             "gym_engine_healthy", "Whether the engine's loop is alive.", value=float(engine.healthy)
         )
-        finished = CounterMetricFamily(
-            "gym_engine_finished", "Requests by how they ended.", labels=["reason"]
-        )
-        for reason, count in engine.finished.items():
-            finished.add_metric([reason], count)
-        yield finished
-        products = CounterMetricFamily(
-            "gym_engine_sign_products", "Products of layers' sign deltas, by kernel.", labels=["kernel"]
-        )
-        for kernel, count in engine.sign_products.items():
-            products.add_metric([kernel], count)
-        yield products
-        packed = CounterMetricFamily(
-            "gym_engine_packed_products",
-            "Products of layers' packed deltas other than signs, by form.",
-            labels=["form"],
-        )
-        for form, count in engine.packed_products.items():
-            packed.add_metric([form], count)
-        yield packed
+        for name, (label, told) in _ENGINE_COUNTS_BY.items():
+            family = CounterMetricFamily(f"gym_engine_{name}", told, labels=[label])
+            for value, count in getattr(engine, name).items():
+                family.add_metric([value], count)
+            yield family
         yield from _plain("gym_engine", engine, _ENGINE_COUNTS, _ENGINE_STATES)
         for name, told in _ENGINE_TIMES.items():
             yield _histogram(f"gym_engine_{name}_seconds", told, getattr(engine, name))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import disk_full, fsync_folder
@@ -67,35 +68,32 @@ class Registry:
 
         A damaged row is left out and told to the log, so that it takes nothing from the others; ``get`` refuses it.
         """
+        for row in self._rows(_SELECT, owner):
+            try:
+                record = VariantRecord.of_row(row)
+            except GymError as error:
+                _log.error("%s", error.message)
+                continue
+            yield record
+
+    def names(self) -> Iterator[str]:
+        """All names, those of damaged rows too."""
+        for row in self._rows("SELECT name FROM variants"):
+            yield str(row[0])
+
+    def _rows(self, select: str, owner: str | None = None) -> Iterator[tuple[Any, ...]]:
+        """Rows by name, which is their first column."""
         last = ""
         while True:
-            query, values = f"{_SELECT} WHERE name > ?", [last]
+            query, values = f"{select} WHERE name > ?", [last]
             if owner is not None:
                 query, values = f"{query} AND owner = ?", [last, owner]
             with self._connection() as connection:
                 rows = connection.execute(f"{query} ORDER BY name LIMIT {_PAGE_ROWS}", values).fetchall()
-            for row in rows:
-                try:
-                    record = VariantRecord.of_row(row)
-                except GymError as error:
-                    _log.error("%s", error.message)
-                    continue
-                yield record
+            yield from rows
             if len(rows) < _PAGE_ROWS:
                 return
             last = rows[-1][0]
-
-    def names(self) -> Iterator[str]:
-        """All names, those of damaged rows too."""
-        last = ""
-        query = f"SELECT name FROM variants WHERE name > ? ORDER BY name LIMIT {_PAGE_ROWS}"
-        while True:
-            with self._connection() as connection:
-                found = [row[0] for row in connection.execute(query, (last,))]
-            yield from map(str, found)
-            if len(found) < _PAGE_ROWS:
-                return
-            last = found[-1]
 
     def count(self) -> int:
         """How many there are."""
