@@ -35,7 +35,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.models import load_model
-from gym_fed.serving.kv_cache import KVCache
+from gym_fed.serving.attention import KVCache
 from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.mixed import MixedModel, Piece
 from gym_fed.serving.operands import DenseOperand, loaded_variant

@@ -29,8 +29,8 @@ from gym_fed.personalization.recipe import Encoding, Method
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.personalization.base import Base
-    from gym_fed.personalization.judge import Judge
     from gym_fed.personalization.made import Listener
+    from gym_fed.personalization.making import Judge
     from gym_fed.personalization.rows import PersonalRows
 
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)

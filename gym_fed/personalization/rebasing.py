@@ -12,10 +12,9 @@ from gym_fed.config.training import TrainingConfig
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.personalization.base import Base
-from gym_fed.personalization.judge import Judge
 from gym_fed.personalization.keeping import Shelf
 from gym_fed.personalization.made import Listener, RebasedVariant, begin, require_better
-from gym_fed.personalization.making import FORM_KEY, Order
+from gym_fed.personalization.making import FORM_KEY, Judge, Order
 from gym_fed.personalization.rebase import Carried, carry, method_of, product_encoding, refit, require_shapes
 from gym_fed.personalization.recipe import encoding_of, require_fitting, set_keys, training_config
 from gym_fed.personalization.rows import PersonalRows

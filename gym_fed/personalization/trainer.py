@@ -126,8 +126,7 @@ class PersonalizedTrainer:
         rows = self._rows(preferences, examples, data, held_out, columns)
         revision = self._shelf.planned_revision(chosen, user_id, replace=replace)
         from gym_fed.personalization.base import Base
-        from gym_fed.personalization.judge import Judge
-        from gym_fed.personalization.making import Order, make
+        from gym_fed.personalization.making import Judge, Order, make
 
         begin(told, f"loading {self.base_model}")
         base = Base.load(self.base_model, self.device)

@@ -120,14 +120,15 @@ def check_body(url: str, body: dict[str, Any]) -> None:
     Raises:
         RequestError: Naming the field.
     """
-    from gym_fed.serving.openai.chat_request import CHAT_NEUTRAL, ChatRequest
-    from gym_fed.serving.openai.completion_request import (
+    from gym_fed.serving.openai.fields import parse
+    from gym_fed.serving.openai.schemas import (
+        CHAT_NEUTRAL,
         COMPLETION_NEUTRAL,
         EMBEDDING_NEUTRAL,
+        ChatRequest,
         CompletionRequest,
         EmbeddingRequest,
     )
-    from gym_fed.serving.openai.fields import parse
 
     if url == "/v1/chat/completions":
         parse(ChatRequest, body, CHAT_NEUTRAL)

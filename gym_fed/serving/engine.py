@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.detokenizing import TextDecoder
-from gym_fed.serving.embedding import PendingEmbedding
 from gym_fed.serving.engine_stats import Counters, EngineStats
-from gym_fed.serving.generation import Generation
+from gym_fed.serving.generation import Generation, PendingEmbedding
 from gym_fed.serving.loop import EngineLoop
 from gym_fed.serving.request import GenerationRequest, Limits
 from gym_fed.serving.sequence import Embedding, Sequence, Work

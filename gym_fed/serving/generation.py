@@ -1,4 +1,4 @@
-"""The caller's end of one answer: its events, its whole, and how to call it off. Threads and asyncio alike."""
+"""The caller's end of one answer, its events and its whole, or of one embedding, and how to call it off."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.request import Completion, Event, GenerationRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
@@ -149,3 +155,72 @@ def _set(wakers: list[_Waker]) -> None:
             loop.call_soon_threadsafe(waker.set)
         except RuntimeError:  # its event loop was closed: nobody reads any more
             continue
+
+
+class HiddenMean:
+    """Mean of the last hidden states of a text that is read in pieces."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+
+    def add(self, states: Tensor) -> None:
+        """Of the next tokens: ``[tokens, hidden]``."""
+        found = states.float().sum(dim=0)
+        self._sum = found if self._sum is None else self._sum + found
+
+    def unit(self) -> Tensor:
+        """The mean scaled to length 1 (so that the sum will do): ``[hidden] float32``."""
+        assert self._sum is not None
+        found: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
+        return found
+
+
+class PendingEmbedding:
+    """One embedding on its way: ``[hidden] float32``, the mean of the text's last hidden states, of length 1.
+
+    Args:
+        future: Set by the engine; whoever cancels it calls the work off.
+    """
+
+    def __init__(self, future: Future[Tensor]) -> None:
+        self._future = future
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def cancel(self) -> None:
+        """Call it off: within one step its place is free. Safe to call at any time."""
+        self._future.cancel()
+
+    def result(self, timeout: float | None = None) -> Tensor:
+        """Wait for it.
+
+        Raises:
+            GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (it goes on); ``UNAVAILABLE``
+                when it was called off.
+        """
+        try:
+            return self._future.result(timeout)
+        except FutureTimeoutError:
+            raise GymError(
+                ErrorCode.DEADLINE_EXCEEDED, f"no embedding within {timeout} s", "wait longer"
+            ) from None
+        except CancelledError:
+            raise _called_off() from None
+
+    async def result_async(self) -> Tensor:
+        """As ``result``, without holding up the event loop. Whoever stops awaiting it calls the embedding off."""
+        waiting = asyncio.wrap_future(self._future)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                self.cancel()
+                raise
+            raise _called_off() from None
+
+
+def _called_off() -> GymError:
+    return GymError(ErrorCode.UNAVAILABLE, "the embedding was called off", "ask again")

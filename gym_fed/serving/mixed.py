@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving import attention
-from gym_fed.serving.embedding import HiddenMean
-from gym_fed.serving.kv_cache import KVCache
+from gym_fed.serving.attention import KVCache
+from gym_fed.serving.generation import HiddenMean
 from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.mixed_layers import MixedLayers, MixedRows, Roster, RowMap
 from gym_fed.serving.model_layout import ModelLayout

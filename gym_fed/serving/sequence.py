@@ -6,8 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.serving.detokenizing import StopTexts, TextDecoder
-from gym_fed.serving.embedding import HiddenMean
-from gym_fed.serving.generation import Generation
+from gym_fed.serving.generation import Generation, HiddenMean
 from gym_fed.serving.request import Completion, Event, FinishReason, TokenLogprob
 from gym_fed.serving.sampling import Choice, RowSampler
 

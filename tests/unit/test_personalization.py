@@ -16,8 +16,8 @@ from gym_fed.identity.keys import SigningKey
 from gym_fed.models import load_model
 from gym_fed.personalization import PersonalizedTrainer
 from gym_fed.personalization.base import Base
-from gym_fed.personalization.judge import Judge
 from gym_fed.personalization.made import CreatedVariant, Listener
+from gym_fed.personalization.making import Judge
 from gym_fed.personalization.rebase import search_alpha
 from gym_fed.personalization.rows import read_rows
 from gym_fed.serving.store.signing import sign_variant

@@ -10,8 +10,8 @@ import torch
 from gym_quant.kernels import ResidentSigns
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.embedding import HiddenMean
-from gym_fed.serving.kv_cache import KVCache
+from gym_fed.serving.attention import KVCache
+from gym_fed.serving.generation import HiddenMean
 from gym_fed.serving.loaded import LoadedVariant
 from gym_fed.serving.mixed import MixedModel, Piece
 from gym_fed.serving.operands import FactorOperand, ModelLayout, PackedOperand

@@ -15,8 +15,7 @@ from gym_fed.serving.openai.answers import Answer, Chunk
 from gym_fed.serving.request import Event
 
 if TYPE_CHECKING:
-    from gym_fed.serving.embedding import PendingEmbedding
-    from gym_fed.serving.generation import Generation
+    from gym_fed.serving.generation import Generation, PendingEmbedding
 
 
 class Pending:

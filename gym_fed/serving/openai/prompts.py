@@ -10,8 +10,8 @@ from functools import cached_property
 from queue import LifoQueue
 from typing import Any
 
-from gym_fed.serving.openai.chat_request import AssistantMessage, Message, ToolMessage, text_of
 from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, text_of
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 _PROBE: dict[str, Any] = {

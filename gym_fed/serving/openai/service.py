@@ -15,26 +15,26 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.openai.answers import Answer, ChatAnswer, Choice, Chunk, CompletionAnswer
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
-from gym_fed.serving.openai.chat_request import CHAT_NEUTRAL, ChatRequest
-from gym_fed.serving.openai.completion_request import (
-    COMPLETION_NEUTRAL,
-    DEFAULT_MAX_TOKENS,
-    EMBEDDING_NEUTRAL,
-    CompletionRequest,
-    EmbeddingRequest,
-    as_list,
-)
 from gym_fed.serving.openai.fields import SamplingFields, parse
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.prompts import CALL_CLOSE, Prompts
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
+from gym_fed.serving.openai.schemas import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    DEFAULT_MAX_TOKENS,
+    EMBEDDING_NEUTRAL,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    as_list,
+)
 from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
 from gym_fed.serving.request import GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from gym_fed.serving.embedding import PendingEmbedding
     from gym_fed.serving.engine import Engine
-    from gym_fed.serving.generation import Generation
+    from gym_fed.serving.generation import Generation, PendingEmbedding
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from gym_fed.serving.openai.chat_request import ChatRequest, NamedTool, Tool
 from gym_fed.serving.openai.prompts import CALL_CLOSE, CALL_OPEN
+from gym_fed.serving.openai.schemas import ChatRequest, NamedTool, Tool
 
 
 @dataclass(frozen=True)
