@@ -344,7 +344,7 @@ def test_a_variant_in_a_codec_that_is_not_installed_names_that_remedy(
     store: VariantStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(store, tmp_path)
-    monkeypatch.setattr("gym_fed.delta.file.codec_names", lambda: ("dense_of_old",))
+    monkeypatch.setattr("gym_fed.delta.file.CODECS.names", lambda: ("dense_of_old",))
     with pytest.raises(GymError, match=r"variant 'alice'.*unknown codec") as caught:
         store.acquire("alice")
     assert caught.value.hint == "a codec of another package is known once that package is installed"
