@@ -61,7 +61,7 @@ def test_a_prompt_that_the_engine_alone_finds_too_long_makes_turns_go_too(
 ) -> None:
     conversation = Conversation(engine, sampling=GREEDY)
     list(conversation.say("copy: " + "a" * 60))
-    monkeypatch.setattr(engine, "_length", lambda body: 1)
+    monkeypatch.setattr("gym_fed.data.encoding.prompt_ids", lambda tokenizer, prompt: [0])
     list(conversation.say("x" * 180))
     assert conversation.forgotten == 2
     with pytest.raises(GymError) as caught:
