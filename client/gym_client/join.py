@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gym_client.address import Address
 from gym_client.backoff import Outage, is_passing, patiently, persistently
-from gym_client.base_model import base_source, needs_a_look
 from gym_client.data import Data, load_data
 from gym_client.display import Display
+from gym_client.global_model import base_source, needs_a_look
 from gym_client.home import Home
 from gym_client.known import LAST_SERVER, last_address
 from gym_client.pins import ServerPin, parse_fingerprint

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from gym_client.base_model import base_source
 from gym_client.data import Data, load_data
-from gym_client.global_model import GlobalModel, global_model
+from gym_client.global_model import GlobalModel, base_source, global_model
 from gym_client.home import Home
 from gym_client.hooks import Hooks, current_hooks
 from gym_client.pins import key_at

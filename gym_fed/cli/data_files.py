@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from gym_fed.cli.data_options import ColumnsOption, FormatOption, counted
 from gym_fed.console import AsJson, MemberName, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import FORMATS
@@ -19,10 +18,45 @@ from gym_fed.text import harmless
 _EXAMPLES = 5
 _SHOWN_CHARACTERS = 100
 
+T = TypeVar("T")
+
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="OURS=THEIRS,...",
+        help="What the file calls its columns, such as prompt=question,completion=answer.",
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option("--format", click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out."),
+]
+_EVERY = 10_000
+
 OutOption = Annotated[
     Path, typer.Option("-o", "--out", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
+
+
+def counted(items: Iterable[T], what: str) -> Iterator[T]:
+    """Pass items on; long work says how far it is, on standard error: a counter on a terminal, lines elsewhere."""
+    if not err.is_terminal:
+        for number, item in enumerate(items, 1):
+            yield item
+            if number % _EVERY == 0:
+                err.print(f"{number} {what}")
+        return
+
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.completed} {task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        for item in items:
+            yield item
+            bar.advance(task)
 
 
 class StoppingRule(StrEnum):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.data_options import ColumnsOption, FormatOption, counted
+from gym_fed.cli.data_files import ColumnsOption, FormatOption, counted
 from gym_fed.console import AsJson, err, out, print_json
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.text import harmless

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed import console
-from gym_fed.cli.delta_encode import encode
-from gym_fed.cli.layer_errors import draw_errors, print_errors, require_matplotlib
+from gym_fed.cli.delta_encode import draw_errors, encode, print_errors, require_matplotlib
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from gym_quant.registry import CODECS
 
-from gym_fed.cli.data_options import ColumnsOption
+from gym_fed.cli.data_files import ColumnsOption
 from gym_fed.cli.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.train import stop_on_ctrl_c
 from gym_fed.cli.variant_options import KeyOption, StoreOption, open_store, signing_key, store_folder

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gym_client.estimate import update_bytes
 from gym_client.global_model import GlobalModel
-from gym_client.offer import Offer, announced
+from gym_client.offer import Offer, announced, update_bytes
 from gym_client.policy import Policy
 from gym_client.privacy_terms import PrivacyTerms, Promises, SecureTerms, require_sums
 from rich.console import Console

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from gym_client.base_model import base_source, needs_a_look
+from gym_client.global_model import base_source, needs_a_look
 from gym_client.home import Home
 from gym_client.join import JoinOptions, join
 from gym_client.policy import Policy
