@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -54,7 +54,14 @@ def backup(
     with opened(folder) as fed:
         while True:
             try:
-                _told_of_backup(run_backup(fed, to, policy, keep), as_json)
+                found = run_backup(fed, to, policy, keep)
+                print_result(
+                    as_json,
+                    found,
+                    f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, {found['files']} "
+                    f"files, {found['objects']} objects, {found['new_objects']} of them new "
+                    f"({found['new_bytes']} bytes)",
+                )
             except GymError as error:
                 if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):
                     raise
@@ -190,12 +197,3 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise GymError(ErrorCode.USAGE, f"{text!r} is no duration", "a number and s, m, h or d: 30m, 1h, 7d")
     return float(match[1]) * _UNITS[match[2]]
-
-
-def _told_of_backup(found: dict[str, Any], as_json: bool) -> None:
-    print_result(
-        as_json,
-        found,
-        f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, {found['files']} files, "
-        f"{found['objects']} objects, {found['new_objects']} of them new ({found['new_bytes']} bytes)",
-    )

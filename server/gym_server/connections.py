@@ -61,16 +61,11 @@ def require_free(address: str) -> None:
                 probe.bind(where)  # refused where somebody listens
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    raise in_use(address) from error
-
-
-def in_use(address: str) -> GymError:
-    """The error of a second process on one port."""
-    return GymError(
-        ErrorCode.ADDRESS_IN_USE,
-        f"cannot listen on {address}: another process listens on port {address.rpartition(':')[2]}",
-        "stop that one, change `listen`, or use --set listen=127.0.0.1:0",
-    )
+                    raise GymError(
+                        ErrorCode.ADDRESS_IN_USE,
+                        f"cannot listen on {address}: another process listens on port {port}",
+                        "stop that one, change `listen`, or use --set listen=127.0.0.1:0",
+                    ) from error
 
 
 class ConnectionLimiter:

@@ -24,9 +24,9 @@ from gym_fed.ledger.restored import FORMAT as RESTORED_FORMAT
 from gym_fed.ledger.restored import KIND as RESTORED
 from gym_fed.ledger.restored import MAX_REASON, Restored, SignedRestored
 from gym_server.ledger.anchor import Anchor, restored_entries
+from gym_server.ledger.checks import verify_database
 from gym_server.ledger.rows import entries_from, entry_of, hash_of, heads_from, newest_head
 from gym_server.ledger.times import stamp
-from gym_server.ledger.verify import verify_database
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger, ledger_heads, ledger_signatures, ledger_subjects, rounds
 
@@ -356,5 +356,5 @@ class Ledger:
     # ---- verification ----
 
     def verify(self) -> dict[str, int]:
-        """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.verify``."""
+        """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.checks``."""
         return verify_database(self._database, self.public_key, self._anchor)
