@@ -8,6 +8,7 @@ installation, 90 state. This module imports nothing heavy.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 
 class ErrorCode(Enum):
@@ -26,11 +27,10 @@ class ErrorCode(Enum):
     http_status: int
     help: str
 
-    def __new__(cls, value: str, exit_code: int, grpc_status: str, http_status: int, help: str) -> ErrorCode:
+    def __new__(cls, value: str, *meaning: Any) -> ErrorCode:
         code = object.__new__(cls)
         code._value_ = value
-        code.exit_code, code.grpc_status, code.http_status = exit_code, grpc_status, http_status
-        code.help = help
+        code.exit_code, code.grpc_status, code.http_status, code.help = meaning
         return code
 
     INTERNAL = "internal", 1, "INTERNAL", 500, "A defect of gym-fed; the log has the trace."

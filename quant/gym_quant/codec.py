@@ -28,7 +28,11 @@ ALIGNED = 40
 ROW = -1
 """In place of a number of columns: as many as a row has."""
 
+SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Number formats of scales, by the word for them; float32 where nothing is said."""
+
 _CHUNK = 1 << 16
+_MAX_GROUP = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -347,6 +351,29 @@ def only_known(params: Mapping[str, Any], known: tuple[str, ...], codec: str) ->
             raise CodecError(
                 f"codec {codec!r} has no parameter {key!r} (known: {', '.join(known) or 'none'})"
             )
+
+
+def scale_params(params: Mapping[str, Any]) -> Params:
+    """``group_size`` and ``scale_dtype`` in their shortest form.
+
+    Raises:
+        CodecError: For values outside their range.
+    """
+    kept: Params = {}
+    if params.get("group_size") is not None:
+        kept["group_size"] = whole_number(params["group_size"], "group_size", 1, _MAX_GROUP)
+    dtype = params.get("scale_dtype", "float32")
+    if dtype not in SCALE_DTYPES:
+        raise CodecError(f"scale_dtype is {dtype!r}, not one of {', '.join(SCALE_DTYPES)}")
+    if dtype != "float32":
+        kept["scale_dtype"] = dtype
+    return kept
+
+
+def group_size(params: Params) -> int | None:
+    """Columns that share their numbers; None: the whole tensor does."""
+    value = params.get("group_size")
+    return None if value is None else int(value)
 
 
 def whole_number(value: Any, what: str, low: int, high: int) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gym_quant.bitstream import Bytes, Floats, pack_bits, packed_bits_width, unpack_bits
 from gym_quant.codec import (
+    SCALE_DTYPES,
     Codec,
     CodecError,
     Encoded,
@@ -29,19 +30,18 @@ from gym_quant.codec import (
     as_matrix,
     check_finite,
     columns_of,
+    group_size,
     only_known,
+    scale_params,
     scaled_fields,
     sum_of_squares,
     to_matrix,
-    whole_number,
 )
 from gym_quant.compensation import compensated_codes
 from gym_quant.planes import codes_a_byte, from_planes, to_planes
 from gym_quant.resident import Resident, ResidentLevels
 from gym_quant.sampling import column_weights, sampled
 
-SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_MAX_GROUP = 1 << 31
 _BLOCK = 1 << 18
 _COMPARED = 16
 """Up to so many codes a comparison each is faster than looking every code up."""
@@ -122,14 +122,7 @@ class LevelCodec(Codec):
             raise CodecError(f"symmetric is {symmetric!r}, neither true nor false")
         if not symmetric:
             kept["symmetric"] = 0
-        if params.get("group_size") is not None:
-            kept["group_size"] = whole_number(params["group_size"], "group_size", 1, _MAX_GROUP)
-        dtype = params.get("scale_dtype", "float32")
-        if dtype not in SCALE_DTYPES:
-            raise CodecError(f"scale_dtype is {dtype!r}, not one of {', '.join(SCALE_DTYPES)}")
-        if dtype != "float32":
-            kept["scale_dtype"] = dtype
-        return kept
+        return kept | scale_params(params)
 
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
@@ -372,12 +365,6 @@ def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
 
 def _tiled(weights: Floats, rows: int, width: int) -> Floats:
     return np.tile(weights.reshape(-1, width), (rows, 1))
-
-
-def group_size(params: Params) -> int | None:
-    """Columns that share their numbers; None: the whole tensor does."""
-    value = params.get("group_size")
-    return None if value is None else int(value)
 
 
 def is_symmetric(params: Params) -> bool:

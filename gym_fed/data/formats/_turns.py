@@ -54,7 +54,7 @@ def conversation_row(row: Raw, key: str) -> Raw:
     """The supervised row of the turns under ``key``."""
     images: list[Any] = []
     messages = answered([*system_of(row), *conversation(row.get(key), key, images)])
-    return with_context(row, {"messages": messages, **({"images": images} if images else {})}, key)
+    return with_context(row, {"messages": messages}, key, images=images)
 
 
 def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:

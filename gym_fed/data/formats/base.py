@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
@@ -111,13 +111,14 @@ def beside(row: Raw) -> Raw:
     return {key: row[key] for key in ("tools", "images", "forget") if key in row}
 
 
-def with_context(row: Raw, converted: Raw, *keys: str) -> Raw:
-    """``converted`` with the row's ``tools``, ``images`` and ``forget``; images of content parts are there already.
+def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = ()) -> Raw:
+    """``converted`` with the row's ``tools``, ``images`` and ``forget``.
 
     Args:
         row: As it stands in the file.
         converted: What was read of it.
         keys: Where that was read; other keys are noted as unread.
+        images: Those of content parts.
 
     Raises:
         BadRow: For tools that are none, and for sound and film, which no trainer here takes.
@@ -125,10 +126,11 @@ def with_context(row: Raw, converted: Raw, *keys: str) -> Raw:
     note_unread(key for key in row if key not in keys and key not in _CONTEXT)
     if tools := tools_of(row):
         converted["tools"] = tools
-    if images := images_of(row):
-        if "images" in converted:
-            raise BadRow("has 'images' and parts with images of their own", "give the images in one way")
-        converted["images"] = images
+    beside_turns = images_of(row)
+    if images and beside_turns:
+        raise BadRow("has 'images' and parts with images of their own", "give the images in one way")
+    if images or beside_turns:
+        converted["images"] = [*images, *beside_turns]
     for key in ("videos", "audios"):
         if row.get(key):
             raise BadRow(f"has {key!r}, which are not supported", "only text and images are; drop the row")

@@ -25,8 +25,7 @@ class Completion(Format):
             if isinstance(prompt, str)
             else {"messages": [*prompt, *answer]}
         )
-        found = {**both, **({"images": images} if images else {})}
-        return with_context(row, found, "completion", *PROMPT_KEYS)
+        return with_context(row, both, "completion", *PROMPT_KEYS, images=images)
 
     def write(self, row: Raw) -> Raw:
         if "messages" not in row:

@@ -31,7 +31,7 @@ class Kto(Format):
         require_learned([completion])
         found = {"prompt": prompt, "completion": completion, "label": _label(row)}
         read = ("completion", "label", "kto_tag", *PROMPT_KEYS)
-        return with_context(row, {**found, **({"images": images} if images else {})}, *read)
+        return with_context(row, found, *read, images=images)
 
 
 def _halves(row: Raw, images: list[Any]) -> tuple[Any, Any]:

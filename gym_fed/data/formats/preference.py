@@ -29,7 +29,7 @@ class Preference(Format):
         if chosen == rejected:
             raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it prefers nothing")
         found = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-        return with_context(row, {**found, **({"images": images} if images else {})}, *_READ)
+        return with_context(row, found, *_READ, images=images)
 
 
 def _common_names(row: Raw) -> Raw:

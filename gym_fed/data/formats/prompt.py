@@ -30,4 +30,4 @@ class Prompt(Format):
             if system := system_of(row):
                 prompt = [*system, {"role": "user", "content": prompt}]
         rest = {key: value for key, value in row.items() if key not in _READ}
-        return with_context(row, {**rest, "prompt": prompt, **({"images": images} if images else {})}, *row)
+        return with_context(row, {**rest, "prompt": prompt}, *row, images=images)

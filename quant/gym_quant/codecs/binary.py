@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from gym_quant.bitstream import Bytes, Floats
-from gym_quant.codec import VALUES, MergeForm, Params, Payload, Shape, as_matrix
+from gym_quant.codec import VALUES, MergeForm, Params, Payload, Shape, as_matrix, group_size
 from gym_quant.kernels import SignMatrix
-from gym_quant.levels import LevelCodec, Shared, group_size, is_symmetric
+from gym_quant.levels import LevelCodec, Shared, is_symmetric
 from gym_quant.splits import best_split, float64_sums
 
 

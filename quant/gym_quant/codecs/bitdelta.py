@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gym_quant.codec import (
     ROW,
+    SCALE_DTYPES,
     Codec,
     CodecError,
     Encoded,
@@ -28,15 +29,13 @@ from gym_quant.codec import (
     as_matrix,
     check_finite,
     columns_of,
+    group_size,
     only_known,
+    scale_params,
     scaled_fields,
-    whole_number,
 )
 from gym_quant.kernels import SignMatrix, decode_signs, encode_signs
 from gym_quant.packing import packed_width, unpack_signs
-
-_SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_MAX_GROUP = 1 << 31
 
 
 class BitDelta(Codec):
@@ -58,15 +57,7 @@ class BitDelta(Codec):
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("group_size", "scale_dtype"), self.name)
-        kept: Params = {}
-        if params.get("group_size") is not None:
-            kept["group_size"] = whole_number(params["group_size"], "group_size", 1, _MAX_GROUP)
-        dtype = params.get("scale_dtype", "float32")
-        if dtype not in _SCALE_DTYPES:
-            raise CodecError(f"scale_dtype is {dtype!r}, not one of {', '.join(_SCALE_DTYPES)}")
-        if dtype != "float32":
-            kept["scale_dtype"] = dtype
-        return kept
+        return scale_params(params)
 
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
@@ -98,8 +89,8 @@ class BitDelta(Codec):
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         rows, cols = as_matrix(shape)
-        dtype = _SCALE_DTYPES[str(params.get("scale_dtype", "float32"))]
-        group = _group_size(params)
+        dtype = SCALE_DTYPES[str(params.get("scale_dtype", "float32"))]
+        group = group_size(params)
         scales = (1,) if group is None else (rows, -(-cols // group))
         return {"scales": (dtype, scales), "bits": (torch.uint8, (rows, packed_width(cols)))}
 
@@ -107,13 +98,13 @@ class BitDelta(Codec):
         shape = tuple(tensor.shape)
         kept = self.normalise(params, shape)
         matrix = tensor.detach().to("cpu", torch.float32).reshape(as_matrix(shape))
-        bits, means = encode_signs(matrix, None, _group_size(kept))
+        bits, means = encode_signs(matrix, None, group_size(kept))
         scales = means.to(self.payload_spec(shape, kept)["scales"][0])
         check_finite(scales, "scale")
         return Encoded(kept, {"scales": scales, "bits": bits})
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
-        group, scales = _group_size(params), payload["scales"]
+        group, scales = group_size(params), payload["scales"]
         part = scales if group is None else scales[start:stop]
         return decode_signs(payload["bits"][start:stop], part, as_matrix(shape)[1], group)
 
@@ -121,7 +112,7 @@ class BitDelta(Codec):
         self, payload: Payload, shape: Shape, params: Params, rows: slice, cols: slice
     ) -> Tensor:
         bits = payload["bits"][rows, cols.start // 8 : packed_width(cols.stop)]
-        group, scales, width = _group_size(params), payload["scales"], cols.stop - cols.start
+        group, scales, width = group_size(params), payload["scales"], cols.stop - cols.start
         if group is None:
             return decode_signs(bits, scales, width)
         groups = torch.arange(cols.start, cols.stop) // group
@@ -129,10 +120,10 @@ class BitDelta(Codec):
 
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix:
         scales = payload["scales"].to(torch.float32)
-        return SignMatrix(payload["bits"], scales, as_matrix(shape)[1], _group_size(params))
+        return SignMatrix(payload["bits"], scales, as_matrix(shape)[1], group_size(params))
 
     def merge_form(self, shape: Shape, params: Params) -> MergeForm:
-        return MergeForm("signs", _group_size(params))
+        return MergeForm("signs", group_size(params))
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
         """The scale is the norm: every sign stays."""
@@ -152,14 +143,9 @@ class BitDelta(Codec):
         """Exact and free: every weight of a group has the magnitude of its scale."""
         rows, cols = as_matrix(shape)
         squares = np.square(payload["scales"].to(torch.float64).numpy())
-        group = _group_size(params)
+        group = group_size(params)
         if group is None:
             return math.sqrt(float(squares[0]) * rows * cols)
         counts = np.full(squares.shape[1], min(group, cols), dtype=np.float64)
         counts[-1] = cols - group * (squares.shape[1] - 1)
         return math.sqrt(float((squares * counts).sum()))
-
-
-def _group_size(params: Params) -> int | None:
-    value = params.get("group_size")
-    return None if value is None else int(value)
