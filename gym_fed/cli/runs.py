@@ -15,7 +15,6 @@ from gym_fed import console
 from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tracking.trackers.base import flat
-from gym_fed.tracking.trackers.jsonl import read_lines
 
 app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is_help=True)
 
@@ -240,6 +239,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The lines of a file of figures; empty where there is none yet."""
+    from gym_fed.tracking.trackers.jsonl import read_lines
+
     try:
         lines = read_lines(file)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
