@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+_Trainer: Any = object  # what the mix-in is placed before
 
-class GlobalBatch:
+
+class GlobalBatch(_Trainer):  # type: ignore[misc]
     """Mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
 
     A subclass says what a batch holds (``items``) and weighs the parts of its loss by ``share``. What is evaluated has
@@ -31,38 +33,32 @@ class GlobalBatch:
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """The step's batches, which are counted when the first is learnt from: a resume sets random states between."""
-        parent: Any = super()
-        batches, number = parent.get_batch_samples(epoch_iterator, num_batches, device)
+        batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._waiting = tuple(batches)
         return batches, number
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """The trainer's own; a batch of no step, as when sizes are tried out, is a step of itself."""
-        parent: Any = super()
         waiting, self._waiting = self._waiting, ()
         if waiting or self._step_items is None:
             self.count(list(waiting) or [inputs])
-        return parent.training_step(model, inputs, num_items_in_batch)
+        return super().training_step(model, inputs, num_items_in_batch)
 
     def count(self, batches: list[Any]) -> None:
         """Take ``batches`` (at least one) as those of a step. All processes have as many of them."""
-        trainer: Any = self
         found = [self.items(batch) for batch in batches]
         names = list(found[0])
         import torch
 
-        sums = torch.tensor(
-            [sum(int(one[name]) for one in found) for name in names], device=trainer.args.device
-        )
-        total = trainer.accelerator.reduce(sums, reduction="sum")
+        sums = torch.tensor([sum(int(one[name]) for one in found) for name in names], device=self.args.device)
+        total = self.accelerator.reduce(sums, reduction="sum")
         self._step_items = dict(zip(names, map(float, total.tolist()), strict=True))
 
     def share(self, name: str, number: Any) -> Any:
         """What a batch's mean over ``number`` items of a kind counts in the step."""
-        trainer: Any = self
-        if self._step_items is None or not trainer.model.training:
+        if self._step_items is None or not self.model.training:
             return 1.0
-        return number * trainer.accelerator.num_processes / max(self._step_items[name], 1.0)
+        return number * self.accelerator.num_processes / max(self._step_items[name], 1.0)
 
 
 class RowMeans(GlobalBatch):
@@ -79,7 +75,6 @@ class RowMeans(GlobalBatch):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The trainer's own, weighed."""
-        parent: Any = super()
         weight = self.share("rows", self.rows(inputs))
-        found = parent.compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return (found[0] * weight, found[1]) if return_outputs else found * weight

@@ -93,8 +93,7 @@ class PpoTrainer(GrpoRollouts):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's clipped loss of the policy and half the critic's squared error, both means over the step's tokens."""
-        parent: Any = super()
-        policy_loss: torch.Tensor = parent._compute_loss(model, inputs)
+        policy_loss: torch.Tensor = super()._compute_loss(model, inputs)
         mask, old, returns = inputs["completion_mask"], inputs["old_values"], inputs["returns"]
         values = self._values(inputs)
         reach = self.settings.cliprange_value
@@ -102,9 +101,8 @@ class PpoTrainer(GrpoRollouts):
         errors = 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
         self._log("value_loss", self._mean(errors.detach(), mask))
         tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
-        trainer = self._trainer
-        if trainer.model.training:  # the count is of a whole generation: scaled as TRL's "dapo" does
-            tokens = tokens * trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
+        if self.model.training:  # the count is of a whole generation: scaled as TRL's "dapo" does
+            tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         value_loss: torch.Tensor = (errors * mask).sum() / tokens
         return policy_loss + value_loss
 
@@ -119,7 +117,7 @@ class PpoTrainer(GrpoRollouts):
         if "old_per_token_logps" not in batch:
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-            with torch.no_grad(), disable_gradient_checkpointing(self._trainer.model):
+            with torch.no_grad(), disable_gradient_checkpointing(self.model):
                 batch["old_per_token_logps"], _, _ = self._get_per_token_logps_and_entropies(
                     self.model,
                     ids,
@@ -150,7 +148,7 @@ class PpoTrainer(GrpoRollouts):
         return self._mean((values - self._mean(values, mask)).square(), mask)
 
     def _log(self, name: str, value: torch.Tensor) -> None:
-        self._metrics["train" if self._trainer.model.training else "eval"][name].append(value.item())
+        self._metrics["train" if self.model.training else "eval"][name].append(value.item())
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)

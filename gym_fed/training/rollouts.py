@@ -25,112 +25,104 @@ _PROBE_TOKENS = 16
 _ROUNDING = 1e-3
 
 
-class Rollouts:
+_Trainer: Any = object  # what the mix-in is placed before
+_Grpo: Any = GRPOTrainer  # their annotations are no promise
+_Rloo: Any = RLOOTrainer
+
+
+class Rollouts(_Trainer):  # type: ignore[misc]
     """Mix-in, placed before ``GRPOTrainer`` or ``RLOOTrainer``.
 
     A checkpoint may fall between two uses of the same answers. They are saved with it, so that a resumed run goes on
     learning from them instead of generating others, and ends with the same weights.
     """
 
+    _buffered_inputs: Any
     _num_tokens = 0
     """Seen since this process began; the trainer's own count is that of the whole run."""
 
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
-        parent: Any = super()
-        return EpochSampler(parent._get_train_sampler(dataset))
+        return EpochSampler(super()._get_train_sampler(dataset))
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Called before the trainer's state is written, whose presence says that a checkpoint is whole."""
-        parent: Any = super()
-        parent._save_rng_state(output_dir)
-        trainer = self._trainer
-        every = trainer.args.steps_per_generation * trainer.num_iterations
-        batches = trainer._buffered_inputs if trainer._step % every else []
+        super()._save_rng_state(output_dir)
+        every = self.args.steps_per_generation * self.num_iterations
+        batches = self._buffered_inputs if self._step % every else []
         tensors = {
             f"{index}.{key}": value.detach().cpu().contiguous().clone()
             for index, batch in enumerate(batches)
             for key, value in batch.items()
             if value is not None
         }
-        metadata = {"step": str(trainer._step), "batches": str(len(batches))}
+        metadata = {"step": str(self._step), "batches": str(len(batches))}
         save_file(tensors, self._rollouts_file(output_dir), metadata=metadata)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        parent: Any = super()
-        parent._load_from_checkpoint(resume_from_checkpoint, model)
-        trainer = self._trainer
-        device = str(trainer.accelerator.device)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        device = str(self.accelerator.device)
         with safe_open(self._rollouts_file(resume_from_checkpoint), framework="pt", device=device) as file:
             metadata = file.metadata()
-            trainer._step = int(metadata["step"])
+            self._step = int(metadata["step"])
             batches: list[dict[str, Any]] = [{} for _ in range(int(metadata["batches"]))]
             for name in file.keys():  # noqa: SIM118 - not a dict
                 index, _, key = name.partition(".")
                 batches[int(index)][key] = file.get_tensor(name)
-        trainer._buffered_inputs = batches or None
+        self._buffered_inputs = batches or None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Tokens since this process began, as TRL's other trainers count them; no clock times, which never repeat."""
-        parent: Any = super()
-        trainer = self._trainer
-        if trainer.model.training:
-            metrics = trainer._metrics["train"]
+        if self.model.training:
+            metrics = self._metrics["train"]
             metrics.pop("step_time", None)
             metrics["num_tokens"] = [self._num_tokens]
-        parent.log(logs, start_time)
+        super().log(logs, start_time)
 
     def _generate(self, prompts: list[Any]) -> Any:
-        parent: Any = super()
-        trainer = self._trainer
-        before = trainer.state.num_input_tokens_seen
-        generated = parent._generate(prompts)
-        self._num_tokens += trainer.state.num_input_tokens_seen - before
+        before = self.state.num_input_tokens_seen
+        generated = super()._generate(prompts)
+        self._num_tokens += self.state.num_input_tokens_seen - before
         return generated
 
     def use_reference(self, beta: float, reference: Any | None) -> None:
         """Weigh the divergence from a reference by ``beta``; None is the model itself with its adapter switched off."""
-        trainer = self._trainer
-        trainer.beta = beta
+        self.beta = beta
         if reference is not None:
             base = reference.get_base_model() if hasattr(reference, "get_base_model") else reference
-            add_fused_lm_head(base, temperature=trainer.temperature)
-            trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+            add_fused_lm_head(base, temperature=self.temperature)
+            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     def _rollouts_file(self, folder: str) -> Path:
-        return Path(folder) / f"rollouts-{self._trainer.accelerator.process_index}.safetensors"
-
-    @property
-    def _trainer(self) -> Any:
-        return self  # the trainer that this is mixed with
+        return Path(folder) / f"rollouts-{self.accelerator.process_index}.safetensors"
 
 
-class GrpoRollouts(Rollouts, GRPOTrainer):
+class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
     """GRPO and GSPO.
 
     TRL's losses are means over the step, but for two: ``bnpo``, which is one over the tokens of a batch by definition,
     and the entropy bonus, whose mean over a batch is weighed here by the batch's tokens.
     """
 
+    entropy_coef: float
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        parent: Any = super()
-        trainer = self._trainer
-        coefficient = trainer.entropy_coef
-        if not coefficient or not trainer.model.training:
-            loss: torch.Tensor = parent._compute_loss(model, inputs)
+        coefficient = self.entropy_coef
+        if not coefficient or not self.model.training:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
             return loss
-        batches = trainer.accelerator.num_processes * trainer.args.steps_per_generation
+        batches = self.accelerator.num_processes * self.args.steps_per_generation
         tokens = float(inputs["completion_mask"].sum())
-        trainer.entropy_coef = coefficient * tokens * batches / max(float(inputs["num_items_in_batch"]), 1.0)
+        self.entropy_coef = coefficient * tokens * batches / max(float(inputs["num_items_in_batch"]), 1.0)
         try:
-            loss = parent._compute_loss(model, inputs)
+            loss = super()._compute_loss(model, inputs)
         finally:
-            trainer.entropy_coef = coefficient
-        if said := trainer._metrics["train"].get("entropy_coef"):
+            self.entropy_coef = coefficient
+        if said := self._metrics["train"].get("entropy_coef"):
             said[-1] = coefficient
         return loss
 
 
-class RlooRollouts(Rollouts, RLOOTrainer):
+class RlooRollouts(Rollouts, _Rloo):  # type: ignore[misc]
     """RLOO."""
 
 

@@ -30,7 +30,10 @@ class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
         """Nothing to refuse: the processes are joined already."""
 
 
-class ShardedCheckpoints:
+_Trainer: Any = object  # what the mix-in is placed before
+
+
+class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
     """Mix-in for trainers; does nothing for models that every process holds whole."""
 
     is_distributed_loading_by_transformers: bool
@@ -39,9 +42,8 @@ class ShardedCheckpoints:
     lr_scheduler: Any
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        parent: Any = super()
         if not self.is_distributed_loading_by_transformers:
-            parent._save_optimizer_and_scheduler(output_dir)
+            super()._save_optimizer_and_scheduler(output_dir)
             return
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
         weights = get_model_state_dict(self.model, options=options)
@@ -53,17 +55,15 @@ class ShardedCheckpoints:
             torch.save(self.lr_scheduler.state_dict(), folder / _SCHEDULER)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        parent: Any = super()
         if not self.is_distributed_loading_by_transformers:
-            parent._load_from_checkpoint(resume_from_checkpoint, model)
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         weights = _read(resume_from_checkpoint, _WEIGHTS)
         set_model_state_dict(self.model, weights, options=_spread(strict=False))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        parent: Any = super()
         if not self.is_distributed_loading_by_transformers or checkpoint is None:
-            parent._load_optimizer_and_scheduler(checkpoint)
+            super()._load_optimizer_and_scheduler(checkpoint)
             return
         state = _read(checkpoint, _OPTIMIZER)
         set_optimizer_state_dict(self.model, self.optimizer, state, options=_spread(strict=True))

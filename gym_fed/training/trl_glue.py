@@ -11,14 +11,17 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 
+_Trainer: Any = object  # what the mix-in is placed before
 
-class LocalOnly:
+
+class LocalOnly(_Trainer):  # type: ignore[misc]
     """Mix-in, placed before a TRL trainer: it sends nothing anywhere and writes no README into checkpoints.
 
     TRL reports each construction of a trainer to the hub unless told otherwise. A method is overridden rather
     than an environment variable set, because the variable is read only when huggingface_hub is first imported.
     """
 
+    optimizer: Any
     make_optimizer: Any = None
     """Set on an instance, ``Callable[[model], Optimizer | None]``: an optimiser that transformers does not make."""
 
@@ -33,11 +36,9 @@ class LocalOnly:
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The optimiser of the config, when it is not one that transformers makes."""
-        trainer: Any = self
-        if self.make_optimizer is not None and trainer.optimizer is None:
-            trainer.optimizer = self.make_optimizer(trainer.model if model is None else model)
-        parent: Any = super()  # the trainer that this is mixed with
-        return parent.create_optimizer(model)
+        if self.make_optimizer is not None and self.optimizer is None:
+            self.optimizer = self.make_optimizer(self.model if model is None else model)
+        return super().create_optimizer(model)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """The trainer's own; rows grouped by length come in an order of the epoch."""
@@ -45,17 +46,14 @@ class LocalOnly:
 
         from gym_fed.training.length_groups import EpochLengthGroups
 
-        parent: Any = super()
-        trainer: Any = self
-        sampler = parent._get_train_sampler(dataset)
+        sampler = super()._get_train_sampler(dataset)
         if isinstance(sampler, LengthGroupedSampler):
-            return EpochLengthGroups(sampler, trainer.args.seed)
+            return EpochLengthGroups(sampler, self.args.seed)
         return sampler
 
     def get_train_dataloader(self) -> Any:
         """The trainer's own, passed through ``wrap_dataloader``."""
-        parent: Any = super()
-        loader = parent.get_train_dataloader()
+        loader = super().get_train_dataloader()
         return loader if self.wrap_dataloader is None else self.wrap_dataloader(loader)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -64,8 +62,7 @@ class LocalOnly:
         Raises:
             GymError: ``MODEL_INVALID`` naming weights that it lacks, or has and the model has not.
         """
-        trainer: Any = self
-        model = trainer.model
+        model = self.model
         spared = {
             *(getattr(model, "all_tied_weights_keys", None) or ()),
             *(model._keys_to_ignore_on_save or ()),
@@ -89,10 +86,8 @@ class LocalOnly:
         Raises:
             GymError: ``MODEL_INVALID`` naming a weight of the adapter that the checkpoint lacks.
         """
-        trainer: Any = self
-        _require_adapter(trainer.model if model is None else model, Path(resume_from_checkpoint))
-        parent: Any = super()
-        parent._load_from_checkpoint(resume_from_checkpoint, model)
+        _require_adapter(self.model if model is None else model, Path(resume_from_checkpoint))
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 def _require_adapter(model: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
@@ -206,18 +206,22 @@ def _common_prefix(ids: list[int], other: list[int]) -> int:
     )
 
 
-class _OnIds:
+_Trainer: Any = object  # what the mix-ins are placed before
+
+
+class _OnIds(_Trainer):  # type: ignore[misc]
     """Mix-in, placed before a TRL trainer: rows were tokenised by us, and there is nothing left to prepare."""
+
+    _precompute_engine: Any
 
     def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
         return dataset
 
     def _set_signature_columns_if_needed(self) -> None:
         """``length`` is kept, for batches of rows of like length."""
-        trainer, parent = cast("Any", self), cast("Any", super())
-        parent._set_signature_columns_if_needed()
-        if "length" not in trainer._signature_columns:
-            trainer._signature_columns.append("length")
+        super()._set_signature_columns_if_needed()
+        if "length" not in self._signature_columns:
+            self._signature_columns.append("length")
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         """The data set with columns of the reference's log-probabilities, in memory.
@@ -227,25 +231,22 @@ class _OnIds:
         """
         from torch.utils.data import DataLoader
 
-        trainer: Any = self
-        loader = trainer.accelerator.prepare(
-            DataLoader(dataset, batch_size=batch_size, collate_fn=trainer.data_collator, shuffle=False)
+        loader = self.accelerator.prepare(
+            DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator, shuffle=False)
         )
-        model = trainer.ref_model or trainer.model
-        if trainer.ref_model is None and trainer.is_deepspeed_enabled:
+        model = self.ref_model or self.model
+        if self.ref_model is None and self.is_deepspeed_enabled:
             from trl.models.utils import prepare_deepspeed
 
-            if trainer._precompute_engine is None:
-                trainer._precompute_engine = prepare_deepspeed(trainer.model, trainer.accelerator)
-            model = trainer._precompute_engine
+            if self._precompute_engine is None:
+                self._precompute_engine = prepare_deepspeed(self.model, self.accelerator)
+            model = self._precompute_engine
         found: dict[str, list[float]] = {}
         for batch in loader:
-            values = trainer.compute_ref_log_probs(model, batch)
+            values = self.compute_ref_log_probs(model, batch)
             for column, value in zip(self._reference_columns(), values, strict=True):
                 if value is not None:
-                    found.setdefault(column, []).extend(
-                        trainer.accelerator.gather_for_metrics(value).tolist()
-                    )
+                    found.setdefault(column, []).extend(self.accelerator.gather_for_metrics(value).tolist())
         for column, numbers in found.items():
             dataset = dataset.add_column(column, numbers)
         return dataset
@@ -257,7 +258,7 @@ class _OnIds:
         return "ref_chosen_logps", "ref_rejected_logps"
 
 
-class _AdapterOff:
+class _AdapterOff(_Trainer):  # type: ignore[misc]
     """Mix-in for PEFT models: the reference is the model with its adapter off, and no model beside it.
 
     TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with it, cannot be made for
@@ -270,8 +271,7 @@ class _AdapterOff:
 
     @property
     def ref_model(self) -> Any:
-        trainer: Any = self
-        return trainer.model if self._starting else None
+        return self.model if self._starting else None
 
     @ref_model.setter
     def ref_model(self, value: Any) -> None:
@@ -279,9 +279,8 @@ class _AdapterOff:
 
     def _precompute_ref_logps(self, *args: Any) -> Any:
         self._starting = True
-        parent: Any = super()
         try:
-            return parent._precompute_ref_logps(*args)
+            return super()._precompute_ref_logps(*args)
         finally:
             self._starting = False
 

@@ -43,29 +43,23 @@ class _Tokenised(GlobalBatch):
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Pairs, and the tokens of the next-token loss: ORPO's reads the prompt, too."""
-        trainer: Any = self
         learned = (
-            batch["chosen_labels"] != -100
-            if hasattr(trainer, "cpo_alpha")
-            else batch["chosen_attention_mask"]
+            batch["chosen_labels"] != -100 if hasattr(self, "cpo_alpha") else batch["chosen_attention_mask"]
         )
         return {"pairs": len(learned), "tokens": (learned[:, 1:] == 1).sum()}
 
     def concatenated_forward(self, *args: Any, **named: Any) -> Any:
         """TRL's own; its next-token loss is kept, for it is weighed apart."""
-        parent: Any = super()
-        found = parent.concatenated_forward(*args, **named)
+        found = super().concatenated_forward(*args, **named)
         self._nll = found[4]
         return found
 
     def get_batch_loss_metrics(self, model: Any, batch: dict[str, Any], train_eval: str = "train") -> Any:
         """TRL's own, weighed: ``loss = nll_weight * mean over tokens + mean over pairs``."""
-        trainer: Any = self
-        parent: Any = super()
-        loss, metrics = parent.get_batch_loss_metrics(model, batch, train_eval)
+        loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
         counts = self.items(batch)
         pairs, tokens = (self.share(name, counts[name]) for name in ("pairs", "tokens"))
-        nll_weight = getattr(trainer, "cpo_alpha", 1.0)
+        nll_weight = getattr(self, "cpo_alpha", 1.0)
         return loss * pairs + nll_weight * self._nll * (tokens - pairs), metrics
 
     @staticmethod
@@ -73,15 +67,12 @@ class _Tokenised(GlobalBatch):
         return row
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
-        trainer: Any = self
-        parent: Any = super()
         masks: Any = sum(inputs[f"{key}_attention_mask"].sum() for key in ("chosen", "rejected"))
-        self._seen += int(trainer.accelerator.gather_for_metrics(masks.to(trainer.args.device)).sum())
-        return parent.training_step(model, inputs, *args)
+        self._seen += int(self.accelerator.gather_for_metrics(masks.to(self.args.device)).sum())
+        return super().training_step(model, inputs, *args)
 
     def log(self, logs: dict[str, float], *args: Any) -> None:
-        parent: Any = super()
-        parent.log({**logs, "num_tokens": self._seen} if "loss" in logs else logs, *args)
+        super().log({**logs, "num_tokens": self._seen} if "loss" in logs else logs, *args)
 
 
 @cache

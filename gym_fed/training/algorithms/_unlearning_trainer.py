@@ -79,16 +79,17 @@ class GradientDifferenceTrainer(UnlearningTrainer):
 class NpoTrainer(UnlearningTrainer):
     """Equation 3 of the paper; the reference is the model as it is when training begins."""
 
+    train_dataset: Any
+    eval_dataset: Any
     forget_item = "forget_rows"
 
     def __init__(self, *args: Any, beta: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._beta = beta
         # Before the first step, and before a checkpoint is loaded, the model is the reference: no copy is needed.
-        trainer: Any = self
-        trainer.train_dataset = self._with_reference(trainer.train_dataset)
-        if trainer.eval_dataset is not None:
-            trainer.eval_dataset = self._with_reference(trainer.eval_dataset)
+        self.train_dataset = self._with_reference(self.train_dataset)
+        if self.eval_dataset is not None:
+            self.eval_dataset = self._with_reference(self.eval_dataset)
 
     def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
         assert reference is not None  # a column of both data sets

@@ -32,9 +32,13 @@ from gym_fed.training.spikes import Diverged
 _PAD_TO = 16
 
 
-class DpSgd:
+_Trainer: Any = object  # what the mix-in is placed before
+
+
+class DpSgd(_Trainer):  # type: ignore[misc]
     """Mixed into a TRL trainer for supervised rows."""
 
+    control: Any
     plan: Plan
     grad_sample_mode: str
     rows: list[dict[str, Any]]
@@ -48,76 +52,73 @@ class DpSgd:
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
-        trainer: Any = self
         plan = self.plan
         a_pass = math.ceil(plan.num_examples / plan.expected_batch_size)
-        trainer._init_training_state(
+        self._init_training_state(
             plan.steps, a_pass, math.ceil(plan.steps / a_pass), resume_from_checkpoint, trial
         )
-        model, _ = trainer._prepare_for_training(plan.steps, None, resume_from_checkpoint)
+        model, _ = self._prepare_for_training(plan.steps, None, resume_from_checkpoint)
         started = time.time()
-        trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
-        trainer._initial_global_step = trainer._globalstep_last_logged = trainer.state.global_step
-        trainer._tr_loss, trainer._total_loss_scalar = torch.tensor(0.0), 0.0
+        self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
+        self._initial_global_step = self._globalstep_last_logged = self.state.global_step
+        self._tr_loss, self._total_loss_scalar = torch.tensor(0.0), 0.0
         model.zero_grad()
-        trainer.control = trainer.callback_handler.on_train_begin(args, trainer.state, trainer.control)
+        self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
         gradients = ClippedGradients(model, self.grad_sample_mode, plan.max_grad_norm)
         warnings.filterwarnings("ignore", "Full backward hook is firing")  # the trainer restores the filters
         try:
             require_exact(gradients)
             optimizer = noisy_optimizer(
-                trainer.optimizer,
+                self.optimizer,
                 self.grad_sample_mode,
                 noise_multiplier=plan.noise_multiplier,
                 max_grad_norm=plan.max_grad_norm,
                 expected_batch_size=plan.expected_batch_size,
             )
             loss = 0.0
-            while trainer.state.global_step < plan.steps and not trainer.control.should_training_stop:
+            while self.state.global_step < plan.steps and not self.control.should_training_stop:
                 loss = self._step(model, gradients, optimizer, loss)
                 self._after_step(loss, a_pass, trial, ignore_keys_for_eval, started)
         finally:
             gradients.close()
-        return trainer._finalize_training(trial, plan.steps * plan.expected_batch_size, started)
+        return self._finalize_training(trial, plan.steps * plan.expected_batch_size, started)
 
     def _step(self, model: Any, gradients: ClippedGradients, optimizer: Any, loss: float) -> float:
         """One step; the mean of its examples' finite losses, or the last one's where there are none."""
-        trainer: Any = self
-        control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
-        trainer.control = control
+        control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+        self.control = control
         model.train()
         chosen = poisson_sample(self.plan.num_examples, self.plan.expected_batch_size)
         for weight in optimizer.params:
             weight.summed_grad = torch.zeros_like(weight)
         losses = []
-        physical = trainer.args.per_device_train_batch_size
+        physical = self.args.per_device_train_batch_size
         for batch in _physical_batches([self.rows[index] for index in chosen], physical, self.max_length):
-            trainer._total_train_tokens += int(batch["attention_mask"].sum())
-            on_device = {key: value.to(trainer.args.device) for key, value in batch.items()}
+            self._total_train_tokens += int(batch["attention_mask"].sum())
+            on_device = {key: value.to(self.args.device) for key, value in batch.items()}
             losses.append(gradients.add(on_device, optimizer))
         optimizer.add_noise()
         optimizer.scale_grad()
         optimizer.original_optimizer.step()
-        trainer.lr_scheduler.step()
+        self.lr_scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        _require_finite(optimizer.params, trainer.state.global_step + 1)
+        _require_finite(optimizer.params, self.state.global_step + 1)
         finite = [float(one) for one in torch.cat(losses) if torch.isfinite(one)] if losses else []
         return sum(finite) / len(finite) if finite else loss
 
     def _after_step(self, loss: float, a_pass: int, trial: Any, ignored: Any, started: float) -> None:
         """Count the step; log, evaluate and save as the trainer's callbacks say."""
-        trainer: Any = self
-        state, handler = trainer.state, trainer.callback_handler
+        state, handler = self.state, self.callback_handler
         state.global_step += 1
         state.epoch = state.global_step / a_pass
-        trainer._metrics["train"]["num_tokens"] = [trainer._total_train_tokens]
-        trainer._metrics["train"]["epsilon"] = [self.plan.epsilon_at_most(state.global_step)]
-        trainer.control = handler.on_step_end(trainer.args, state, trainer.control)
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        self._metrics["train"]["epsilon"] = [self.plan.epsilon_at_most(state.global_step)]
+        self.control = handler.on_step_end(self.args, state, self.control)
         told = torch.tensor(loss)
-        trainer._maybe_log_save_evaluate(told, None, trainer.model, trial, state.epoch, ignored, started)
-        if state.global_step % a_pass == 0 or trainer.control.should_training_stop:
-            trainer.control = handler.on_epoch_end(trainer.args, state, trainer.control)
-            trainer._maybe_log_save_evaluate(told, None, trainer.model, trial, state.epoch, ignored, started)
+        self._maybe_log_save_evaluate(told, None, self.model, trial, state.epoch, ignored, started)
+        if state.global_step % a_pass == 0 or self.control.should_training_stop:
+            self.control = handler.on_epoch_end(self.args, state, self.control)
+            self._maybe_log_save_evaluate(told, None, self.model, trial, state.epoch, ignored, started)
 
 
 def _physical_batches(
