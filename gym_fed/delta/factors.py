@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def lora_factors(model: Any) -> dict[str, tuple[Tensor, Tensor, float]]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.training import TrainingConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from gym_fed.evaluation.graders.base import Grader
 
 
@@ -57,3 +59,12 @@ def as_dataset(encoded: list[dict[str, Any]]) -> Any:
 
     keys = list(dict.fromkeys(key for row in encoded for key in row))
     return Dataset.from_dict({key: [row.get(key) for row in encoded] for key in keys})
+
+
+def padded(rows: list[list[int]], value: int, *, left: bool = False) -> torch.Tensor:
+    """Rows of ids as ``[n, longest]`` int64, filled up with ``value`` on the right, or on the left."""
+    import torch
+
+    width = max(map(len, rows))
+    fills = [[value] * (width - len(row)) for row in rows]
+    return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])

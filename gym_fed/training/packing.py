@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.data.encoding import Encoded
+from gym_fed.training.trl_glue import quiet_datasets
 
 
 def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
@@ -19,17 +20,8 @@ def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
         each row, from which transformers makes a mask of blocks.
     """
     from datasets import Dataset
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
     from trl import pack_dataset
 
-    shown = is_progress_bar_enabled()
-    disable_progress_bar()
-    try:
-        keys = ("input_ids", "labels")
-        packed = pack_dataset(
-            Dataset.from_dict({key: [row[key] for row in rows] for key in keys}), max_length, "bfd"
-        )
-        return [dict(row) for row in packed]
-    finally:
-        if shown:
-            enable_progress_bar()
+    columns = {key: [row[key] for row in rows] for key in ("input_ids", "labels")}
+    with quiet_datasets():
+        return [dict(row) for row in pack_dataset(Dataset.from_dict(columns), max_length, "bfd")]

@@ -68,7 +68,9 @@ def check_quantization(config: TrainingConfig) -> None:
         )
     packages, on_cpu = _PREQUANTISED[method]
     for package in packages:
-        _require(package, what)
+        name = package.replace(".", "-")
+        remedy = f"pip install {name} (in an environment of its own where it conflicts)"
+        require_package(package, what, remedy=remedy)
     if not on_cpu:
         require_cuda(what)
 
@@ -147,18 +149,3 @@ def adapters_keep_their_type(model: Any) -> Iterator[None]:
     finally:
         for name in flags:
             setattr(base, name, True)
-
-
-def _require(package: str, what: str) -> None:
-    import importlib.util
-
-    try:
-        found = importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # of the parent of a dotted name
-        found = False
-    if not found:
-        raise GymError(
-            ErrorCode.MISSING_DEPENDENCY,
-            f"{what} needs the package {package}, which is not installed",
-            f"pip install {package.replace('.', '-')} (in an environment of its own where it conflicts)",
-        )

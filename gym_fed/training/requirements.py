@@ -7,17 +7,27 @@ import importlib.util
 from gym_fed.errors import ErrorCode, GymError
 
 
-def require_package(module: str, what: str, extra: str) -> None:
+def require_package(module: str, what: str, extra: str = "", *, remedy: str = "") -> None:
     """Refuse ``what`` (a key and value of the config) where ``module`` is not installed.
+
+    Args:
+        module: As it is imported.
+        what: Begins the message.
+        extra: The extra of ours that installs it.
+        remedy: Instead of ``extra``, for one that no extra of ours has.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` with the command that installs it.
     """
-    if importlib.util.find_spec(module) is None:
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the parent of a dotted name
+        found = False
+    if not found:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
             f"{what} needs the package {module}, which is not installed",
-            f"pip install 'gym-fed[{extra}]'",
+            remedy or f"pip install 'gym-fed[{extra}]'",
         )
 
 

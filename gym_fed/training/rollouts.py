@@ -17,12 +17,12 @@ from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._combined import CombinedGrader
 from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.training.trl_glue import adapter_is_idle, local
 
 if TYPE_CHECKING:
     from gym_fed.training.job import Job
 
 _PROBE_TOKENS = 16
-_ROUNDING = 1e-3
 
 
 _Trainer: Any = object  # what the mix-in is placed before
@@ -154,8 +154,6 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
         beta: Weight of the KL term; above 0 the model as it is now becomes the reference.
         more: Further keyword arguments of the trainer.
     """
-    from gym_fed.training.trl_glue import local
-
     reference = frozen_reference(job.model) if beta else None
     rows = [*job.encoded, *(job.eval_encoded or [])]
     trainer = local(trainer_class)(
@@ -177,17 +175,8 @@ def frozen_reference(model: Any) -> Any | None:
 
     Most adapters begin so; PiSSA and OLoRA do not, which is looked at in what the model says.
     """
-    if hasattr(model, "peft_config"):
-        ids = torch.arange(_PROBE_TOKENS, device=model.device).unsqueeze(0)
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
-            adapted = model(input_ids=ids, use_cache=False).logits.float()
-            with model.disable_adapter():
-                base = model(input_ids=ids, use_cache=False).logits.float()
-        model.train(was_training)
-        if (adapted - base).abs().max() <= _ROUNDING * base.abs().max():
-            return None
+    if hasattr(model, "peft_config") and adapter_is_idle(model, list(range(_PROBE_TOKENS))):
+        return None
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 

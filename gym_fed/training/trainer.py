@@ -43,7 +43,7 @@ from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, s
 from gym_fed.training.spikes import Rollbacks, SpikeWatch, require_finite
 from gym_fed.training.template_date import templates_say
 from gym_fed.training.trl_glue import unpatched_afterwards
-from gym_fed.training.vision import require_image_model
+from gym_fed.training.vision import is_processor, require_image_model
 from gym_fed.training.vision_parts import freeze_parts, frozen_parts
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Trainer:
         if self._given is not None:
             require_dtype(self._given[0], config)
         model, tokenizer = self._given or load_for_training(config)
-        require_image_model(config, tokenizer)
+        require_image_model(config, reads_images=is_processor(tokenizer))
         tokenizer = use_chat_template(tokenizer, config.chat_template)
         model = apply_features(model, config)
         assert rows[0] is not None  # there are rows

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +13,7 @@ from typing import Any
 
 from gym_fed.errors import ErrorCode, GymError
 
+_ROUNDING = 1e-3
 _Trainer: Any = object  # what the mix-in is placed before
 
 
@@ -139,3 +142,39 @@ def unpatched_afterwards(model: Any) -> Iterator[None]:
             base.__dict__.pop("forward", None)
         else:
             base.__dict__["forward"] = before
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """No bars of ``datasets``; those of TRL's own passes over the rows only on a terminal."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    disabled, before = are_progress_bars_disabled(), os.environ.get("TQDM_DISABLE")
+    disable_progress_bars()
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        if not disabled:
+            enable_progress_bars()
+        if before is None:
+            os.environ.pop("TQDM_DISABLE", None)
+        else:
+            os.environ["TQDM_DISABLE"] = before
+
+
+def adapter_is_idle(model: Any, ids: list[int]) -> bool:
+    """Whether a PEFT model answers the tokens ``ids`` as its base does, but for rounding."""
+    import torch
+
+    batch, was_training = torch.tensor([ids], device=model.device), model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            adapted = model(input_ids=batch, use_cache=False).logits.float()
+            with model.disable_adapter():
+                base = model(input_ids=batch, use_cache=False).logits.float()
+    finally:
+        model.train(was_training)
+    return bool((adapted - base).abs().max() <= _ROUNDING * base.abs().max())

@@ -80,26 +80,17 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
 
 
 def check_vision_keys(config: TrainingConfig) -> None:
-    """The same before the model is loaded, by its files.
+    """``require_image_model`` before the model is loaded, by its files.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
     """
     algorithm = ALGORITHMS.type_of(config.algorithm)
     reads = algorithm.reads_images and config.model is not None and is_vision_model(config.model)
-    _require_image_model(config, reads_images=reads)
+    require_image_model(config, reads_images=reads)
 
 
-def require_image_model(config: TrainingConfig, tokenizer: Any) -> None:
-    """Refuse sizes of images where none are read.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
-    _require_image_model(config, reads_images=is_processor(tokenizer))
-
-
-def _require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
+def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
     """Refuse sizes of images where none are read.
 
     Raises:

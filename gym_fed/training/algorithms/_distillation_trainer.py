@@ -17,6 +17,7 @@ from trl.models.utils import unwrap_model_for_generation
 
 from gym_fed.data.encoding import IGNORED
 from gym_fed.training.global_batch import GlobalBatch
+from gym_fed.training.job import padded
 
 _Gkd: Any = GKDTrainer  # its annotations are no promise
 
@@ -95,15 +96,9 @@ class PromptedRows:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         prompts = [row["input_ids"][: row["prompt_length"]] for row in rows]
         return {
-            "input_ids": _padded([row["input_ids"] for row in rows], self._pad),
-            "labels": _padded([row["labels"] for row in rows], IGNORED),
-            "attention_mask": _padded([[1] * len(row["input_ids"]) for row in rows], 0),
-            "prompts": _padded(prompts, self._pad, left=True),
-            "prompt_attention_mask": _padded([[1] * len(prompt) for prompt in prompts], 0, left=True),
+            "input_ids": padded([row["input_ids"] for row in rows], self._pad),
+            "labels": padded([row["labels"] for row in rows], IGNORED),
+            "attention_mask": padded([[1] * len(row["input_ids"]) for row in rows], 0),
+            "prompts": padded(prompts, self._pad, left=True),
+            "prompt_attention_mask": padded([[1] * len(prompt) for prompt in prompts], 0, left=True),
         }
-
-
-def _padded(rows: list[list[int]], value: int, *, left: bool = False) -> Tensor:
-    width = max(map(len, rows))
-    fills = [[value] * (width - len(row)) for row in rows]
-    return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])

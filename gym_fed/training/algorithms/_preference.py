@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -301,7 +298,7 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) ->
         reference: Whether it takes a ``ref_model``. Adapters are switched off for it; where all weights are trained,
             a frozen copy is made unless ``arguments`` say that its log-probabilities are computed beforehand.
     """
-    from gym_fed.training.trl_glue import local
+    from gym_fed.training.trl_glue import local, quiet_datasets
 
     adapter = reference and is_adapted(job.model)
     given: dict[str, Any] = {}
@@ -357,36 +354,6 @@ def is_adapted(model: Any) -> bool:
 
 def starts_as_base(job: Job) -> bool:
     """Whether a PEFT model answers as its base does: true for LoRA, not for PiSSA."""
-    import torch
+    from gym_fed.training.trl_glue import adapter_is_idle
 
-    model, was_training = job.model, job.model.training
-    ids = torch.tensor([job.encoded[0]["prompt_ids"] or _answers(job.encoded[0])[0]], device=model.device)
-    model.eval()
-    try:
-        with torch.no_grad():
-            adapted = model(input_ids=ids, use_cache=False).logits.float()
-            with model.disable_adapter():
-                base = model(input_ids=ids, use_cache=False).logits.float()
-    finally:
-        model.train(was_training)
-    return bool((adapted - base).abs().max() <= 1e-3 * base.abs().max())
-
-
-@contextmanager
-def quiet_datasets() -> Iterator[None]:
-    """No bars of ``datasets``; those of TRL's own passes over the rows only on a terminal."""
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    disabled, before = are_progress_bars_disabled(), os.environ.get("TQDM_DISABLE")
-    disable_progress_bars()
-    if not sys.stderr.isatty():
-        os.environ["TQDM_DISABLE"] = "1"
-    try:
-        yield
-    finally:
-        if not disabled:
-            enable_progress_bars()
-        if before is None:
-            os.environ.pop("TQDM_DISABLE", None)
-        else:
-            os.environ["TQDM_DISABLE"] = before
+    return adapter_is_idle(job.model, job.encoded[0]["prompt_ids"] or _answers(job.encoded[0])[0])

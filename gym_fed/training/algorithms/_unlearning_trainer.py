@@ -11,6 +11,7 @@ from trl import SFTTrainer
 
 from gym_fed.data.encoding import IGNORED
 from gym_fed.training.global_batch import GlobalBatch
+from gym_fed.training.job import padded
 
 _Sft: Any = SFTTrainer  # its annotations are no promise
 
@@ -146,9 +147,9 @@ class Pairs:
     def __call__(self, pairs: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [pair[kind] for kind in ("forget", "retain") for pair in pairs if kind in pair]
         batch: dict[str, Any] = {
-            "input_ids": _padded([row["input_ids"] for row in rows], self._pad),
-            "labels": _padded([row["labels"] for row in rows], IGNORED),
-            "attention_mask": _padded([[1] * len(row["input_ids"]) for row in rows], 0),
+            "input_ids": padded([row["input_ids"] for row in rows], self._pad),
+            "labels": padded([row["labels"] for row in rows], IGNORED),
+            "attention_mask": padded([[1] * len(row["input_ids"]) for row in rows], 0),
             "num_forget": len(pairs),
         }
         if "reference" in pairs[0]:
@@ -158,8 +159,3 @@ class Pairs:
 
 def _halves(values: Tensor, number: int) -> tuple[Tensor, Tensor]:
     return values[:number], values[number:]
-
-
-def _padded(rows: list[list[int]], value: int) -> Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([row + [value] * (width - len(row)) for row in rows])

@@ -9,7 +9,7 @@ from typing import Any
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.features.base import Feature
-from gym_fed.training.requirements import require_cuda
+from gym_fed.training.requirements import require_cuda, require_package
 
 _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 
@@ -22,19 +22,12 @@ class Attention(Feature):
     per_example = True
 
     def check(self, config: TrainingConfig) -> None:
-        import importlib.util
-
         what = f"attention: {config.attention}"
         if config.attention in _ON_CUDA_ONLY:  # flex has no backward pass on a CPU
             require_cuda(what)
         if config.attention != "flash_attention_2":
             return
-        if importlib.util.find_spec("flash_attn") is None:
-            raise GymError(
-                ErrorCode.MISSING_DEPENDENCY,
-                f"{what} needs the package flash_attn, which is not installed",
-                "pip install flash-attn, or set attention: sdpa",
-            )
+        require_package("flash_attn", what, remedy="pip install flash-attn, or set attention: sdpa")
         if config.dtype == "float32" and config.mixed_precision == "no":
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.features.base import Feature
-from gym_fed.training.requirements import require_cuda
+from gym_fed.training.requirements import require_cuda, require_package
 
 
 class Unsloth(Feature):
@@ -18,12 +17,11 @@ class Unsloth(Feature):
 
     def check(self, config: TrainingConfig) -> None:
         require_cuda("unsloth: true")
-        if importlib.util.find_spec("unsloth") is None:
-            raise GymError(
-                ErrorCode.MISSING_DEPENDENCY,
-                "unsloth: true needs the package unsloth, which is not installed",
-                "install it in an environment of its own (its pins exclude those of gym-fed), or remove the key",
-            )
+        require_package(
+            "unsloth",
+            "unsloth: true",
+            remedy="install it in an environment of its own (its pins exclude those of gym-fed), or remove the key",
+        )
         if config.model is None or config.quantization is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -152,6 +152,15 @@ def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
     ]
 
 
+def hidden_matrices(model: Any) -> set[int]:
+    """Ids (``id``) of the weights of linear layers, but for the output head."""
+    from torch import nn
+
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return {id(module.weight) for module in linear if module is not head}
+
+
 def grouped(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
     """Groups of trainable weights by decay; under LoRA+ by their learning rate, too."""
     if config.lora is not None and config.lora.loraplus_lr_ratio is not None:

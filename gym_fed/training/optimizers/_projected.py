@@ -9,7 +9,13 @@ from typing import Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.optimizers._made import MadeOptimizer, imported, refuse_adapters, split
+from gym_fed.training.optimizers._made import (
+    MadeOptimizer,
+    hidden_matrices,
+    imported,
+    refuse_adapters,
+    split,
+)
 from gym_fed.training.optimizers._refusals import refuse_loraplus
 
 # What the libraries tell apart; anything else fails in the middle of a step, or moves nothing.
@@ -64,27 +70,17 @@ class Projected(MadeOptimizer):
         return [*self.projection, *(name for name in super().known() if name not in unread)]
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
-        import torch
-
-        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        linear = {
-            id(module.weight)
-            for module in model.modules()
-            if isinstance(module, torch.nn.Linear) and module is not head
-        }
-        groups: list[dict[str, Any]] = []
-        for name, value, decay in split(model, config):
-            del name
-            projected = id(value) in linear
-            for group in groups:
-                if group["weight_decay"] == decay and ("rank" in group) == projected:
-                    group["params"].append(value)
-                    break
-            else:
-                groups.append(
-                    {"params": [value], "weight_decay": decay} | (self._group(config) if projected else {})
-                )
-        return self.construct(groups, config)
+        hidden = hidden_matrices(model)
+        groups: dict[tuple[bool, float], list[Any]] = {}
+        for _, value, decay in split(model, config):
+            groups.setdefault((id(value) in hidden, decay), []).append(value)
+        return self.construct(
+            [
+                {"params": values, "weight_decay": decay, **(self._group(config) if projected else {})}
+                for (projected, decay), values in groups.items()
+            ],
+            config,
+        )
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
         rest = {name: value for name, value in config.optimizer_args.items() if name not in self.projection}

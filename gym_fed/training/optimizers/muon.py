@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.training import TrainingConfig
-from gym_fed.training.optimizers._made import MadeOptimizer, called, split
+from gym_fed.training.optimizers._made import MadeOptimizer, called, hidden_matrices, split
 from gym_fed.training.optimizers._refusals import refuse_loraplus
 
 
@@ -33,14 +33,7 @@ class Muon(MadeOptimizer):
         self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))], "use_muon": True}], config)
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
-        import torch
-
-        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        hidden = {
-            id(module.weight)
-            for module in model.modules()
-            if isinstance(module, torch.nn.Linear) and module is not head
-        }
+        hidden = hidden_matrices(model)
         groups: dict[tuple[bool, float], list[Any]] = {}
         for _, value, decay in split(model, config):
             groups.setdefault((id(value) in hidden, decay), []).append(value)

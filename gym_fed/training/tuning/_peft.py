@@ -126,6 +126,12 @@ def task_type(config: TrainingConfig) -> str:
     return task
 
 
+def peft_arguments(config: TrainingConfig) -> dict[str, Any]:
+    """Keyword arguments of a ``peft.PeftConfig``: the section of the chosen method, whose words are PEFT's."""
+    section = config.chosen_sections()[config.finetuning].model_dump()
+    return {**section, "modules_to_save": section["modules_to_save"] or None, "task_type": task_type(config)}
+
+
 def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
     """Write the adapter as PEFT does, naming its base so that it can be loaded anywhere the base is."""
     model.save_pretrained(str(folder), save_embedding_layers=False)

@@ -32,24 +32,14 @@ class AdaLora(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import AdaLoraConfig
 
-        from gym_fed.training.tuning._peft import task_type, wrap_for
+        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
 
-        settings = config.adalora
-        assert settings is not None  # filled in by the config
-        wanted = AdaLoraConfig(
-            task_type=task_type(config),
-            init_r=settings.init_r,
-            target_r=settings.target_r,
-            lora_alpha=settings.lora_alpha,
-            lora_dropout=settings.lora_dropout,
-            deltaT=settings.delta_t,
-            beta1=settings.beta1,
-            beta2=settings.beta2,
-            orth_reg_weight=settings.orth_reg_weight,
-            total_step=_UNKNOWN_YET,  # the run's length is known when it begins
-            target_modules=settings.target_modules,
-            modules_to_save=settings.modules_to_save or None,
-        )
+        arguments = peft_arguments(config)
+        for of_the_run in ("warmup_fraction", "final_fraction"):
+            del arguments[of_the_run]
+        delta_t = arguments.pop("delta_t")
+        # The run's length is known when it begins.
+        wanted = AdaLoraConfig(**arguments, deltaT=delta_t, total_step=_UNKNOWN_YET)
         return wrap_for(model, wanted, config)
 
     def callbacks(self, model: Any, config: TrainingConfig) -> list[Any]:

@@ -33,22 +33,12 @@ class Boft(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import BOFTConfig
 
-        from gym_fed.training.tuning._peft import task_type, wrap_for
+        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
 
-        settings = config.boft
-        assert settings is not None  # filled in by the config
-        wanted = BOFTConfig(
-            task_type=task_type(config),
-            boft_block_size=settings.boft_block_size,
-            boft_block_num=settings.boft_block_num,
-            boft_n_butterfly_factor=settings.boft_n_butterfly_factor,
-            boft_dropout=settings.boft_dropout,
-            bias=settings.bias,
-            target_modules=settings.target_modules,
-            modules_to_save=settings.modules_to_save or None,
-        )
+        assert config.boft is not None  # filled in by the config
+        wanted = BOFTConfig(**peft_arguments(config))
         with warnings.catch_warnings():
-            if settings.boft_n_butterfly_factor == 1:  # the kernel that PEFT misses would not be used
+            if config.boft.boft_n_butterfly_factor == 1:  # the kernel that PEFT misses would not be used
                 warnings.filterwarnings("ignore", message="Failed to load the CUDA extension|Setting boft_n")
             else:
                 warnings.filterwarnings("error", message="Setting boft_n")

@@ -19,14 +19,6 @@ class Ia3(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import IA3Config
 
-        from gym_fed.training.tuning._peft import task_type, wrap_for
+        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
 
-        settings = config.ia3
-        assert settings is not None  # filled in by the config
-        wanted = IA3Config(
-            task_type=task_type(config),
-            target_modules=settings.target_modules,
-            feedforward_modules=settings.feedforward_modules,
-            modules_to_save=settings.modules_to_save or None,
-        )
-        return wrap_for(model, wanted, config)
+        return wrap_for(model, IA3Config(**peft_arguments(config)), config)

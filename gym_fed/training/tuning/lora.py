@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.training import TrainingConfig
 from gym_fed.config.tuning import LoraSettings
+from gym_fed.delta.factors import lora_factors
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import OPTIMIZERS
 from gym_fed.training.quantization import require_quantised
@@ -22,9 +23,7 @@ from gym_fed.training.vision_parts import frozen_parts
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Lora", "LoraFactors", "add_lora", "frozen_factor", "lora_factors", "save_adapter"]
-
-LoraFactors: TypeAlias = "dict[str, tuple[torch.Tensor, torch.Tensor, float]]"
+__all__ = ["Lora", "add_lora", "frozen_factor", "lora_factors", "save_adapter"]
 
 _START_AT_ZERO = ("default", "gaussian", "orthogonal")
 
@@ -182,38 +181,3 @@ def _freeze_a(model: Any, seed: int) -> None:
                 with torch.no_grad():
                     factor.weight.copy_(frozen_factor(seed, name, *factor.weight.shape))
                 factor.weight.requires_grad_(False)
-
-
-def lora_factors(model: Any) -> LoraFactors:
-    """The trained factors of a PEFT model's active LoRA adapter.
-
-    Args:
-        model: A ``peft.PeftModel`` with LoRA layers on linear modules.
-
-    Returns:
-        For each adapted weight, keyed by the base model's parameter name (``model.layers.0.self_attn.q_proj.weight``):
-        ``(A [r, in], B [out, r], scaling)``, so that the weight's delta is ``scaling * B @ A``.
-
-    Raises:
-        GymError: ``MODEL_INVALID`` when there are no LoRA layers.
-    """
-    from peft.tuners.lora import LoraLayer
-
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    factors: LoraFactors = {}
-    for name, layer in base.named_modules():
-        if isinstance(layer, LoraLayer) and layer.lora_A:
-            module: Any = layer
-            adapter = module.active_adapters[0]
-            factors[f"{name}.weight"] = (
-                module.lora_A[adapter].weight.detach(),
-                module.lora_B[adapter].weight.detach(),
-                float(module.scaling[adapter]),
-            )
-    if not factors:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{type(model).__name__} has no LoRA layers",
-            "train with finetuning: lora",
-        )
-    return factors

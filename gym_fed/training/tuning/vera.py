@@ -19,18 +19,6 @@ class Vera(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import VeraConfig
 
-        from gym_fed.training.tuning._peft import task_type, wrap_for
+        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
 
-        settings = config.vera
-        assert settings is not None  # filled in by the config
-        wanted = VeraConfig(
-            task_type=task_type(config),
-            r=settings.r,
-            d_initial=settings.d_initial,
-            vera_dropout=settings.vera_dropout,
-            save_projection=settings.save_projection,
-            projection_prng_key=config.seed,
-            target_modules=settings.target_modules,
-            modules_to_save=settings.modules_to_save or None,
-        )
-        return wrap_for(model, wanted, config)
+        return wrap_for(model, VeraConfig(**peft_arguments(config), projection_prng_key=config.seed), config)
