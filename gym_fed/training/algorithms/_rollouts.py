@@ -27,10 +27,6 @@ class Rewarded(Algorithm):
     needs_graders: ClassVar[bool] = True
     generates: ClassVar[bool] = True
 
-    def settings(self, config: TrainingConfig) -> Any:
-        """The algorithm's own section."""
-        return getattr(config, self.name)
-
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
         return False
 

@@ -10,7 +10,6 @@ import random
 from abc import abstractmethod
 from typing import Any
 
-from gym_fed.config.algorithms.unlearning import UnlearningSettings
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows, counts_of
 from gym_fed.data.rows import Row
@@ -26,10 +25,6 @@ class Unlearning(Algorithm):
     """Rows with ``forget: true`` are forgotten, the others kept. ``per_device_train_batch_size`` counts pairs."""
 
     forgets = True
-
-    @abstractmethod
-    def settings(self, config: TrainingConfig) -> UnlearningSettings:
-        """The algorithm's own section."""
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
         return False

@@ -95,6 +95,10 @@ class Algorithm(ABC):
         """What the trained model in ``folder`` is good for, for whoever trained it."""
         return f"try it with: gym chat {folder}"
 
+    def settings(self, config: TrainingConfig) -> Any:
+        """The section of this algorithm, of the type that the config says or ``Settings`` names."""
+        return config.chosen_sections()[config.algorithm]
+
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
         """Whether the loss of a step says how well its rows are known, so that a jump of it is those rows' doing.
 

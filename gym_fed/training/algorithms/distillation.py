@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from gym_fed.config.algorithms.distillation import DistillationSettings
 from gym_fed.config.training import TrainingConfig
 from gym_fed.data.encoding import IGNORED
 from gym_fed.data.rows import Row
@@ -38,8 +39,7 @@ class Distillation(Algorithm):
     def check(self, config: TrainingConfig) -> None:
         from gym_fed.models import resolve
 
-        settings = config.distillation
-        assert settings is not None  # filled in by the config
+        settings = self.settings(config)
         resolve(settings.teacher)
         if settings.lmbda and (config.packing or config.assistant_only_loss is False):
             key = "packing" if config.packing else "assistant_only_loss"
@@ -52,8 +52,7 @@ class Distillation(Algorithm):
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         from gym_fed.models import load_tokenizer
 
-        settings = config.distillation
-        assert settings is not None
+        settings = self.settings(config)
         ours, theirs = tokenizer.get_vocab(), load_tokenizer(settings.teacher).get_vocab()
         if ours != theirs:
             differ = f"{len(theirs)} tokens, the student's {len(ours)}"
@@ -82,8 +81,7 @@ class Distillation(Algorithm):
 
             from gym_fed.training.algorithms._distillation_trainer import DistillationTrainer
 
-        settings = job.config.distillation
-        assert settings is not None
+        settings = self.settings(job.config)
         arguments = GKDConfig(
             **job.arguments(),
             max_length=job.config.max_length,
@@ -95,7 +93,7 @@ class Distillation(Algorithm):
         )
         return local(DistillationTrainer)(
             model=job.model,
-            teacher_model=_teacher(job),
+            teacher_model=_teacher(job, settings),
             args=arguments,
             processing_class=job.tokenizer,
             callbacks=job.callbacks,
@@ -111,11 +109,9 @@ def _prompt_length(labels: list[int]) -> int:
     return end + 1
 
 
-def _teacher(job: Job) -> Any:
+def _teacher(job: Job, settings: DistillationSettings) -> Any:
     from gym_fed.models import load_model
 
-    settings = job.config.distillation
-    assert settings is not None
     teacher = load_model(
         settings.teacher,
         dtype=settings.teacher_dtype or job.config.dtype,

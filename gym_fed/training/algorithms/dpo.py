@@ -28,8 +28,7 @@ class Dpo(Pairs):
 
         from gym_fed.training.algorithms._preference_trainers import DpoMeans
 
-        settings = job.config.dpo
-        assert settings is not None  # filled in by the config
+        settings = self.settings(job.config)
         values = settings.model_dump(exclude={"precompute_ref_log_probs"})
         arguments = DPOConfig(
             **job.arguments(),

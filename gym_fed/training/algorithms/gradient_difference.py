@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.algorithms.unlearning import UnlearningSettings
-from gym_fed.config.training import TrainingConfig
 from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
 
 
@@ -17,10 +15,6 @@ class GradientDifference(_Unlearning):
     """Own loss over TRL's ``SFTTrainer``."""
 
     tried = "full, LoRA; two processes"
-
-    def settings(self, config: TrainingConfig) -> UnlearningSettings:
-        assert config.gradient_difference is not None  # filled in by the config
-        return config.gradient_difference
 
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
         from gym_fed.training.algorithms._unlearning_trainer import GradientDifferenceTrainer

@@ -75,8 +75,7 @@ class Kto(Algorithm):
 
         from gym_fed.training.algorithms._preference_trainers import KtoMeans
 
-        settings = job.config.kto
-        assert settings is not None  # filled in by the config
+        settings = self.settings(job.config)
         order = {"train_sampling_strategy": "sequential"} if _estimates_kl(job.config) else {}
         arguments = KTOConfig(
             **{**job.arguments(), **order},

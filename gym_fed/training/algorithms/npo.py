@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.algorithms.unlearning import UnlearningSettings
-from gym_fed.config.training import TrainingConfig
 from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
 
 
@@ -21,10 +19,6 @@ class Npo(_Unlearning):
 
     uses_reference = True
     scores_reference_once = True
-
-    def settings(self, config: TrainingConfig) -> UnlearningSettings:
-        assert config.npo is not None  # filled in by the config
-        return config.npo
 
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
         from gym_fed.training.algorithms._unlearning_trainer import NpoTrainer

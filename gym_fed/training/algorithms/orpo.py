@@ -19,8 +19,7 @@ class Orpo(WholePairs):
     def build(self, job: Job) -> Any:
         from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-        settings = job.config.orpo
-        assert settings is not None  # filled in by the config
+        settings = self.settings(job.config)
         arguments = ORPOConfig(
             **job.arguments(),
             **settings.model_dump(),

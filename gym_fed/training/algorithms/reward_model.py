@@ -90,7 +90,6 @@ class RewardModel(Algorithm):
 
         from gym_fed.training.algorithms._preference_trainers import RewardMeans
 
-        settings = job.config.reward_model
-        assert settings is not None  # filled in by the config
+        settings = self.settings(job.config)
         arguments = RewardConfig(**job.arguments(), **settings.model_dump(), max_length=None)
         return build_on_ids(job, RewardMeans, arguments, reference=False)

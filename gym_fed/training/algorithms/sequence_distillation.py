@@ -29,8 +29,7 @@ class SequenceDistillation(Algorithm):
     def check(self, config: TrainingConfig) -> None:
         from gym_fed.models import resolve
 
-        assert config.sequence_distillation is not None  # filled in by the config
-        resolve(config.sequence_distillation.teacher)
+        resolve(self.settings(config).teacher)
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         from gym_fed.training.algorithms._teacher_answers import TeacherAnswers
@@ -38,8 +37,7 @@ class SequenceDistillation(Algorithm):
         answers = TeacherAnswers(config).of(rows)
         taught = [_taught(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]]
         if unfinished := len(rows) - len(taught):
-            assert config.sequence_distillation is not None
-            limit = config.sequence_distillation.max_completion_length
+            limit = self.settings(config).max_completion_length
             place = f"sequence_distillation.max_completion_length: {limit} tokens"
             if not taught:
                 raise GymError(

@@ -23,8 +23,7 @@ class Simpo(WholePairs):
     def build(self, job: Job) -> Any:
         from trl.experimental.cpo import CPOConfig, CPOTrainer
 
-        settings = job.config.simpo
-        assert settings is not None  # filled in by the config
+        settings = self.settings(job.config)
         arguments = CPOConfig(
             **job.arguments(),
             **settings.model_dump(exclude={"gamma"}),

@@ -37,8 +37,7 @@ class Tdpo(Pairs):
 
         from gym_fed.training.algorithms._tdpo_trainer import TdpoTrainer
 
-        settings = job.config.tdpo
-        assert settings is not None  # filled in by the config
+        settings = self.settings(job.config)
         if is_adapted(job.model):
             require_start_as_base(job, "take another init_lora_weights, or algorithm: dpo")
         arguments = DPOConfig(
