@@ -126,7 +126,7 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
     note_unread(key for key in row if key not in keys and key not in _CONTEXT)
     if tools := tools_of(row):
         converted["tools"] = tools
-    beside_turns = images_of(row)
+    images, beside_turns = images or converted.get("images", ()), images_of(row)
     if images and beside_turns:
         raise BadRow("has 'images' and parts with images of their own", "give the images in one way")
     if images or beside_turns:
