@@ -25,7 +25,11 @@ PACKAGES = {
     "gym_client": "client/gym_client",
     "gym_quant": "quant/gym_quant",
 }
-COMMANDS = {"gym": "gym_fed.cli.main", "gym-server": "gym_server.cli", "gym-client": "gym_client.cli"}
+COMMANDS = {
+    "gym": "gym_fed.cli.main",
+    "gym-server": "gym_server.cli.main",
+    "gym-client": "gym_client.cli.main",
+}
 HEAVY = ("torch", "transformers", "flwr", "datasets", "pandas")
 HELP_SECONDS = 1.0
 HELP_TRIES = 5

@@ -22,7 +22,7 @@ from quality import Sequences, loss_of, summed_loss
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.data import encode_rows
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source

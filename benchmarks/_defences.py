@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobust
 from gym_fed.soup.aggregators.caf import CAF
 from gym_fed.soup.aggregators.fltrust import trusted
 from gym_fed.soup.aggregators.fltrust_caf import FLTrustCAF
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
 from gym_fed.soup.pipeline import Pipeline
 
 DEFAULT = "byzantine_robust"

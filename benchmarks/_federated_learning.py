@@ -27,8 +27,8 @@ from _report import Report
 from _speakers import SpeakerSet
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.soup import SoupRecipe
-from gym_fed.config.task import TrainingRecipe
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.config.hub.task import TrainingRecipe
 
 
 @dataclass(frozen=True)

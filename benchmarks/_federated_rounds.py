@@ -23,10 +23,10 @@ from torch.utils.data import BatchSampler
 from trl.trainer.utils import add_fused_lm_head
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.round_training import round_training
-from gym_fed.config.soup import SoupRecipe
-from gym_fed.config.task import TrainingRecipe
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.hub.round_training import round_training
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data import load_rows
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors

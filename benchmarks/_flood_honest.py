@@ -13,13 +13,13 @@ from typing import Any
 
 import grpc
 from _flood_hub import HONEST_HOST, HubUnderTest, connected, new_channel
-from gym_client.home import Home
-from gym_client.join import enter
-from gym_client.stream import WorkStream
-from gym_client.transport import HubClient
+from gym_client.cli.join import enter
+from gym_client.hub.stream import WorkStream
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.errors import GymError

@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 import yaml
-from gym_client.address import Address
-from gym_client.home import Home
-from gym_client.transport import HubClient
-from gym_client.trust import establish
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.trust import establish
 
 from gym_fed.identity.tls import TLS_NAME
 from gym_fed.wire.limits import CHANNEL_OPTIONS

@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 from _flood_hub import FLOOD_HOST, connected, new_channel
-from gym_client.home import Home
-from gym_client.join import enter
+from gym_client.cli.join import enter
+from gym_client.identity.home import Home
 
 from gym_fed.errors import GymError
 from gym_fed.identity.keys import SigningKey

@@ -22,10 +22,10 @@ import torch
 from quality import Sequences, loss_of
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.privacy import LocalPrivacy, ReleasePrivacy
-from gym_fed.config.round_training import round_training
-from gym_fed.config.soup import SoupRecipe
-from gym_fed.config.task import LoraRecipe, TrainingRecipe
+from gym_fed.config.hub.privacy import LocalPrivacy, ReleasePrivacy
+from gym_fed.config.hub.round_training import round_training
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
 from gym_fed.data import encode_rows, generate
 from gym_fed.data.encoding import IGNORED
 from gym_fed.delta.apply import apply_delta

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import model_tensors
-from gym_fed.serving.engine import Engine
-from gym_fed.serving.mixed import MixedModel, Piece
-from gym_fed.serving.request import GenerationRequest, SamplingParams
+from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+from gym_fed.serving.forward.multi_variant import MixedModel, Piece
 from gym_fed.serving.store.store import VariantStore
 
 PROBE = list(range(10, 18))

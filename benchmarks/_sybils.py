@@ -21,15 +21,15 @@ from _rewards_rounds import CODEC, LENGTH, Delta, World, _trained
 from gym_server.rewards.appraisal import split
 from gym_server.rewards.free_riders import Likeness
 
-from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame
-from gym_fed.soup.similarity import compare, leaders, torn_apart
+from gym_fed.soup.sybils.similarity import compare, leaders, torn_apart
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 OTHERS, KEYS, STEPS, LEARNING_RATE, LUCK = 3, (1, 2, 4), 20, 2e-3, 2.0

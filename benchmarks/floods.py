@@ -129,7 +129,7 @@ def enrol_all(hub: HubUnderTest, folder: Path, base: Path) -> None:
 
 
 def has_limits() -> bool:
-    from gym_fed.config.server import ServerConfig
+    from gym_fed.config.hub.server import ServerConfig
 
     return "limits" in ServerConfig.model_fields
 

@@ -21,7 +21,7 @@ from gym_server.store.database import Database
 from gym_server.store.tables import account_keys, accounts, credits, rounds, updates, versions
 from sqlalchemy import Connection, insert
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import SigningKey, verify_signature
 from gym_fed.identity.manifest import UpdateManifest, new_nonce

@@ -37,7 +37,7 @@ from dp_accounting.pld import PLDAccountant  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from gym_fed.config.privacy import LocalPrivacy, ReleasePrivacy  # noqa: E402
+from gym_fed.config.hub.privacy import LocalPrivacy, ReleasePrivacy  # noqa: E402
 from gym_fed.data import generate  # noqa: E402
 from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for  # noqa: E402
 

@@ -35,10 +35,10 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.models import load_model
-from gym_fed.serving.attention import KVCache
-from gym_fed.serving.loaded import LoadedVariant
-from gym_fed.serving.mixed import MixedModel, Piece
-from gym_fed.serving.operands import DenseOperand, loaded_variant
+from gym_fed.serving.forward.attention import KVCache
+from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.forward.multi_variant import MixedModel, Piece
+from gym_fed.serving.forward.variant_weights import DenseOperand, loaded_variant
 
 SMOLLM2: dict[str, Any] = {
     "hidden_size": 576,

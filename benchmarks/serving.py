@@ -56,8 +56,8 @@ from _serving_sides import EngineSide, PeftSide, Side, SwapSide, require_variant
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.delta.file import DeltaFile
-from gym_fed.serving.engine import Engine
-from gym_fed.serving.mixed import MixedModel
+from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.forward.multi_variant import MixedModel
 from gym_fed.serving.store.store import VariantStore
 
 SWITCHES = 200

@@ -3,10 +3,10 @@
     python benchmarks/similarity.py [--beyond] [--quick] [--json]
 
 Real training of small models: gym-nano on text tasks, stories260K on Shakespeare's speakers where the team's folder is
-there. The cosine is that of ``gym_fed.soup.similarity`` on dense updates and on the same written as signs.
+there. The cosine is that of ``gym_fed.soup.sybils.similarity`` on dense updates and on the same written as signs.
 
-``--beyond`` measures pairs against their round instead, as pay does (``gym_fed.soup.similarity``): in honest rounds of
-three to six contributors, and in rounds of four to six of which one has two to four keys.
+``--beyond`` measures pairs against their round instead, as pay does (``gym_fed.soup.sybils.similarity``): in honest
+rounds of three to six contributors, and in rounds of four to six of which one has two to four keys.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import torch
 from _report import Report, options
 from quality import Sequences, summed_loss
 
-from gym_fed.config.credits import RewardsConfig
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.data import encode_rows
 from gym_fed.data.generated import generate
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
-from gym_fed.soup.similarity import Comparison, beyond, compare
+from gym_fed.soup.sybils.similarity import Comparison, beyond, compare
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONTRIBUTORS = 4

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from gym_client.address import Address
-from gym_client.agent import Agent
+from gym_client.agent.agent import Agent
+from gym_client.agent.tasks import TaskFolder
 from gym_client.app import app as honest
-from gym_client.home import Home
-from gym_client.join import enter
-from gym_client.tasks import TaskFolder
-from gym_client.transfers import ObjectCache
-from gym_client.transport import HubClient
-from gym_client.trust import establish
+from gym_client.cli.join import enter
+from gym_client.hub.address import Address
+from gym_client.hub.transfers import ObjectCache
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.trust import establish
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec

@@ -12,7 +12,7 @@ from gym_fed.lazy import lazy
 from gym_fed.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gym_fed.config.training import TrainingConfig as TrainingConfig
+    from gym_fed.config.train.training import TrainingConfig as TrainingConfig
     from gym_fed.errors import GymError as GymError
     from gym_fed.tracking.experiment import Experiment as Experiment
     from gym_fed.training.trainer import Trainer as Trainer

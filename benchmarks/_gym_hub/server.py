@@ -13,8 +13,8 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from gym_server.cli.run import run_hub
 from gym_server.federation import Federation
-from gym_server.run import run_hub
 
 from gym_fed.wire.records import reference
 

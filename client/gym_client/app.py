@@ -15,15 +15,15 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from gym_client.home import Home
-from gym_client.pins import key_at
-from gym_client.policy import Policy
-from gym_client.residuals import Residuals
-from gym_client.secure import SecureRound
-from gym_client.tasks import FinishedUpdate, TaskFolder
-from gym_client.transfers import ObjectCache
-from gym_client.work import Setup, parse_task, perform
-from gym_fed.config.base import StrictModel
+from gym_client.agent.policy import Policy
+from gym_client.agent.residuals import Residuals
+from gym_client.agent.tasks import FinishedUpdate, TaskFolder
+from gym_client.agent.work import Setup, parse_task, perform
+from gym_client.hub.transfers import ObjectCache
+from gym_client.identity.home import Home
+from gym_client.identity.pins import key_at
+from gym_client.privacy.secure_round import SecureRound
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.messages import ACTIONS, ADVERTISE, CONFIRM, RECORD, SHARE, UNMASK
 from gym_fed.wire.limits import DELTA_STYPE

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.progress import bar, duration
+from gym_fed.cli.train.progress import bar, duration
 from gym_fed.console import err, print_result
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig, ServingConfig
-    from gym_fed.serving.batch import BatchOutput, BatchReport
-    from gym_fed.serving.batch_input import BatchInput
+    from gym_fed.serving.batch.input import BatchInput
+    from gym_fed.serving.batch.run import BatchOutput, BatchReport
     from gym_fed.serving.setup import Serving
 
 LINE_SECONDS = 10.0
@@ -57,15 +57,15 @@ def batch(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Answer a file of requests. The same command goes on where Ctrl-C or a crash stopped it."""
-    from gym_fed.cli.api import serving_config
+    from gym_fed.cli.api.app import serving_config
 
     named = {"base": base, "variants": str(variants) if variants is not None else None}
     named_overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     settings = serving_config(config, [*(overrides or []), *named_overrides])
     _refuse_same_file(source, target, errors)
 
-    from gym_fed.serving.batch import BatchOutput
-    from gym_fed.serving.batch_input import check_body, check_input
+    from gym_fed.serving.batch.input import check_body, check_input
+    from gym_fed.serving.batch.run import BatchOutput
 
     given = check_input(source, check_body)
     identity = _identity(settings, given, seed)
@@ -85,13 +85,13 @@ def batch(
 
 def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: int) -> BatchReport:
     """Answer what has no line; loads no model where all have one."""
-    from gym_fed.serving.batch import BatchReport, run_batch
+    from gym_fed.serving.batch.run import BatchReport, run_batch
 
     done = len(output.done)
     if done == len(given.custom_ids):
         return BatchReport(done, done, output.num_failed, resumed=done)
 
-    from gym_fed.serving.local_writer import require_store
+    from gym_fed.serving.chat.local_writer import require_store
     from gym_fed.serving.openai.catalogue import LOCAL
     from gym_fed.serving.setup import open_serving
 

@@ -84,7 +84,7 @@ def validate_file(
 
     settings, notes = load_training_config(file, set_ or [], allow_untranslated=allow_untranslated)
     if not schema_only:
-        from gym_fed.training.checks import check_config, check_inputs
+        from gym_fed.training.run.checks import check_config, check_inputs
 
         check_config(settings, num_processes=nproc)
         check_inputs(settings)
@@ -104,7 +104,7 @@ def print_schema(
     as_json: AsJson = False,
 ) -> None:
     """The JSON schema of gym train's files, for editors that complete and check as one types."""
-    from gym_fed.config.training import TrainingConfig
+    from gym_fed.config.train.training import TrainingConfig
 
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

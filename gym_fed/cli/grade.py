@@ -31,8 +31,8 @@ def grade(
     as_json: AsJson = False,
 ) -> None:
     """Print the mean reward of each grader, and of their weighted sum."""
-    from gym_fed.config.rewards import RewardSections
-    from gym_fed.config.yaml_file import load_config
+    from gym_fed.config.train.rewards import RewardSections
+    from gym_fed.config.yaml.file import load_config
     from gym_fed.data.reading import load_rows
     from gym_fed.evaluation.graders._combined import build_graders
 

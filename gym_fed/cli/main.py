@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from gym_fed.cli.api import app as api_app
+from gym_fed.cli.api.app import app as api_app
 from gym_fed.cli.batch import batch
-from gym_fed.cli.chat import chat
+from gym_fed.cli.chat.command import chat
 from gym_fed.cli.configs import app as configs_app
-from gym_fed.cli.data import app as data_app
-from gym_fed.cli.delta import app as delta_app
+from gym_fed.cli.data.app import app as data_app
+from gym_fed.cli.delta.app import app as delta_app
 from gym_fed.cli.doctor import doctor
 from gym_fed.cli.grade import grade
 from gym_fed.cli.runs import app as runs_app
-from gym_fed.cli.soup import app as soup_app
-from gym_fed.cli.train import train
-from gym_fed.cli.tune import tune
-from gym_fed.cli.variant import app as variant_app
+from gym_fed.cli.soup.app import app as soup_app
+from gym_fed.cli.train.train import train
+from gym_fed.cli.train.tune import tune
+from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.console import VersionOption, run_app
 
 app = typer.Typer(

@@ -184,7 +184,7 @@ def summary(folder: Path) -> dict[str, Any]:
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run.
     """
-    from gym_fed.training.folder_lock import is_held
+    from gym_fed.training.run.folder_lock import is_held
 
     config = read_config(folder)
     figures: dict[str, float] = {}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from gym_quant.registry import CODECS
 from pydantic import Field, model_validator
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.member import MemberOf
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import MemberOf
 
 if TYPE_CHECKING:
     from gym_quant.codec import Codec

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.compute import Dtype
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.compute import Dtype
 
 _UNITS = {
     "B": 1,

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.yaml_file import validate
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.yaml.file import validate
 from gym_fed.data.formats.base import BadRow, Raw, as_object
 from gym_fed.data.hub import hub_rows
 from gym_fed.data.reading import PlacedRow, converted, iter_rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.data_source import DataConfig
+from gym_fed.config.train.data_source import DataConfig
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.sources import source_rows

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.data_source import DataConfig
+from gym_fed.config.train.data_source import DataConfig
 from gym_fed.data.encoded_cache import EncodedCache, tokenizer_digest
 from gym_fed.data.encoding import iter_encoded
 from gym_fed.data.inputs import Input, as_input

@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.problems import first_problem
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
 from gym_fed.data.licences import checked_licence
 from gym_fed.data.objects import Objects
 from gym_fed.errors import ErrorCode, GymError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from gym_fed.config.data_source import DataConfig
+from gym_fed.config.train.data_source import DataConfig
 from gym_fed.data.columns import renaming
 from gym_fed.data.reading import PlacedRow, converted, iter_rows
 

@@ -23,7 +23,7 @@ from gym_quant.registry import get_codec
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.soup import MERGE_VERSION
+from gym_fed.config.hub.soup import MERGE_VERSION
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.layout import Layout, header_bytes
 from gym_fed.delta.manifest import Manifest

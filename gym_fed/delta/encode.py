@@ -15,7 +15,7 @@ from gym_quant.registry import get_codec
 from torch import Tensor, nn
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.soup import MERGE_VERSION
+from gym_fed.config.hub.soup import MERGE_VERSION
 from gym_fed.delta.base import BaseSpec, Tensors, checked_tensors
 from gym_fed.delta.budget import MENU, Candidate, Sensitivity, candidates, fit, require_budget
 from gym_fed.delta.feedback import ErrorFeedback

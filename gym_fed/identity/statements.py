@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.problems import first_problem
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest, canonical_json
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.problems import first_problem
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_json
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature

@@ -20,7 +20,8 @@ def scale_rope(model: Any, settings: dict[str, Any]) -> None:
 
     Args:
         model: A ``transformers`` causal LM with one rotary embedding (Llama, Qwen, Mistral and their like).
-        settings: ``type`` and ``factor``, and what else the type takes; see ``gym_fed.config.compute.RopeScaling``.
+        settings: ``type`` and ``factor``, and what else the type takes; see
+            ``gym_fed.config.train.compute.RopeScaling``.
 
     Raises:
         GymError: ``MODEL_INVALID`` when the model has no rotary positions that can be scaled, or refuses the values.

@@ -10,7 +10,7 @@ from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
-    from gym_fed.training.hooks import StepReport
+    from gym_fed.training.run.hooks import StepReport
 
 
 AGAIN = "the same command again goes on from there"

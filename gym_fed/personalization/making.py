@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.rows import Row, as_kind
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
@@ -30,7 +30,7 @@ from gym_fed.personalization.recipe import Encoding
 from gym_fed.personalization.rows import PersonalKind, PersonalRows
 from gym_fed.quantization.refining import distiller
 from gym_fed.training.algorithms._preference import cut_answers, encode_answers
-from gym_fed.training.run_folder import RunFolder
+from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import lora_factors
 

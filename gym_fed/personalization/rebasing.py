@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.personalization.base import Base

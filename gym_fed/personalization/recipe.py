@@ -16,8 +16,8 @@ from gym_quant.registry import CODECS
 from pydantic import BaseModel
 
 from gym_fed.config.delta import ROW, CodecPolicy
-from gym_fed.config.training import TrainingConfig
-from gym_fed.config.yaml_file import validate
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS, TUNING
 

@@ -8,10 +8,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.request import Completion, GenerationRequest, SamplingParams
+from gym_fed.serving.engine.request import Completion, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from gym_fed.serving.generation import Generation
+    from gym_fed.serving.engine.generation import Generation
     from gym_fed.serving.setup import Serving
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}

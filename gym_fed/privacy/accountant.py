@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.privacy import Mechanism
+from gym_fed.config.hub.privacy import Mechanism
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 
 _GRID = 1e-4

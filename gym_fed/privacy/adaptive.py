@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from gym_fed.config.privacy import AdaptiveClipping
+from gym_fed.config.hub.privacy import AdaptiveClipping
 from gym_fed.privacy.noise import NoiseSource
 
 _UNITS = 1 << 20

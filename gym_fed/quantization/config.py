@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gym_fed.config.base import StrictModel
 from gym_fed.config.delta import CodecPolicy, MenuCodec, PartCodec, SmallCodec
+from gym_fed.config.schema.base import StrictModel
 
 
 class QuantMethod(Enum):

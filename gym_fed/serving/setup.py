@@ -19,9 +19,9 @@ from gym_fed.serving.openai.service import OpenAIService
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.serving.api.usage_log import UsageLog
-    from gym_fed.serving.engine import Engine
-    from gym_fed.serving.mixed import MixedModel
+    from gym_fed.serving.engine.engine import Engine
+    from gym_fed.serving.forward.multi_variant import MixedModel
+    from gym_fed.serving.http.usage_log import UsageLog
     from gym_fed.serving.store.store import VariantStore
 
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
@@ -78,8 +78,8 @@ def open_serving(config: ServingConfig) -> Serving:
     import torch
 
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.serving.engine import Engine
-    from gym_fed.serving.mixed import MixedModel
+    from gym_fed.serving.engine.engine import Engine
+    from gym_fed.serving.forward.multi_variant import MixedModel
 
     name = _served_name(config)
     device = pick_device(config.device)
@@ -161,7 +161,7 @@ def _open_store(
 def _usage_log(config: ServingConfig, base: BaseSpec, stack: ExitStack) -> UsageLog | None:
     if config.usage_log is None:
         return None
-    from gym_fed.serving.api.usage_log import UsageLog
+    from gym_fed.serving.http.usage_log import UsageLog
 
     log = UsageLog(config.usage_log, base.digest)
     stack.callback(log.close)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup import signs
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg import signs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
 from gym_fed.soup.rule import Rule
 from gym_fed.soup.rule import RuleConfig as AggregatorConfig
 

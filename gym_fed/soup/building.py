@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from gym_fed.config.yaml_file import validate
+from gym_fed.config.yaml.file import validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 from gym_fed.soup.contribution import ContributionMethod
 from gym_fed.soup.rule import Rule
 
 if TYPE_CHECKING:
-    from gym_fed.config.soup import SoupRecipe
+    from gym_fed.config.hub.soup import SoupRecipe
     from gym_fed.soup.aggregator import Aggregator
     from gym_fed.soup.optimizer import ServerOptimizer
     from gym_fed.soup.pre_aggregator import PreAggregator

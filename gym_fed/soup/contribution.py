@@ -26,7 +26,7 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_fed.config.base import StrictModel
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 
 Coalition: TypeAlias = "frozenset[int]"

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from gym_fed.config.delta_soup import DeltaSoupConfig
+from gym_fed.config.hub.delta_soup import DeltaSoupConfig
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.encode import encode_delta, lora_delta
@@ -31,11 +31,11 @@ from gym_fed.models import load_model, model_name
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.privacy.noise import SEED_BYTES
 from gym_fed.soup.building import build, is_method
+from gym_fed.soup.credit.rewards import split_pool
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.model_merging import ModelMergeReport, merge_models
 from gym_fed.soup.private import PrivateRound
-from gym_fed.soup.rewards import split_pool
-from gym_fed.soup.screening import screen_norms
+from gym_fed.soup.sybils.screening import screen_norms
 
 _MIN_FOR_NORM_SCREEN = 3
 

@@ -20,16 +20,16 @@ import torch
 from gym_quant.codec import as_matrix
 from torch import Tensor
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import EncodeReport, encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.adapters import write_adapters
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_optimizer
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.lora.adapters import write_adapters
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateReport, PrivateRound, private_stacks

@@ -19,7 +19,7 @@ from gym_fed.delta.encode import EncodeReport, encode_source
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.method import Gate, MergeMethod, Score, TensorTask
-from gym_fed.soup.task_vectors import combination
+from gym_fed.soup.methods._task_vectors import combination
 
 
 @dataclass(frozen=True)

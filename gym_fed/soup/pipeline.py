@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_aggregator, build_pre_aggregators
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 

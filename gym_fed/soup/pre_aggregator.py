@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from gym_fed.soup.geometry import Geometry, Mixture
+from gym_fed.soup.linalg.gram import Geometry, Mixture
 from gym_fed.soup.rule import Rule
 
 

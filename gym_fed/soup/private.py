@@ -31,7 +31,7 @@ from gym_quant.codec import sum_of_squares
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gym_fed.config.privacy import AdaptiveClipping, ReleasePrivacy
+from gym_fed.config.hub.privacy import AdaptiveClipping, ReleasePrivacy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
@@ -39,8 +39,8 @@ from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Floats, Integers, Ruler, on_lattice, scale_factors, whole_norm
 from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.geometry import Mixture
-from gym_fed.soup.low_rank import LowRank
+from gym_fed.soup.linalg.gram import Mixture
+from gym_fed.soup.lora.low_rank import LowRank
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, DecodedStack, FactorStack, Stack, form_of
 
 FrozenA = Callable[[str, int], Tensor]

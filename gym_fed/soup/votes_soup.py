@@ -13,7 +13,7 @@ from gym_quant.codec import as_matrix
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback

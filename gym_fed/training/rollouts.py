@@ -20,7 +20,7 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.training.trl_glue import adapter_is_idle, local
 
 if TYPE_CHECKING:
-    from gym_fed.training.job import Job
+    from gym_fed.training.run.job import Job
 
 _PROBE_TOKENS = 16
 

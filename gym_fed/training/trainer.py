@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts, counts_of
@@ -24,34 +24,34 @@ from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.modeling.rope import rope_undone_on_error
 from gym_fed.models import pick_device, quiet_loading
 from gym_fed.tracking.experiment import Experiment
-from gym_fed.training import processes
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.batch_size import find_batch_size, known_sizes, remember_sizes
-from gym_fed.training.checks import check_config, check_graders
-from gym_fed.training.early_stopping import EarlyStop, check_early_stopping
-from gym_fed.training.hooks import OnReport, OnRows, OnStep, RunHooks, ShouldStop
-from gym_fed.training.job import Job
-from gym_fed.training.loading import load_for_training, require_dtype
-from gym_fed.training.loop import run_to_end
-from gym_fed.training.reproducibility import RunWarning, deterministic, record_environment
-from gym_fed.training.result import TrainResult
-from gym_fed.training.run_folder import RunFolder
-from gym_fed.training.run_rows import digest_of, rows_of_run
-from gym_fed.training.saving import save_final
-from gym_fed.training.sharding import deepspeed_loading, is_placed, resumable, settings_of
-from gym_fed.training.spikes import Rollbacks, SpikeWatch, require_finite
-from gym_fed.training.template_date import templates_say
+from gym_fed.training.model.loading import load_for_training, require_dtype
+from gym_fed.training.model.saving import save_final
+from gym_fed.training.processes import group as processes
+from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
+from gym_fed.training.rows.batch_size import find_batch_size, known_sizes, remember_sizes
+from gym_fed.training.rows.run_rows import digest_of, rows_of_run
+from gym_fed.training.rows.template_date import templates_say
+from gym_fed.training.run.checks import check_config, check_graders
+from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
+from gym_fed.training.run.folder import RunFolder
+from gym_fed.training.run.hooks import OnReport, OnRows, OnStep, RunHooks, ShouldStop
+from gym_fed.training.run.job import Job
+from gym_fed.training.run.loop import run_to_end
+from gym_fed.training.run.reproducibility import RunWarning, deterministic, record_environment
+from gym_fed.training.run.result import TrainResult
+from gym_fed.training.run.spikes import Rollbacks, SpikeWatch, require_finite
 from gym_fed.training.trl_glue import unpatched_afterwards
-from gym_fed.training.vision import is_processor, require_image_model
-from gym_fed.training.vision_parts import freeze_parts, frozen_parts
+from gym_fed.training.vision.conversations import is_processor, require_image_model
+from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
 if TYPE_CHECKING:
     from gym_fed.config.delta import CodecPolicy
-    from gym_fed.config.delta_soup import DeltaSoupConfig
+    from gym_fed.config.hub.delta_soup import DeltaSoupConfig
     from gym_fed.evaluation.graders.base import Grader
     from gym_fed.soup.delta_soup import SoupResult
-    from gym_fed.training.afterwards import Contributions, ExportFormat
+    from gym_fed.training.run.afterwards import Contributions, ExportFormat
 
 
 class Trainer:
@@ -143,7 +143,7 @@ class Trainer:
             GymError: ``USAGE`` before training, or when ``config.model`` does not name the base; see ``DeltaSoup`` for
                 the others. The result's model is then as it was.
         """
-        from gym_fed.training.afterwards import soup_with
+        from gym_fed.training.run.afterwards import soup_with
 
         result = self._trained()
         model, soup = soup_with(result.model, self.config, others, settings)
@@ -164,7 +164,7 @@ class Trainer:
         Raises:
             GymError: ``USAGE`` before training or for a format that does not fit; ``FILE_EXISTS``.
         """
-        from gym_fed.training.afterwards import export
+        from gym_fed.training.run.afterwards import export
 
         result = self._trained()
         return export(result.model, result.tokenizer, self.config, Path(path), format, codec)

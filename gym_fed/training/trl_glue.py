@@ -47,7 +47,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         """The trainer's own; rows grouped by length come in an order of the epoch."""
         from transformers.trainer_pt_utils import LengthGroupedSampler
 
-        from gym_fed.training.length_groups import EpochLengthGroups
+        from gym_fed.training.rows.length_groups import EpochLengthGroups
 
         sampler = super()._get_train_sampler(dataset)
         if isinstance(sampler, LengthGroupedSampler):
@@ -114,7 +114,7 @@ def _require_adapter(model: Any, folder: Path) -> None:
 @cache
 def local(trainer: type) -> Any:
     """A TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
-    from gym_fed.training.sharded_checkpoints import ShardedCheckpoints
+    from gym_fed.training.processes.sharded_checkpoints import ShardedCheckpoints
 
     bases = (LocalOnly, ShardedCheckpoints, trainer)
     return type(f"Local{trainer.__name__}", bases, {"__doc__": f"{trainer.__name__}, local only."})

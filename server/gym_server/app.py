@@ -13,10 +13,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_server.federation import Federation
-from gym_server.grid import HubGrid
-from gym_server.payload import ByReference, Inline
-from gym_server.privacy import check_promise
+from gym_server.privacy.budget import check_promise
+from gym_server.rounds.payload import ByReference, Inline
 from gym_server.strategy.durable import DeltaSoup
+from gym_server.strategy.grid import HubGrid
 
 app = ServerApp()
 

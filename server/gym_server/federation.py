@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from gym_fed.config.server import ServerConfig
-from gym_fed.config.yaml_file import load_config
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.yaml.file import load_config
 from gym_fed.delta.base import BaseSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder
@@ -27,19 +27,19 @@ from gym_fed.identity.login import PLAIN_TEXT
 from gym_fed.identity.passphrase import PassphraseSource
 from gym_fed.identity.tls import fingerprint
 from gym_fed.kinds import AGGREGATORS
-from gym_server.accounts import Accounts
-from gym_server.admission import Admission
-from gym_server.keys import Keys
+from gym_server.accounts.accounts import Accounts
+from gym_server.accounts.keys import Keys
+from gym_server.accounts.session_key import create_session_key, session_key
 from gym_server.ledger.chain import Ledger
-from gym_server.payouts import Payouts
-from gym_server.queue import MessageQueue
-from gym_server.rounds import Journal
-from gym_server.session_key import create_session_key, session_key
+from gym_server.rewards.payouts import Payouts
+from gym_server.rounds.admission import Admission
+from gym_server.rounds.journal import Journal
+from gym_server.rounds.queue import MessageQueue
 from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import HubLock, locked_file
 from gym_server.store.objects import ObjectStore
-from gym_server.variants import Variants
+from gym_server.variants.variants import Variants
 
 CONFIG_NAME = "gym-server.yaml"
 PASSPHRASE_VARIABLE = "GYM_SERVER_PASSPHRASE"
@@ -130,7 +130,7 @@ class Federation:
         """
         import torch
 
-        from gym_fed.soup.geometry import Needs
+        from gym_fed.soup.linalg.gram import Needs
         from gym_fed.soup.pipeline import Pipeline
 
         pipeline = Pipeline.of(self.config.soup)

@@ -11,7 +11,7 @@ from _defences import DEFAULT, RULES, Defence
 from _digits import ROOT_IMAGES, Digits, Schedule
 from _duel import Outcome, minority, play
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.soup.pipeline import Pipeline
 
 SEEDS, SCHEDULE = (0, 1), Schedule(rounds=20)

@@ -10,7 +10,7 @@ from _digits import Digits, Schedule
 from _perceptron import Perceptron
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import AGGREGATORS
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
 from gym_fed.soup.building import build_aggregator
-from gym_fed.soup.geometry import Needs
+from gym_fed.soup.linalg.gram import Needs
 
 NAMES = AGGREGATORS.names()
 ROBUST = [name for name in NAMES if AGGREGATORS.type_of(name).robust]

@@ -13,19 +13,19 @@ import torch
 from gym_quant.registry import CODECS, get_codec
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.privacy import ReleasePrivacy
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.privacy import ReleasePrivacy
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import AGGREGATORS
 from gym_fed.soup.compact import EXACT, error_bound, write_compact
-from gym_fed.soup.geometry import Needs
+from gym_fed.soup.linalg.gram import Needs
 from gym_fed.soup.merging import merge
 from gym_fed.soup.private import PrivateRound
 from tests.support.codec_settings import settings_of
 from tests.support.installed import install
-from tests.unit.test_soup_stacks import SPEC, recipe, written
+from tests.unit.soup.test_soup_stacks import SPEC, recipe, written
 
 STEPS = '''
 """A codec with nothing but what the interface asks for: whole steps of one size, as int8."""

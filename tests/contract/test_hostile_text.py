@@ -15,9 +15,9 @@ import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
-from gym_client.transport import HubClient
-from gym_server.account_cli import accounts_of, accounts_table
-from gym_server.show import (
+from gym_client.hub.transport import HubClient
+from gym_server.cli.accounts import accounts_of, accounts_table
+from gym_server.cli.show import (
     LogLine,
     ledger_line,
     rewards_shown,
@@ -26,7 +26,7 @@ from gym_server.show import (
     status_of,
     status_table,
 )
-from gym_server.variant_cli import variants_table
+from gym_server.cli.variants import variants_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -256,9 +256,9 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
 @SETTINGS
 @given(text=TEXTS)
 def test_a_hubs_text_neither_breaks_nor_drives_a_contributors_terminal(text: str) -> None:
-    from gym_client.display import make_display
-    from gym_client.rewards import rewards_table as own_rewards
-    from gym_client.terminal import account_table
+    from gym_client.cli.display import make_display
+    from gym_client.cli.terminal import account_table
+    from gym_client.ledger.rewards import rewards_table as own_rewards
 
     verdict = {"server_round": 1, "update": text, "bytes": 1, "verdict": text, "credit": 0, "reason": text}
     account = {"name": text, "contributor": text, "server": text, "balance": 1, "status": text}
@@ -318,11 +318,11 @@ def _console(terminal: bool) -> tuple[TextConsole, io.StringIO]:
 
 
 def _offer(text: str) -> Any:
-    from gym_client.offer import Offer
-    from gym_client.privacy_terms import PrivacyTerms
+    from gym_client.cli.offer import Offer
+    from gym_client.privacy.terms import PrivacyTerms
 
     from gym_fed.config.delta import CodecPolicy
-    from gym_fed.config.task import TrainingRecipe
+    from gym_fed.config.hub.task import TrainingRecipe
 
     recipe, codec = TrainingRecipe().model_dump(mode="json"), CodecPolicy().model_dump(mode="json")
     required = [field for field in fields(Offer) if field.default is MISSING]

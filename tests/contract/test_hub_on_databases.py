@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from gym_server.admission import Receipt
 from gym_server.federation import Federation
+from gym_server.rounds.admission import Receipt
 from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import credits, updates

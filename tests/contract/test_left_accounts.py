@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.known import enrolled_client
-from gym_client.transport import HubClient
+from gym_client.hub.known import enrolled_client
+from gym_client.hub.transport import HubClient
 from gym_server.store.tables import nodes
 from sqlalchemy import select
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import PRE_AGGREGATORS
 from gym_fed.soup.building import build_pre_aggregators
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 NAMES = PRE_AGGREGATORS.names()

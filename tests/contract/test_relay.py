@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.address import Address
-from gym_client.home import Home
-from gym_client.rotation import revoke, rotate
-from gym_client.transport import HubClient
-from gym_client.trust import establish
-from gym_server.accounts import SESSION_SECONDS
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.rotation import revoke, rotate
+from gym_client.identity.trust import establish
+from gym_server.accounts.accounts import SESSION_SECONDS
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -152,7 +152,7 @@ def test_a_session_token_ends_with_its_time_and_no_hub_gives_one_for_longer(
     session = ann._session
     begun = hub.fed.accounts.session(session).expires
     assert begun <= time.time() + SESSION_SECONDS
-    monkeypatch.setattr("gym_server.accounts.time.time", lambda: begun + 1)
+    monkeypatch.setattr("gym_server.accounts.accounts.time.time", lambda: begun + 1)
     with pytest.raises(GymError, match="expired") as caught:
         hub.fed.accounts.session(session)
     assert caught.value.code is ErrorCode.UNAUTHENTICATED

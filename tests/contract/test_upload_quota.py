@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.transfers import upload
-from gym_client.transport import HubClient
+from gym_client.hub.transfers import upload
+from gym_client.hub.transport import HubClient
 from gym_server.store.rights import FORMERLY, give_up, usage_of
 from gym_server.store.tables import readers
 from gym_server.store.usage import needed

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.rewards import verify_online
-from gym_client.rotation import revoke, rotate
-from gym_client.transfers import ObjectCache, download, upload
-from gym_client.transport import HubClient
-from gym_client.variants import (
+from gym_client.hub.transfers import ObjectCache, download, upload
+from gym_client.hub.transport import HubClient
+from gym_client.identity.rotation import revoke, rotate
+from gym_client.ledger.rewards import verify_online
+from gym_client.variants.variants import (
     get_variant,
     list_variants,
     pull_variant,

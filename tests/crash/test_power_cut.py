@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.heads import Heads
-from gym_client.home import Home
-from gym_client.keystore import Keystore
-from gym_client.privacy_book import PrivacyBook
-from gym_client.residuals import Residuals
+from gym_client.agent.residuals import Residuals
+from gym_client.identity.home import Home
+from gym_client.identity.keystore import Keystore
+from gym_client.ledger.heads import Heads
+from gym_client.privacy.book import PrivacyBook
 from gym_server.federation import Federation
 from gym_server.store.tables import accounts, updates
 from sqlalchemy import select

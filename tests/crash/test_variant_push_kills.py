@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from gym_client.address import Address
-from gym_client.home import Home
-from gym_client.join import enter
-from gym_client.transport import HubClient
-from gym_client.trust import establish
-from gym_client.variants import pull_variant, push_variant, to_push
+from gym_client.cli.join import enter
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.trust import establish
+from gym_client.variants.variants import pull_variant, push_variant, to_push
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta

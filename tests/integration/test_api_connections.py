@@ -14,11 +14,11 @@ import pytest
 import uvicorn
 
 from gym_fed.config.serving import ConnectionsConfig, ServingConfig
-from gym_fed.serving.api.app import create_app
-from gym_fed.serving.api.connections import MAX_HEADER_BYTES, Connections
-from gym_fed.serving.api.server import listen
+from gym_fed.serving.http.app import create_app
+from gym_fed.serving.http.connections import MAX_HEADER_BYTES, Connections
+from gym_fed.serving.http.server import listen
 from tests.support.scripted_engine import ScriptedEngine
-from tests.unit.test_api_app import gateway_over
+from tests.unit.serving.test_api_app import gateway_over
 
 LIMITS = ConnectionsConfig(max_connections=200, max_per_address=100, header_seconds=1.0, body_seconds=1.0)
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

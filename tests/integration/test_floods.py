@@ -13,11 +13,11 @@ from typing import Any
 
 import grpc
 import pytest
-from gym_client.address import Address
-from gym_client.home import Home
-from gym_client.join import enter
-from gym_client.transport import HubClient
-from gym_client.trust import establish
+from gym_client.cli.join import enter
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.trust import establish
 
 from gym_fed.errors import GymError
 from gym_fed.identity.tls import TLS_NAME

@@ -20,7 +20,7 @@ import httpx
 import openai
 import pytest
 
-from gym_fed.serving.api.keys import KeyFile
+from gym_fed.serving.http.keys import KeyFile
 from tests.support.nano_store import nano_store
 from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.address import Address
-from gym_client.home import Home
-from gym_client.transport import HubClient
-from gym_client.trust import establish
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.trust import establish
 from gym_server.store.database import Database
 from gym_server.store.tables import credits, rounds
 

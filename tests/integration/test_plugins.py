@@ -82,9 +82,9 @@ def rows_file(folder: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 LISTED = """
 import json, sys
-from gym_fed.config.soup import AggregationMethod, SoupRecipe
-from gym_fed.config.training import TrainingConfig
-from gym_fed.config.delta_soup import DeltaSoupConfig
+from gym_fed.config.hub.soup import AggregationMethod, SoupRecipe
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.hub.delta_soup import DeltaSoupConfig
 from gym_fed.kinds import ALL
 SoupRecipe.model_json_schema(), DeltaSoupConfig.model_json_schema()
 imported = "gym_fed_example" in sys.modules  # sections of a training config are of members, which it then imports
@@ -258,10 +258,10 @@ def test_soup_merge_and_delta_soup_use_an_aggregator_and_read_a_codec_of_an_inst
 SERVED = """
 import sys
 from pathlib import Path
-from gym_fed.serving.mixed import MixedModel
+from gym_fed.serving.forward.multi_variant import MixedModel
 from tests.support.variants import merged, off, write_random_delta
-from tests.unit.test_serving_mixed import llama, reference
-from tests.unit.test_serving_packed import LONG, answers
+from tests.unit.serving.test_serving_mixed import llama, reference
+from tests.unit.serving.test_serving_packed import LONG, answers
 model = llama()
 coding = lambda name, shape: ("example_bytes", {}) if len(shape) == 2 else None
 path = write_random_delta(model, Path(sys.argv[1]), coding, seed=1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 
@@ -71,7 +71,7 @@ def train(algorithm: str, folder: Path, size: int, accumulation: int) -> dict[st
 
 def main(folder: Path) -> None:
     """What each of the two processes does."""
-    from gym_fed.training import processes
+    from gym_fed.training.processes import group as processes
 
     for algorithm in ROWS:
         found = train(algorithm, folder, 1, 3)

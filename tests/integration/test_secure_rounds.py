@@ -13,7 +13,7 @@ from tests.support.federation import Federation
 from tests.support.wait import SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-"""The same rounds run in one process in tests/unit/test_secure_rounds.py, every time."""
+"""The same rounds run in one process in tests/crash, every time."""
 
 SECURE: dict[str, Any] = {
     "rounds": {"num_rounds": 1, "min_contributors": 3, "deadline_seconds": 240, "lease_seconds": 6},

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config.training import TrainingConfig
-from gym_fed.config.yaml_file import load_config
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import load_config
 from gym_fed.training.trainer import Trainer
 from tests.support.warm import run
 

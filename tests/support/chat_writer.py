@@ -57,7 +57,7 @@ class RuleWriter:
 
 def main() -> None:
     """`gym chat` with this writer, for a test with a terminal of its own: no model has to be loaded."""
-    from gym_fed.cli import chat
+    from gym_fed.cli.chat import command as chat
     from gym_fed.cli.main import main as gym
 
     def local(model: str, *rest: object) -> RuleWriter:

@@ -15,7 +15,7 @@ import grpc
 import torch
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.identity.keys import SigningKey, server_id

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-from gym_server.run import run_hub
+from gym_server.cli.run import run_hub
 
 
 def main(folder: Path, result_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import yaml
+from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
-from gym_server.global_model import GlobalModel
-from gym_server.merging import merge_round
-from gym_server.rounds import MERGING, Round
-from gym_server.setup import init_hub
+from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.journal import MERGING, Round
+from gym_server.rounds.merging import merge_round
 from gym_server.store.tables import contributions, credits, reputations, rounds, updates
 from sqlalchemy import select, update
 from torch import Tensor

@@ -11,12 +11,12 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
+from gym_client.agent.tasks import TaskFolder
 from gym_client.app import app
-from gym_client.home import Home
-from gym_client.tasks import TaskFolder
+from gym_client.identity.home import Home
 from gym_server.federation import RUN_ID, Federation
-from gym_server.grid import LOST, HubGrid
 from gym_server.store.tables import nodes
+from gym_server.strategy.grid import LOST, HubGrid
 
 from gym_fed.errors import GymError
 from tests.support.enrolment import enrol

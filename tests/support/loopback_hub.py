@@ -14,17 +14,17 @@ from typing import Any
 import grpc
 import torch
 import yaml
-from gym_client.address import Address
-from gym_client.home import Home
-from gym_client.join import enter
-from gym_client.transport import HubClient
-from gym_client.trust import establish
+from gym_client.cli.join import enter
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.trust import establish
+from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
-from gym_server.guard import AuthInterceptor
-from gym_server.hub import Hub
-from gym_server.setup import init_hub
+from gym_server.rpc.guard import AuthInterceptor
+from gym_server.rpc.hub import Hub
+from gym_server.rpc.streams import Wakeups
 from gym_server.store.database import Database
-from gym_server.streams import Wakeups
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.algorithms.sft import Sft
 from gym_fed.training.features.base import Feature
 from gym_fed.training.optimizers.base import OptimizerChoice

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gym_client.heads import Heads
-from gym_client.keystore import Keystore
-from gym_client.privacy_book import Charge, PrivacyBook
-from gym_client.residuals import Residuals
-from gym_client.transfers import ObjectCache, download, upload
-from gym_server.admission import Candidate
+from gym_client.agent.residuals import Residuals
+from gym_client.hub.transfers import ObjectCache, download, upload
+from gym_client.identity.keystore import Keystore
+from gym_client.ledger.heads import Heads
+from gym_client.privacy.book import Charge, PrivacyBook
 from gym_server.backup.place import Place
-from gym_server.rounds import Judgement, SoupRecord
+from gym_server.rounds.admission import Candidate
+from gym_server.rounds.journal import Judgement, SoupRecord
 from gym_server.strategy import DeltaSoup
 
 from gym_fed.delta.feedback import ErrorFeedback

@@ -9,10 +9,10 @@ import torch
 import yaml
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from gym_server.admission import Candidate, Receipt
+from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
-from gym_server.rounds import Round
-from gym_server.setup import init_hub
+from gym_server.rounds.admission import Candidate, Receipt
+from gym_server.rounds.journal import Round
 from gym_server.strategy import DeltaSoup
 
 from gym_fed.delta.base import BaseSpec

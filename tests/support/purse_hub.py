@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_server.accounts import Accounts, Session
-from gym_server.keys import Keys
+from gym_server.accounts.accounts import Accounts, Session
+from gym_server.accounts.keys import Keys
 from gym_server.ledger.chain import Ledger
-from gym_server.payouts import Payouts
+from gym_server.rewards.payouts import Payouts
 from gym_server.store.database import Database
 from gym_server.store.tables import credits, rounds
 from sqlalchemy import func, select
 
-from gym_fed.config.sections import EnrolmentConfig
+from gym_fed.config.hub.sections import EnrolmentConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import SigningKey, server_id
 from gym_fed.identity.login import PLAIN_TEXT, enrolment_claim, login_claim

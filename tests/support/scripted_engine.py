@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from gym_fed.errors import GymError
-from gym_fed.serving.engine_stats import Counters, EngineStats
-from gym_fed.serving.request import Event, FinishReason, GenerationRequest, TokenLogprob
+from gym_fed.serving.engine.request import Event, FinishReason, GenerationRequest, TokenLogprob
+from gym_fed.serving.engine.stats import Counters, EngineStats
 
 Script = Callable[[GenerationRequest], str]
 

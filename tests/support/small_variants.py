@@ -12,7 +12,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.variant import SignedVariant
-from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.signing import sign_variant
 
 SHAPES = {"layer.weight": (8, 16), "norm.weight": (16,)}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.forward.loaded import LoadedVariant
 
 END = 258
 """gym-nano's end token: the toy is used with its tokenizer."""

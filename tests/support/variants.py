@@ -13,8 +13,8 @@ from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.serving.model_layout import ModelLayout
-from gym_fed.serving.operands import loaded_variant
+from gym_fed.serving.forward.target_modules import ModelLayout
+from gym_fed.serving.forward.variant_weights import loaded_variant
 
 Coding = tuple[str, dict[str, Any]] | None
 """A codec and its parameters; None leaves the tensor unchanged."""

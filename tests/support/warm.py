@@ -26,7 +26,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-COMMANDS = {"gym": "gym_fed.cli.main", "gym-client": "gym_client.cli", "gym-server": "gym_server.cli"}
+COMMANDS = {
+    "gym": "gym_fed.cli.main",
+    "gym-client": "gym_client.cli.main",
+    "gym-server": "gym_server.cli.main",
+}
 """The modules whose ``main`` the installed commands call."""
 LIBRARIES = (
     "transformers.models.qwen3.modeling_qwen3",

@@ -13,7 +13,7 @@ from gym_fed.config.algorithms.preference import (
 )
 from gym_fed.config.algorithms.reinforcement import GrpoSettings, GspoSettings, PpoSettings, RlooSettings
 from gym_fed.config.algorithms.unlearning import GradientDifferenceSettings, NpoSettings
-from gym_fed.config.base import StrictModel
+from gym_fed.config.schema.base import StrictModel
 
 
 class AlgorithmSections(StrictModel):

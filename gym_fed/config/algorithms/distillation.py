@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.compute import Dtype
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.compute import Dtype
 
 
 class TeacherSettings(StrictModel):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gym_fed.config.base import StrictModel
+from gym_fed.config.schema.base import StrictModel
 
 DpoLoss = Literal[
     "sigmoid",

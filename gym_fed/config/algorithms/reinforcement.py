@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from gym_fed.config.base import StrictModel
+from gym_fed.config.schema.base import StrictModel
 
 
 class RolloutSettings(StrictModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gym_fed.config.base import StrictModel
+from gym_fed.config.schema.base import StrictModel
 
 
 class UnlearningSettings(StrictModel):

@@ -10,10 +10,10 @@ import yaml
 
 from gym_fed.config.llamafactory.ledger import is_llamafactory
 from gym_fed.config.llamafactory.translate import translate
-from gym_fed.config.strict_yaml import KeyPath, Mark, parse_config, read_config_text
-from gym_fed.config.training import TrainingConfig
-from gym_fed.config.yaml_file import _set as set_value
-from gym_fed.config.yaml_file import load_config, parse_overrides, validate
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import _set as set_value
+from gym_fed.config.yaml.file import load_config, parse_overrides, validate
+from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config, read_config_text
 from gym_fed.errors import ErrorCode, GymError
 
 

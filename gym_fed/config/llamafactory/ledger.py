@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_fed.config.strict_yaml import KeyPath
+from gym_fed.config.yaml.strict import KeyPath
 
 _TELLS = "model_name_or_path"
 _ALSO = ("stage", "finetuning_type", "dataset_dir", "template", "do_train", "cutoff_len")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gym_fed.config.rewards import GraderConfig
+from gym_fed.config.train.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 
 

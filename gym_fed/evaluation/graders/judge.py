@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gym_fed.config.rewards import GraderConfig
+from gym_fed.config.train.rewards import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._answers_kept import AnswersKept
 from gym_fed.evaluation.graders._secrets import from_environment
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.training.requirements import require_package
+from gym_fed.training.run.requirements import require_package
 
 _JUDGE_PROMPT = """You judge answers. Below are a question, a reference answer (which may be empty) and an answer.
 Say in one sentence what is right and wrong about the answer, then end with a line of the form "Score: N", \

@@ -1,5 +1,6 @@
 """Secure aggregation: contributors mask whole-number votes so that the hub learns their sum and nothing else.
 
 Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (figure 4), with signed
-keys. The parts are pure; ``gym_client.secure`` and ``gym_server.secure`` speak the protocol with them.
+keys. The parts are pure; ``gym_client.privacy.secure_round`` and ``gym_server.privacy.secure_round`` speak the protocol
+with them.
 """

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.problems import first_problem
-from gym_fed.config.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contributor_id, verify_signature

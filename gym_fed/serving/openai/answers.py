@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gym_fed.serving.engine.request import Event, TokenLogprob
 from gym_fed.serving.openai.tools import Call, FreeCalls, RequiredCall
-from gym_fed.serving.request import Event, TokenLogprob
 
 Chunk = dict[str, Any]
 

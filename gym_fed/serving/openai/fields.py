@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from gym_fed.config.base import StrictModel
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.serving.engine.request import SamplingParams
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.request import SamplingParams
 
 
 class RequestModel(StrictModel):

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.engine.request import Event
 from gym_fed.serving.openai.answers import Answer, Chunk
-from gym_fed.serving.request import Event
 
 if TYPE_CHECKING:
-    from gym_fed.serving.generation import Generation, PendingEmbedding
+    from gym_fed.serving.engine.generation import Generation, PendingEmbedding
 
 
 class Pending:

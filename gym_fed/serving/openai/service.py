@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.guided import MAX_SCHEMA_CHARACTERS
+from gym_fed.serving.engine.guided import MAX_SCHEMA_CHARACTERS
+from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.openai.answers import Answer, ChatAnswer, Choice, Chunk, CompletionAnswer
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.fields import SamplingFields, parse
@@ -30,11 +31,10 @@ from gym_fed.serving.openai.schemas import (
     as_list,
 )
 from gym_fed.serving.openai.tools import FreeCalls, RequiredCall, schema_of_calls, shown_tools
-from gym_fed.serving.request import GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine import Engine
-    from gym_fed.serving.generation import Generation, PendingEmbedding
+    from gym_fed.serving.engine.engine import Engine
+    from gym_fed.serving.engine.generation import Generation, PendingEmbedding
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)

@@ -10,7 +10,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.files import make_folder
 from gym_fed.identity.variant import SignedVariant
-from gym_fed.serving.loaded import LoadedVariant
+from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import Registry
@@ -21,10 +21,10 @@ from gym_fed.serving.store.verification import admit_key, check_replaceable, des
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.serving.model_layout import ModelLayout
+    from gym_fed.serving.forward.target_modules import ModelLayout
 
 Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], LoadedVariant]
-"""Name, open delta, layout of the model, sha256: as ``gym_fed.serving.operands.loaded_variant``."""
+"""Name, open delta, layout of the model, sha256: as ``gym_fed.serving.forward.variant_weights.loaded_variant``."""
 
 DEFAULT_CACHE_BYTES = 10 * 10**9
 
@@ -32,7 +32,7 @@ DEFAULT_CACHE_BYTES = 10 * 10**9
 class VariantStore:
     """A folder of variants: ``variants.db``, ``objects/`` and ``staging/``. Use as a context manager, or ``close`` it.
 
-    It is a ``gym_fed.serving.loaded.VariantSource``. Several processes may use one folder; each sees at once
+    It is a ``gym_fed.serving.forward.loaded.VariantSource``. Several processes may use one folder; each sees at once
     what the others add, replace and remove, for every request looks its variant's row up. A variant that is removed or
     replaced while it is in use stays in memory for those who use it, and only for them.
     """
@@ -345,7 +345,7 @@ class VariantStore:
 
 
 def _load(name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str) -> LoadedVariant:
-    from gym_fed.serving.operands import loaded_variant
+    from gym_fed.serving.forward.variant_weights import loaded_variant
 
     if layout is None:
         raise GymError(ErrorCode.USAGE, "the variant store was opened without a model's layout")

@@ -18,7 +18,7 @@ from gym_quant import kernels
 from torch import Tensor
 
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
 
 
 class Bulyan(Aggregator):

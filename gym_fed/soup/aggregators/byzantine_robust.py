@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
-from gym_fed.soup.geometry import Geometry
+from gym_fed.soup.linalg.gram import Geometry
 from gym_fed.soup.pre_aggregators.equal_norm import EqualNorm
 
 MAX_STRETCH = 1.5

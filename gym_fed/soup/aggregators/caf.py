@@ -23,9 +23,9 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.geometry import Geometry
-from gym_fed.soup.ordered import Array, dot, symmetric_times
-from gym_fed.soup.spectrum import top_eigenvector
+from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.ordered import Array, dot, symmetric_times
+from gym_fed.soup.linalg.spectrum import top_eigenvector
 
 _ROUNDING = 32.0 * float(np.finfo(np.float64).eps)
 """Updates that differ by less, against their squared norms, are equal."""

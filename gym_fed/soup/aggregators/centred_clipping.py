@@ -22,8 +22,8 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.geometry import Geometry
-from gym_fed.soup.ordered import dot, symmetric_times
+from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.ordered import dot, symmetric_times
 
 
 class CentredClippingConfig(AggregatorConfig):

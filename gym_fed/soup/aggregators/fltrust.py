@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.geometry import Geometry, Needs
+from gym_fed.soup.linalg.gram import Geometry, Needs
 
 
 class FLTrust(WeightRule):

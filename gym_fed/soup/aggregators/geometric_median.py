@@ -22,8 +22,8 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.geometry import Geometry
-from gym_fed.soup.spatial_median import spatial_median
+from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.spatial_median import spatial_median
 
 
 class GeometricMedianConfig(AggregatorConfig):

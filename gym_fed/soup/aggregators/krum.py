@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.geometry import Geometry
+from gym_fed.soup.linalg.gram import Geometry
 
 
 class Krum(WeightRule):

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_fed.soup import signs
 from gym_fed.soup.aggregator import CoordinateRule, Floats, Integers
 from gym_fed.soup.aggregators.median import weighted_median
+from gym_fed.soup.linalg import signs
 
 
 class MajorityVote(CoordinateRule):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gym_fed.soup.aggregator import Floats, Integers, WeightRule
-from gym_fed.soup.geometry import Geometry, Needs
+from gym_fed.soup.linalg.gram import Geometry, Needs
 
 
 class Mean(WeightRule):

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.geometry import Geometry
-from gym_fed.soup.vertex_cover import Conflicts
+from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.vertex_cover import Conflicts
 
 MAX_MALICIOUS = 20
 """The search grows exponentially with f; above this it is refused."""

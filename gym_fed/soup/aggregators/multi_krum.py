@@ -17,7 +17,7 @@ from torch import Tensor
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.krum import krum_scores
-from gym_fed.soup.geometry import Geometry
+from gym_fed.soup.linalg.gram import Geometry
 
 
 class MultiKrumConfig(AggregatorConfig):

@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.geometry import Geometry, Needs
+from gym_fed.soup.linalg.gram import Geometry, Needs
 
 
 class WeightedMean(WeightRule):

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from gym_fed.config.base import StrictModel
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Scores, Vector
 from gym_fed.soup.contributions.monte_carlo import marginals, standard_errors
 

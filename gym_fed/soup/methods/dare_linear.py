@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.sparsify import draws, dropped_at_random
-from gym_fed.soup.task_vectors import combination
+from gym_fed.soup.methods._sparsify import draws, dropped_at_random
+from gym_fed.soup.methods._task_vectors import combination
 
 
 class DareConfig(MethodConfig):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, TensorTask
+from gym_fed.soup.methods._sparsify import draws, dropped_at_random
+from gym_fed.soup.methods._task_vectors import sign_consensus
 from gym_fed.soup.methods.dare_linear import DareConfig
-from gym_fed.soup.sparsify import draws, dropped_at_random
-from gym_fed.soup.task_vectors import sign_consensus
 
 
 class DareTies(MergeMethod):

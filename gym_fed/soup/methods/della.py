@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.sparsify import draws
-from gym_fed.soup.task_vectors import combination, sign_consensus
+from gym_fed.soup.methods._sparsify import draws
+from gym_fed.soup.methods._task_vectors import combination, sign_consensus
 
 
 class DellaConfig(MethodConfig):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.task_vectors import blocks
+from gym_fed.soup.methods._task_vectors import blocks
 
 
 class FisherConfig(MethodConfig):

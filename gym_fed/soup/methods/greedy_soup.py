@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.method import Gate, MergeMethod, MethodConfig, Score, TensorTask
-from gym_fed.soup.task_vectors import combination
+from gym_fed.soup.methods._task_vectors import combination
 
 
 class GreedySoup(MergeMethod):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.task_vectors import combination, inner_products
+from gym_fed.soup.methods._task_vectors import combination, inner_products
 
 _NOWHERE = 1e-9
 """Length of the mean of unit vectors below which they have no direction in common."""

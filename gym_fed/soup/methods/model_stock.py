@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, TensorTask
-from gym_fed.soup.task_vectors import combination, inner_products
+from gym_fed.soup.methods._task_vectors import combination, inner_products
 
 
 class ModelStock(MergeMethod):

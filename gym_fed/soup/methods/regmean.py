@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.low_rank import one_thread
+from gym_fed.soup.lora.low_rank import one_thread
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.task_vectors import combination
+from gym_fed.soup.methods._task_vectors import combination
 
 
 class RegmeanConfig(MethodConfig):

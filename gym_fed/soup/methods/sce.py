@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.sparsify import largest, whole_share
-from gym_fed.soup.task_vectors import blocks, sign_consensus
+from gym_fed.soup.methods._sparsify import largest, whole_share
+from gym_fed.soup.methods._task_vectors import blocks, sign_consensus
 
 
 class SceConfig(MethodConfig):

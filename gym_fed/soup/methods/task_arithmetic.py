@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, TensorTask
-from gym_fed.soup.task_vectors import combination
+from gym_fed.soup.methods._task_vectors import combination
 
 
 class TaskArithmetic(MergeMethod):

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.sparsify import trimmed
-from gym_fed.soup.task_vectors import sign_consensus
+from gym_fed.soup.methods._sparsify import trimmed
+from gym_fed.soup.methods._task_vectors import sign_consensus
 
 
 class TiesConfig(MethodConfig):

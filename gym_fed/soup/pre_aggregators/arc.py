@@ -10,7 +10,7 @@ numbers; ByzFL 0.0.11 rounds a float down, which may clip one fewer.
 from __future__ import annotations
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.pre_aggregators.norm_cap import capped
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 

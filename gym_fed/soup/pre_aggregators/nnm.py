@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.geometry import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row, place_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 _CHUNK_ROWS = 1000
 

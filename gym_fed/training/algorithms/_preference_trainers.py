@@ -1,4 +1,4 @@
-"""TRL's preference trainers with losses that are means over the whole step; see ``gym_fed.training.global_batch``."""
+"""TRL's preference trainers with losses that are means over the whole step (``rows.global_batch``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trl import DPOTrainer, KTOTrainer, RewardTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-from gym_fed.training.global_batch import RowMeans
+from gym_fed.training.rows.global_batch import RowMeans
 
 _Dpo: Any = DPOTrainer  # their annotations are no promise
 _Kto: Any = KTOTrainer

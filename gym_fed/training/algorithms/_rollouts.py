@@ -7,13 +7,13 @@ import warnings
 from typing import Any, ClassVar
 
 from gym_fed.config.algorithms.reinforcement import RolloutSettings
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row, RowKind
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.job import Job
-from gym_fed.training.reproducibility import RunWarning
+from gym_fed.training.run.job import Job
+from gym_fed.training.run.reproducibility import RunWarning
 
 _NEVER_READ = ("packing", "assistant_only_loss", "group_by_length", "mask_history", "reasoning")
 _CHUNK_ROWS = 1000

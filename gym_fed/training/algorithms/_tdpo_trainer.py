@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from trl import DPOTrainer
 
-from gym_fed.training.global_batch import RowMeans
+from gym_fed.training.rows.global_batch import RowMeans
 
 _Dpo: Any = DPOTrainer  # its annotations are no promise
 

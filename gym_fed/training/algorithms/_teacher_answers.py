@@ -17,7 +17,7 @@ import torch
 
 from gym_fed import console
 from gym_fed.config.algorithms.distillation import SequenceDistillationSettings
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.files import drop_torn_line

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms._preference import Pairs
-from gym_fed.training.global_batch import GlobalBatch
+from gym_fed.training.rows.global_batch import GlobalBatch
 
 
 class WholePairs(Pairs):

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.rows import Row, RowKind
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 
 class Algorithm(ABC):

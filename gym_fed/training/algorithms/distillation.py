@@ -11,13 +11,13 @@ import warnings
 from typing import Any
 
 from gym_fed.config.algorithms.distillation import DistillationSettings
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import IGNORED
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 _HINT = "choose a teacher of the student's family, or algorithm: sequence_distillation, where they may differ"
 

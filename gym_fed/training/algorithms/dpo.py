@@ -10,7 +10,7 @@ from gym_fed.training.algorithms._preference import (
     build_on_ids,
     precompute,
 )
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 
 class Dpo(Pairs):

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from gym_fed import console
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.labels import label_of
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
@@ -19,8 +19,8 @@ from gym_fed.training.algorithms._preference import (
     precompute,
 )
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.job import Job
-from gym_fed.training.ranks import world_size
+from gym_fed.training.processes.ranks import world_size
+from gym_fed.training.run.job import Job
 
 
 class Kto(Algorithm):

@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_fed.training.algorithms._preference import build_on_ids
 from gym_fed.training.algorithms._trl_experimental import WholePairs, tokenised
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 
 class Orpo(WholePairs):

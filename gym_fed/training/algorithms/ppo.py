@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import OPTIMIZERS, TUNING
 from gym_fed.training.algorithms._rollouts import Rewarded, prompts_per_generation
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 
 class Ppo(Rewarded):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
@@ -16,7 +16,7 @@ from gym_fed.training.algorithms._preference import (
     require_some,
 )
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 _QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_quantizer")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.training.algorithms._rollouts import Rewarded
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 
 class Rloo(Rewarded):

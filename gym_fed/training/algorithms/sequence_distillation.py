@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed import console
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows, RowCounts, counts_of
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 
 class SequenceDistillation(Algorithm):

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: next-token loss on the assistant's words (conversations) or on all words (texts).
 
-Models that read images learn conversations with pictures; see ``gym_fed.training.vision``.
+Models that read images learn conversations with pictures; see ``gym_fed.training.vision.conversations``.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed import console
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.chat_templates.conversation import REASONING_KEYS
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.job import Job
-from gym_fed.training.packing import pack_best_fit
-from gym_fed.training.vision import (
+from gym_fed.training.rows.packing import pack_best_fit
+from gym_fed.training.run.job import Job
+from gym_fed.training.vision.conversations import (
     encode_image_rows,
     is_processor,
     require_no_images,
@@ -76,7 +76,7 @@ class Sft(Algorithm):
         from gym_fed.training.trl_glue import local
 
         if is_processor(job.tokenizer):
-            from gym_fed.training.vision_trainer import build_vision_trainer
+            from gym_fed.training.vision.trainer import build_vision_trainer
 
             return build_vision_trainer(job, assistant_only=self.assistant_only(job.config))
         arguments = SFTConfig(

@@ -18,7 +18,7 @@ from gym_fed.training.algorithms._preference import (
     is_adapted,
     require_start_as_base,
 )
-from gym_fed.training.job import Job
+from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:
     import torch

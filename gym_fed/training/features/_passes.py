@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.kinds import ALGORITHMS, TUNING
 
 

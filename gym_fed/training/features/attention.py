@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.features.base import Feature
-from gym_fed.training.requirements import require_cuda, require_package
+from gym_fed.training.run.requirements import require_cuda, require_package
 
 _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 
 
 class Feature:
@@ -16,7 +16,7 @@ class Feature:
 
     Settings: ClassVar[type[BaseModel] | None] = None
     """What the key holds, for a feature of another package; None is true or false. Those of ours are keys of the
-    config (``gym_fed/config/compute.py``), which says their types."""
+    config (``gym_fed/config/train/compute.py``), which says their types."""
 
     per_example: ClassVar[bool] = False
     """Whether gradients of single examples (``privacy``) have been tried with it."""

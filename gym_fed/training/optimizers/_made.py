@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TUNING
 from gym_fed.training.optimizers._refusals import check_known, refuse_betas
 from gym_fed.training.optimizers.base import OptimizerChoice
-from gym_fed.training.requirements import require_cuda, require_package
+from gym_fed.training.run.requirements import require_cuda, require_package
 
 _OURS = {"self", "params", "model", "lr", "betas", "weight_decay", "kwargs", "args", "maximize", "closure"}
 

@@ -22,12 +22,12 @@ import torch
 
 from gym_fed.data.encoding import IGNORED
 from gym_fed.errors import ErrorCode
-from gym_fed.training.job import Job
 from gym_fed.training.private.gradients import ClippedGradients, require_exact
 from gym_fed.training.private.noise import noisy_optimizer
 from gym_fed.training.private.plan import Plan, make_plan
 from gym_fed.training.private.sampling import poisson_sample
-from gym_fed.training.spikes import Diverged
+from gym_fed.training.run.job import Job
+from gym_fed.training.run.spikes import Diverged
 
 _PAD_TO = 16
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from gym_fed import console
-from gym_fed.config.private_training import TrainingPrivacy
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.private_training import TrainingPrivacy
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gym_fed.config.tuning import AdaLoraSettings
+from gym_fed.config.train.tuning import AdaLoraSettings
 from gym_fed.errors import ErrorCode, GymError
 
 _STATE = "adalora.safetensors"

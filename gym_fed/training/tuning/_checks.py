@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.tuning._starts import lora_layers, remember_start
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
-from gym_fed.training.vision_parts import frozen_parts, narrow_targets
+from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 
 if TYPE_CHECKING:
-    from gym_fed.config.training import TrainingConfig
+    from gym_fed.config.train.training import TrainingConfig
 
 _NAMING = (
     ("modules_to_save", False),
@@ -43,7 +43,7 @@ def wrap(
     from peft import get_peft_model
     from transformers import set_seed
 
-    from gym_fed.training.quantization import settle
+    from gym_fed.training.model.quantization import settle
 
     peft_config = copy.deepcopy(peft_config)  # PEFT adds to lists in it, which may be those of our own config
     _require_modules(model, peft_config, section)
@@ -113,7 +113,7 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
 
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
     """``wrap`` with the section of the chosen method, on a base in few bits where the config asks for one."""
-    from gym_fed.training.quantization import require_quantised
+    from gym_fed.training.model.quantization import require_quantised
 
     require_quantised(model, config)
     frozen = frozen_parts(model, config)

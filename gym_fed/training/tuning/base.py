@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 
 
 class Tuning(ABC):
@@ -21,7 +21,7 @@ class Tuning(ABC):
 
     Settings: ClassVar[type[BaseModel] | None] = None
     """What the section of its name holds; None has no section. One of ours is a key of the config
-    (``gym_fed/config/tuning.py``), which says its type, and needs none here."""
+    (``gym_fed/config/train/tuning.py``), which says its type, and needs none here."""
 
     trains_all: ClassVar[bool] = False
     """Whether every weight of the model is trained."""
@@ -78,7 +78,7 @@ class Tuning(ABC):
     @contextmanager
     def finishing(self, model: Any, config: TrainingConfig) -> Iterator[None]:
         """Training happens within, and ``finish`` after it, whatever happens."""
-        from gym_fed.training.quantization import adapters_keep_their_type
+        from gym_fed.training.model.quantization import adapters_keep_their_type
 
         try:
             with adapters_keep_their_type(model):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
-from gym_fed.training.requirements import require_cuda, require_package
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.training.run.requirements import require_cuda, require_package
 from gym_fed.training.tuning.base import Tuning
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.tuning.full import Full as _Full
-from gym_fed.training.vision_parts import outside_tower
+from gym_fed.training.vision.parts import outside_tower
 
 
 class Freeze(_Full):

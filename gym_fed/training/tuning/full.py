@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.tuning.base import Tuning
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.tuning.base import Tuning
 
 

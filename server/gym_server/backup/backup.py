@@ -29,7 +29,7 @@ from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotMan
 from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.ledger.checks import verify_database
 from gym_server.ledger.rows import hash_of, newest_head
-from gym_server.soups import optimizer_name, residual_name
+from gym_server.rounds.soups import optimizer_name, residual_name
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import locked_file
 from gym_server.store.tables import versions

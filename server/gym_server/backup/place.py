@@ -21,8 +21,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import Field, ValidationError, field_validator
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.problems import first_problem
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import fsync_folder, make_folder
 from gym_fed.ledger.heads import SignedHead

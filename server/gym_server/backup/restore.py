@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.server import ServerConfig
-from gym_fed.config.yaml_file import load_config
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
 from gym_fed.files import fsync_folder, write_atomically

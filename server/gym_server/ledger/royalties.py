@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.config.amounts import MAX_ROYALTIES
+from gym_fed.config.hub.amounts import MAX_ROYALTIES
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.ledger.royalties import (
     Policy,

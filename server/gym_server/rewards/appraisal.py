@@ -8,17 +8,17 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from gym_fed.config.credits import RewardsConfig
+from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.kinds import CONTRIBUTIONS
 from gym_fed.soup.contribution import GRADIENT_COST
-from gym_fed.soup.reputation import Outcome
-from gym_fed.soup.rewards import split_pool
+from gym_fed.soup.credit.reputation import Outcome
+from gym_fed.soup.credit.rewards import split_pool
 from gym_server.federation import Federation
-from gym_server.global_model import GlobalModel
 from gym_server.rewards.free_riders import Finding, Likeness
 from gym_server.rewards.scores import DIGITS, RoundScores, luck_of_improvement, score_updates
 from gym_server.rewards.standing import Account, Contribution, record, standings
-from gym_server.rounds import Judgement
+from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.journal import Judgement
 
 
 @dataclass(frozen=True)

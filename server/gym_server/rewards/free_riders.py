@@ -16,12 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from gym_fed.config.credits import RewardsConfig
+from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.soup.similarity import Matrix, beyond, compare, groups_of, leaders, similarities, torn_apart
+from gym_fed.soup.sybils.similarity import (
+    Matrix,
+    beyond,
+    compare,
+    groups_of,
+    leaders,
+    similarities,
+    torn_apart,
+)
 from gym_server.federation import Federation
 from gym_server.store.tables import updates, versions
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from gym_fed.config.soup import SoupRecipe
+from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame, Game, Scores
 from gym_server.federation import Federation
-from gym_server.global_model import GlobalModel
+from gym_server.rounds.global_model import GlobalModel
 
 log = logging.getLogger("gym_server")
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.config.credits import ReputationConfig
-from gym_fed.soup.reputation import NEW, Outcome, Reputation, after, before
+from gym_fed.config.hub.credits import ReputationConfig
+from gym_fed.soup.credit.reputation import NEW, Outcome, Reputation, after, before
 from gym_server.ledger.chain import Ledger
 from gym_server.store.tables import contributions, credits, reputations, updates, versions
 

@@ -18,23 +18,23 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from gym_fed.config.privacy import SecureTask
-from gym_fed.config.task import TaskSpec
+from gym_fed.config.hub.privacy import SecureTask
+from gym_fed.config.hub.task import TaskSpec
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.failpoints import failpoint
-from gym_server import privacy
-from gym_server.admission import Candidate
 from gym_server.federation import Federation
-from gym_server.global_model import GlobalModel
-from gym_server.grid import LOST
-from gym_server.merging import merge_round
-from gym_server.payload import ByReference, Payloads
+from gym_server.privacy import budget as privacy
+from gym_server.privacy.secure_round import SecureRound
 from gym_server.rewards.scores import ScoringStopped
-from gym_server.round_plugins import plugins_of_round
-from gym_server.rounds import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
-from gym_server.secure.round import SecureRound
+from gym_server.rounds.admission import Candidate
+from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.journal import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
+from gym_server.rounds.merging import merge_round
+from gym_server.rounds.payload import ByReference, Payloads
+from gym_server.rounds.plugins import plugins_of_round
 from gym_server.store.away import StoreAway
 from gym_server.strategy.backoff import RoundBackoff
+from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
 
 log = logging.getLogger("gym_server")

@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import Select, func, select
 
-from gym_fed.config.sections import RoundsConfig
+from gym_fed.config.hub.sections import RoundsConfig
 from gym_server.federation import Federation
-from gym_server.rounds import COMMITTED, Round
+from gym_server.rounds.journal import COMMITTED, Round
 from gym_server.store.tables import messages, rounds, secure_messages, secure_stages, updates
 
 log = logging.getLogger("gym_server")

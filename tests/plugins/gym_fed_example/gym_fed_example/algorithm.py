@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gym_fed.config.base import StrictModel
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.training.algorithms.sft import Sft
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gym_fed.config.rewards import GraderConfig
+from gym_fed.config.train.rewards import GraderConfig
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.base import StrictModel
-from gym_fed.config.training import TrainingConfig
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.tuning.full import Full
 
 

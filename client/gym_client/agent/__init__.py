@@ -1,0 +1,1 @@
+"""Tasks of a hub, done on this machine: what is loaded, trained, encoded and sent. Imports all but ``cli``."""

@@ -1,0 +1,379 @@
+"""The agent: takes tasks from the hub, hands each to a Flower ``ClientApp``, and brings the reply back.
+
+Everything that matters is on disk before it is relied on, so an agent may be killed at any line: the next one finds
+its lease, its checkpoint, its signed update and its half-sent upload, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flwr.app import Context, Message, UserConfig
+from flwr.clientapp import ClientApp
+
+from gym_client.agent.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
+from gym_client.agent.hooks import Hooks, hooks_set
+from gym_client.agent.policy import Policy
+from gym_client.agent.task_objects import Patient, TaskObjects
+from gym_client.agent.tasks import TaskFolder, drop_old
+from gym_client.agent.work import parse_task
+from gym_client.app import update_records
+from gym_client.cli.display import Display
+from gym_client.hub.account import Account
+from gym_client.hub.backoff import Outage, is_passing, patiently
+from gym_client.hub.heartbeats import Lease, heartbeats
+from gym_client.hub.stream import WorkStream
+from gym_client.hub.traffic import Traffic
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.privacy.private_round import Spending, kept_here
+from gym_client.privacy.secure_round import stage_of, titled
+from gym_client.privacy.terms import Promises, require_as_announced, require_as_promised, require_sums
+from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK
+from gym_fed.text import readable_bytes
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+log = logging.getLogger("gym_client")
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.2
+_MAX_FAILURES_IN_A_ROW = 3
+_GONE = (ErrorCode.LEASE_LOST, ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.REPLAYED)
+"""The hub has no use for the reply any more."""
+_FATAL = (
+    ErrorCode.UNAUTHENTICATED,
+    ErrorCode.PERMISSION_DENIED,
+    ErrorCode.KEY_REVOKED,
+    ErrorCode.KEY_LOCKED,
+    ErrorCode.SERVER_KEY_CHANGED,
+    ErrorCode.SIGNATURE_INVALID,
+    ErrorCode.STATE_CORRUPT,
+    ErrorCode.LEDGER_FORKED,
+    ErrorCode.HUB_RESTORED,
+)
+"""No further task will go better."""
+_TASKS_OWN = (
+    ErrorCode.POLICY_REFUSED,
+    ErrorCode.TOO_LARGE,
+    ErrorCode.HASH_MISMATCH,
+    ErrorCode.DELTA_INVALID,
+    ErrorCode.UPDATE_REFUSED,
+    ErrorCode.TASKS_DIFFER,
+    ErrorCode.INTERNAL,
+)
+"""Failures of one task, after which another may succeed; any other needs the contributor first."""
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """What a run of the agent came to.
+
+    Attributes:
+        receipts: One for every task that was answered, oldest first.
+        finished: Whether the hub said that all rounds are done.
+        balance: Credits; None when the hub was gone before it could be asked.
+    """
+
+    receipts: list[dict[str, Any]]
+    finished: bool
+    balance: int | None
+
+    @property
+    def num_submitted(self) -> int:
+        """How many tasks were answered."""
+        return len(self.receipts)
+
+
+class Agent:
+    """Works for one hub until it is finished, stopped, or has done ``max_rounds``.
+
+    Args:
+        app: Any Flower ``ClientApp``; ``gym_client.app.app`` is the one for gym-fed's own rounds.
+        home: The contributor's folder. The caller holds its lock.
+        client: The hub; enrolled already.
+        node_config: What the app finds in ``context.node_config``; ``home`` and ``by-reference`` are added.
+        policy: Limits on what is fetched, trained and sent; from the home when absent.
+        announced: The recipe that was shown before joining; a task that protects examples less is refused.
+        promises: What the hub promised then; before every task it is asked whether it still does.
+        display: Where news and progress go.
+        stop: Set from outside to end the work at the next checkpoint, as ``stop()`` does.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        home: Home,
+        client: HubClient,
+        *,
+        node_config: UserConfig | None = None,
+        policy: Policy | None = None,
+        announced: TrainingRecipe | None = None,
+        promises: Promises | None = None,
+        display: Display | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.app, self.home, self.client = app, home, client
+        self.policy = policy or Policy.load(home.policy_path)
+        self.display = display or Display()
+        self._announced, self._promises = announced, promises
+        self._private, self._spent = False, Spending(home)
+        self.node_config: UserConfig = {
+            **(node_config or {}),
+            "home": str(home.folder),
+            "by-reference": True,
+        }
+        self._stop = stop or threading.Event()
+        self._contexts: dict[int, Context] = {}
+        self._outage = Outage(self.display)
+        self._traffic = Traffic(home, client.pin.server)
+        self._objects = TaskObjects(home, client, self.policy, self._traffic)
+        self._account = Account(home, client, self.display, self._traffic)
+        self._failures = self._masked = 0  # the latter: updates that still are to be unmasked
+
+    def stop(self) -> None:
+        """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
+        self._stop.set()
+
+    def run(self, max_rounds: int | None = None) -> AgentResult:
+        """Work.
+
+        Args:
+            max_rounds: End after so many answered tasks; None works until the hub is finished.
+
+        Raises:
+            GymError: ``INTERRUPTED`` after ``stop``; what makes every further task pointless; or the last of several
+                failures in a row.
+        """
+        drop_old(self.home.tasks)
+        self.display.busy("asking the server what became of earlier updates")
+        self._recover(self._settle())
+        finished = False
+        with WorkStream(self.client) as stream:
+            while max_rounds is None or len(self._account.receipts) - self._masked < max_rounds:
+                event = self._next(stream)
+                if event.HasField("task"):
+                    self._do(event.task)
+                elif event.HasField("notice"):
+                    self.display.tell("notice", event.notice.message, kind=event.notice.kind)
+                elif event.HasField("finished"):
+                    finished = True
+                    self.display.tell("finished", f"the server says: {event.finished.message}")
+                    break
+        self._last_word()
+        return AgentResult(self._account.receipts, finished, self._account.balance)
+
+    # ---- events ----
+
+    def _next(self, stream: WorkStream) -> pb.WorkEvent:
+        waiting = False
+        while True:
+            if self._stop.is_set():
+                raise GymError(
+                    ErrorCode.INTERRUPTED, "stopped", "run the same command again to go on where you left off"
+                )
+            event = stream.next(_POLL_SECONDS)
+            if isinstance(event, GymError):
+                if not is_passing(event):
+                    raise event
+                self._outage.away(event)
+                continue
+            if event is not None:
+                self._outage.back()
+                if not event.HasField("keep_alive"):
+                    return event
+            if not waiting:
+                waiting = True
+                self.display.busy("")
+                self.display.tell("waiting", "waiting for a task")
+
+    # ---- one task ----
+
+    def _do(self, task: pb.Task) -> None:
+        """Work on a task until it is answered, or no answer is wanted any more."""
+        lease = Lease(task.message_id, task.lease_seconds)
+        self._private = False
+        self._traffic.begin()
+        self.display.tell("task", titled(task), task=task.message_id)
+        self.display.busy("preparing the task: data, model, optimiser")
+        with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
+            try:
+                request, sent = self._reply(task, lease)
+                self._submit(request, task.metadata.group_id, lease)
+            except GymError as error:
+                self._failed(task, lease, error)
+                return
+            finally:
+                self._traffic.save()
+        self._failures = 0
+        moved = self._traffic.task
+        text = f"this task: {readable_bytes(moved.down)} down, {readable_bytes(moved.up)} up"
+        self.display.tell("traffic", text, task=task.message_id, **moved.to_dict())
+        if self._private:
+            self._spent.tell(self.display)
+        self._count(stage_of(task))
+        for path in sent:
+            path.unlink(missing_ok=True)
+
+    def _count(self, stage: str | None) -> None:
+        """A secure round is one answer, its masked update, and is over when that is unmasked."""
+        if stage == TRAIN:
+            self._masked += 1
+        elif stage is not None:
+            self._account.receipts.pop()
+            self._masked -= stage == UNMASK
+
+    def _hooks(self, lease: Lease) -> Hooks:
+        def progress(phase: str, done: int, total: int, loss: float | None) -> None:
+            lease.note(phase, done, total)
+            self.display.progress(phase, done, total, loss)
+
+        return Hooks(progress, lambda: self._stop.is_set() or lease.lost is not None)
+
+    def _reply(self, task: pb.Task, lease: Lease) -> tuple[pb.SubmitRequest, list[Path]]:
+        """Fetch, call the app, upload; the request that answers, and files that were only for this."""
+        self._settle()
+        passing: list[Path] = []
+        self._fetch(task, lease, passing)
+        message = to_message(task, self._objects.reader())
+        run_id = task.metadata.run_id
+        context = self._contexts.setdefault(
+            run_id, new_context(run_id, task.metadata.dst_node_id, self.node_config)
+        )
+        reply = self._call(message, context)
+        request = to_submit(
+            task.message_id, reply, lambda data: passing.append(self._objects.cache.put(data))
+        )
+        failpoint("client-before-upload")
+        self._objects.upload(task, request, self._hooks(lease), self._patient(lease))
+        failpoint("client-before-submit")
+        return request, passing
+
+    def _call(self, message: Message, context: Context) -> Message:
+        """The app; whatever it raises becomes a ``GymError``."""
+        try:
+            return self.app(message, context)
+        except GymError:
+            raise
+        except Exception as error:  # a stranger's app may raise anything; the hub is told
+            log.exception("the app failed")
+            raise GymError(ErrorCode.INTERNAL, f"the app failed: {type(error).__name__}: {error}") from error
+
+    def _fetch(self, task: pb.Task, lease: Lease, passing: list[Path]) -> None:
+        """Hold the task against the policy, then bring what it refers to."""
+        if "task" in task.content.configs:
+            for entry in task.content.configs["task"].entries:
+                if entry.key == "spec":
+                    self._check(parse_task(entry.value.text), lease)
+        passing.extend(self._objects.fetch(task, self._hooks(lease), self._patient(lease)))
+
+    def _check(self, spec: TaskSpec, lease: Lease) -> None:
+        self._private = spec.recipe.privacy is not None
+        self.policy.check(spec)
+        require_as_announced(self._announced, spec.recipe)
+        if self._promises is not None:
+            status = self._patiently(self.client.status, lease)
+            require_as_promised(self.policy, self._promises, Promises.parse(status.privacy_json))
+            require_sums(self._promises, spec.secure_aggregation)
+        if spec.server != self.client.pin.server:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the task's server is {spec.server}, but it came from {self.client.pin.server}",
+                "a hub may ask only for updates that are signed for itself",
+            )
+
+    def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:
+        """Answer. No heartbeat is under way meanwhile: one that came after the answer would be refused."""
+        self.display.busy("waiting for the server's receipt")
+        if lease is not None:
+            lease.end(self.client)
+        tried = False
+
+        def send() -> Any:
+            nonlocal tried
+            if tried and lease is not None:
+                lease.touch(self.client)
+            tried = True
+            return self.client.call("Submit", request)
+
+        reply = self._patiently(send, lease)
+        failpoint("client-after-submit")
+        self._account.keep_receipt(request.message_id, group, reply.receipt_json)
+
+    # ---- failures ----
+
+    def _failed(self, task: pb.Task, lease: Lease, error: GymError) -> None:
+        """Decide what a failure means: stop, drop the task, or tell the hub that it will get no answer."""
+        lost = lease.lost or (error if error.code in _GONE else None)
+        if self._stop.is_set() and error.code is ErrorCode.INTERRUPTED:
+            raise error
+        if lost is not None and lost.code in _GONE:
+            self.display.tell("lost", f"the server took the task back: {lost.message}", error=lost.to_dict())
+            if lost.code is not ErrorCode.LEASE_LOST:  # a lost lease may come again, with the work kept
+                TaskFolder(self.home.task_folder(task.message_id)).drop()
+            return
+        if lost is not None or error.code in _FATAL:
+            raise lost or error
+        self.display.tell("failed", f"task failed: {error}", error=error.to_dict())
+        self._failures += 1
+        told = kept_here() if self._private else error
+        lease.end(self.client)
+        try:
+            self._patiently(lambda: self.client.call("Submit", to_refusal(task.message_id, told)), None)
+        except GymError as refused:
+            if refused.code not in _GONE:
+                raise
+        if self._failures >= _MAX_FAILURES_IN_A_ROW or error.code not in _TASKS_OWN:
+            raise error
+
+    def _patient(self, lease: Lease) -> Patient:
+        return lambda action: self._patiently(action, lease)
+
+    def _patiently(self, action: Callable[[], T], lease: Lease | None) -> T:
+        """``patiently``, which also ends when the lease is lost."""
+
+        def attempt() -> T:
+            if lease is not None and lease.lost is not None:
+                raise lease.lost
+            return action()
+
+        return patiently(self.client, self._stop, self._outage, attempt)
+
+    # ---- account ----
+
+    def _recover(self, verdicts: list[dict[str, Any]]) -> None:
+        """Fetch the receipts of updates that the hub has, but whose receipt a crash kept from this disk."""
+        judged = {verdict["update"] for verdict in verdicts}
+        for path in sorted(self.home.tasks.iterdir()):
+            finished = TaskFolder(path).finished()
+            if finished is None or finished.manifest.digest not in judged:
+                continue
+            records = update_records(finished, by_reference=True)
+            request = to_submit_records(path.name, records, lambda data: None)
+            self._submit(request, str(finished.manifest.server_round), None)
+
+    def _last_word(self) -> None:
+        """Verdicts and balance at the end, if the hub is still there."""
+        try:
+            account = self.client.call("Account", pb.AccountRequest())
+        except GymError as error:
+            if not is_passing(error):
+                raise
+            self._account.balance = None
+            told = f"the last verdict and the balance are still to come: {error.message}"
+            self.display.tell("away", told, error=error.to_dict())
+        else:
+            self._account.take(account)
+
+    def _settle(self) -> list[dict[str, Any]]:
+        """Ask what became of the updates, and commit or discard what their encoding lost."""
+        return self._account.take(
+            self._patiently(lambda: self.client.call("Account", pb.AccountRequest()), None)
+        )

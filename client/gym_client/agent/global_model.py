@@ -1,0 +1,180 @@
+"""The global version on this machine: base plus committed soups, kept between rounds, lineage checked.
+
+Which base is loaded, and whose word that is: a path is the contributor's own to give. A hub names a base by a plain
+name; nothing that it says leads into a folder of this machine but the local cache of downloaded models, and that only
+after the contributor has agreed to look there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.schema.plugins import only_recorded
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gym_fed.delta.base import BaseSpec
+
+NANO = "gym-nano"
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
+_REMEDY = "give the folder of the federation's base with --model PATH"
+_REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --model PATH"
+
+
+class GlobalModel:
+    """A base model in memory and the tensors of the global version, float32 on the CPU."""
+
+    def __init__(self, source: str) -> None:
+        """Load the base.
+
+        Args:
+            source: ``gym-nano``, a model folder, or a Hugging Face name in the local cache.
+
+        Raises:
+            GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
+        """
+        from gym_fed.delta.base import BaseSpec
+        from gym_fed.models import load_model
+
+        try:
+            loaded = load_model(source, dtype="float32", device="cpu")
+        except GymError as error:
+            if error.code is not ErrorCode.MODEL_NOT_FOUND:
+                raise
+            raise GymError(error.code, error.message, _REMEDY) from error
+        self.source = source
+        self.model: Any = loaded.model
+        self.tokenizer: Any = loaded.tokenizer
+        self.base: BaseSpec = BaseSpec.of(self.model, source)
+        self.tensors: dict[str, Tensor] = {}
+        self._applied: list[str] = []
+        self._take_tensors()
+
+    def require_base(self, digest: str, name: str) -> None:
+        """Raise ``BASE_MISMATCH`` unless this is the federation's base."""
+        if self.base.digest != digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the model {self.source!r} has digest {self.base.digest}, "
+                f"the federation's base {name!r} has {digest}",
+                _REMEDY,
+            )
+
+    def version_spec(self, spec: TaskSpec) -> BaseSpec:
+        """What a delta against the task's global version is made for."""
+        from gym_fed.delta.base import BaseSpec
+
+        return BaseSpec(spec.base_model, spec.version_digest, self.base.shapes)
+
+    def advance(self, spec: TaskSpec, path_of: Callable[[str], Path]) -> None:
+        """Bring model and tensors to the task's global version, applying only soups that are not in yet.
+
+        Args:
+            spec: The task; its soups lead from the base to the version.
+            path_of: File of a soup, by sha256.
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` when the base or a soup does not belong, ``DELTA_INVALID``;
+                ``MISSING_DEPENDENCY`` for a soup in a plug-in's codec that the task does not record.
+        """
+        from gym_fed.delta.apply import apply_delta
+        from gym_fed.delta.base import BaseSpec
+        from gym_fed.delta.file import DeltaFile
+
+        self.require_base(spec.base_digest, spec.base_model)
+        wanted = [soup.sha256 for soup in spec.soups]
+        if wanted[: len(self._applied)] != self._applied:
+            self.reload()
+        parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
+        for at in range(len(self._applied), len(wanted)):
+            parent = BaseSpec(spec.base_model, parents[at], self.base.shapes)
+            with (
+                only_recorded(spec.plugins, "the task"),
+                DeltaFile.open(path_of(wanted[at]), parent) as soup,
+            ):
+                apply_delta(self.tensors, soup)
+            self._applied.append(wanted[at])
+        self.restore()
+
+    def restore(self) -> None:
+        """Put the global version back into the model after it was trained."""
+        import torch
+
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.tensors[name])
+                parameter.requires_grad_(True)
+
+    def reload(self) -> None:
+        """Start from the base again, from disk."""
+        from gym_fed.delta.base import tensors_digest
+        from gym_fed.models import load_model
+
+        self.model = load_model(self.source, dtype="float32", device="cpu").model
+        found = tensors_digest(self.model)
+        if found != self.base.digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the model {self.source!r} changed on disk: {found}",
+                "restore its files",
+            )
+        self._applied = []
+        self._take_tensors()
+
+    def _take_tensors(self) -> None:
+        from gym_fed.delta.base import model_tensors
+
+        self.tensors = {name: tensor.clone() for name, tensor in model_tensors(self.model).items()}
+
+
+_loaded: dict[str, GlobalModel] = {}
+
+
+def global_model(source: str) -> GlobalModel:
+    """The model of this process for a source; another source takes the place of the last one."""
+    if source not in _loaded:
+        _loaded.clear()
+        _loaded[source] = GlobalModel(source)
+    return _loaded[source]
+
+
+def base_source(given: str | None, named: str) -> str:
+    """Where the base is loaded from: what the contributor gave, else the hub's plain name for it.
+
+    Args:
+        given: ``--model``, now or the last time.
+        named: What the hub calls its base, in its status or in a task.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` for a hub's name that is a path, or that is a file or folder here. Nothing is
+            opened to find that out.
+    """
+    if given is not None:
+        return given
+    if named == NANO:
+        return named
+    if not _PLAIN.fullmatch(named) or ".." in named:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the hub names its base model {named[:200]!r}, which is no plain name",
+            f"a hub may not choose a path on this machine; {_REMEDY_OF_NAMES}",
+        )
+    if os.path.lexists(named):
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the hub names its base model {named!r}, and there is a file or folder of that name here",
+            f"a hub may not choose a folder on this machine; {_REMEDY_OF_NAMES}",
+        )
+    return named
+
+
+def needs_a_look(given: str | None, named: str) -> bool:
+    """Whether the base is one that only the hub named: the contributor is asked before a local copy is read."""
+    return given is None and named != NANO

@@ -1,0 +1,159 @@
+"""The contributor's own limits on what a hub may ask: ``policy.yaml`` in the home, all keys optional."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from gym_fed.config.hub.task import RecipeAlgorithm, RecipeTuning, TaskSpec, TrainingRecipe
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.yaml.file import load_config
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING
+
+
+class Policy(StrictModel):
+    """Limits that a task is held against before anything is fetched or trained."""
+
+    max_steps: int = Field(default=2_000, ge=1)
+    """Most optimiser steps in one round."""
+
+    max_tokens_per_step: int = Field(default=1 << 20, ge=1)
+    """Most tokens in one step: batch size x accumulation x length."""
+
+    max_length: int = Field(default=8_192, ge=8)
+    """Longest row in tokens."""
+
+    max_update_bytes: int = Field(default=1 << 30, ge=1)
+    """Largest upload in one round."""
+
+    max_download_bytes: int = Field(default=16 << 30, ge=1)
+    """Most bytes fetched for one task."""
+
+    max_total_download_bytes: int | None = Field(default=None, ge=1)
+    """Most bytes fetched in one run of ``join``: to join, and for all its rounds. None: no such limit."""
+
+    max_seconds: float = Field(default=4 * 3600.0, gt=0)
+    """Longest training in one round. It stops there and the task is given back with an error."""
+
+    max_lora_rank: int = Field(default=256, ge=1)
+    """Largest adapter rank."""
+
+    algorithms: list[RecipeAlgorithm] = Field(default_factory=lambda: list(ALGORITHMS.own_with("federates")))
+    """Training algorithms that are allowed; by default all of gym-fed's own that a hub can ask for."""
+
+    finetuning: list[RecipeTuning] = Field(default_factory=lambda: list(TUNING.own_with("federates")))
+    """Kinds of fine-tuning that are allowed; the same by default."""
+
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """Most that updates may tell of one example of the data in use, over all rounds of all hubs; see privacy-local.md.
+    A task without ``recipe.privacy`` is then refused. Absent: no limit."""
+
+    max_hub_epsilon: float | None = Field(default=None, gt=0)
+    """Largest budget of a hub's own (contributor-level) privacy; one that announces none is then refused."""
+
+    max_target_delta: float = Field(default=1e-3, gt=0, lt=1)
+    """Largest delta at which a hub or a recipe may tell its epsilon: at a large one any epsilon is small."""
+
+    require_secure_aggregation: bool = False
+    """Refuse hubs and tasks that let the hub see single updates."""
+
+    base_digests: list[str] | None = None
+    """Bases that may be trained, by digest; any that is on this machine when absent."""
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """Read ``policy.yaml``; the defaults where there is none.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` with file, line and column.
+        """
+        return load_config(path, cls) if path.exists() else cls()
+
+    def check(self, spec: TaskSpec) -> None:
+        """Raise ``POLICY_REFUSED`` naming the first field over its limit, with value and limit."""
+        self.check_recipe(spec.recipe, spec.base_digest)
+        if self.require_secure_aggregation and spec.secure_aggregation is None:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                "the task has no secure_aggregation, and this machine's policy has require_secure_aggregation",
+                "remove require_secure_aggregation from policy.yaml to allow it",
+            )
+        self.check_download(sum(soup.size_bytes for soup in spec.soups))
+
+    def check_recipe(self, recipe: TrainingRecipe, base_digest: str) -> None:
+        """As ``check``, for what a hub announces before there is a task."""
+        _allowed("recipe.algorithm", recipe.algorithm, "algorithms", self.algorithms)
+        _allowed("recipe.finetuning", recipe.finetuning, "finetuning", self.finetuning)
+        if self.base_digests is not None:
+            _allowed("base_digest", base_digest, "base_digests", self.base_digests)
+        if self.max_epsilon is not None and recipe.privacy is None:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                "the task has no recipe.privacy, so that nothing bounds what an update tells of an example; "
+                f"max_epsilon of this machine is {self.max_epsilon:g}",
+                "remove max_epsilon from policy.yaml to allow it",
+            )
+        if recipe.privacy is not None:
+            told = recipe.privacy.target_delta
+            _at_most("recipe.privacy.target_delta", told, "max_target_delta", self.max_target_delta)
+        _at_most("recipe.max_steps", recipe.max_steps, "max_steps", self.max_steps)
+        _at_most("recipe.max_length", recipe.max_length, "max_length", self.max_length)
+        batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+        tokens = batch * recipe.max_length
+        _at_most("tokens per step", tokens, "max_tokens_per_step", self.max_tokens_per_step)
+        if recipe.sends_factors:
+            _at_most("recipe.lora.r", recipe.lora.r, "max_lora_rank", self.max_lora_rank)
+
+    def check_download(self, num_bytes: int) -> None:
+        """Raise ``POLICY_REFUSED`` when one task asks to fetch too much."""
+        _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
+
+    def check_total_download(self, num_bytes: int) -> None:
+        """Raise ``POLICY_REFUSED`` when a run of ``join`` would fetch too much in all."""
+        if self.max_total_download_bytes is not None:
+            most = self.max_total_download_bytes
+            _at_most("bytes to download in all", num_bytes, "max_total_download_bytes", most)
+
+    def check_terms(self, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
+        """Raise ``POLICY_REFUSED`` when the first task, a later one, or all that is to come would fetch too much.
+
+        Args:
+            join_bytes: To join, by the hub's own word.
+            round_bytes: For each further round, likewise.
+            rounds: How many are to come; None where nobody knows.
+        """
+        if self.max_total_download_bytes is not None and rounds is not None:
+            self.check_total_download(join_bytes + rounds * round_bytes)
+        for what, num_bytes in (("to join", join_bytes), ("per round", round_bytes)):
+            if num_bytes > self.max_download_bytes:
+                raise GymError(
+                    ErrorCode.POLICY_REFUSED,
+                    f"the hub announces {num_bytes} bytes to download {what}, over this machine's "
+                    f"max_download_bytes of {self.max_download_bytes}",
+                    "raise max_download_bytes in policy.yaml to allow it",
+                )
+
+    def check_update(self, num_bytes: int) -> None:
+        """Raise ``POLICY_REFUSED`` when an update is larger than may leave this machine."""
+        _at_most("bytes to upload", num_bytes, "max_update_bytes", self.max_update_bytes)
+
+
+def _at_most(field: str, value: float, limit_name: str, limit: float) -> None:
+    if value > limit:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the task's {field} is {value}, over this machine's {limit_name} of {limit}",
+            f"raise {limit_name} in policy.yaml to allow it",
+        )
+
+
+def _allowed(field: str, value: str, limit_name: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the task's {field} is {value!r}; {limit_name} of this machine: {', '.join(allowed) or 'none'}",
+            f"add it to {limit_name} in policy.yaml to allow it",
+        )

@@ -1,0 +1,129 @@
+"""The objects of one task: fetched before the work and uploaded after it, within the policy, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from gym_client.agent.hooks import Hooks
+from gym_client.agent.policy import Policy
+from gym_client.agent.tasks import TaskFolder
+from gym_client.hub.traffic import Traffic
+from gym_client.hub.transfers import ObjectCache, download, upload
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.limits import DELTA_STYPE
+from gym_fed.wire.records import check_counts, references
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+T = TypeVar("T")
+
+
+class Patient(Protocol):
+    """Repeats an action while the hub is away; ends when the agent stops or the lease is lost."""
+
+    def __call__(self, action: Callable[[], T], /) -> T:
+        """What the action returned."""
+        ...
+
+
+class TaskObjects:
+    """Brings objects from the hub and to it, one after the other; what is there already is not sent again.
+
+    Args:
+        home: Has the cache, and the folder of each task.
+        client: The hub.
+        policy: Limits on what is fetched and sent.
+        traffic: Counts the bytes.
+    """
+
+    def __init__(self, home: Home, client: HubClient, policy: Policy, traffic: Traffic) -> None:
+        self.cache = ObjectCache(home.objects)
+        self._home, self._client, self._policy, self._traffic = home, client, policy, traffic
+        self._fetched = 0  # bytes in this run
+
+    def fetch(self, task: pb.Task, hooks: Hooks, patient: Patient) -> list[Path]:
+        """Bring what a task refers to.
+
+        Returns:
+            Files that nothing needs after the task.
+
+        Raises:
+            GymError: ``POLICY_REFUSED`` before a byte of what is more than the policy allows, ``TOO_LARGE`` for more
+                references than a message may have.
+        """
+        check_counts(task.content)
+        refs = references(task.content)
+        missing = [ref for ref in refs if not self.cache.has(ref.sha256, ref.size_bytes)]
+        total = sum(ref.size_bytes for ref in missing)
+        self._policy.check_download(total)
+        self._policy.check_total_download(self._fetched + total)
+        before = 0
+        for ref in missing:
+
+            def progress(done: int, _: int, before: int = before) -> None:
+                hooks.progress("fetch", before + done, total, None)
+
+            def bring(ref: pb.ArrayRef = ref, progress: Callable[[int, int], None] = progress) -> Path:
+                return download(
+                    self._client,
+                    self.cache,
+                    ref.sha256,
+                    ref.size_bytes,
+                    progress,
+                    hooks.should_stop,
+                    self._traffic.count_down,
+                )
+
+            patient(bring)
+            before += ref.size_bytes
+            self._fetched += ref.size_bytes
+        return [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
+
+    def reader(self) -> Callable[[pb.ArrayRef], bytes]:
+        """What gives the bytes of a task's references.
+
+        An object that a task names a thousand times is read once, and its bytes are shared, so that a hub that sent
+        little cannot have a contributor hold much.
+        """
+        held: dict[str, bytes] = {}
+
+        def read(ref: pb.ArrayRef) -> bytes:
+            if ref.sha256 not in held:
+                held[ref.sha256] = self.cache.path(ref.sha256).read_bytes()
+            return held[ref.sha256]
+
+        return read
+
+    def upload(self, task: pb.Task, request: pb.SubmitRequest, hooks: Hooks, patient: Patient) -> None:
+        """Bring every object that the reply names to the hub."""
+        refs = references(request.content)
+        self._policy.check_update(sum(ref.size_bytes for ref in refs))
+
+        def progress(done: int, total: int) -> None:
+            hooks.progress("upload", done, total, None)
+
+        for ref in refs:
+            path = self._path(task, ref)
+
+            def send(ref: pb.ArrayRef = ref, path: Path = path) -> None:
+                try:
+                    upload(
+                        self._client, ref.sha256, path, progress, hooks.should_stop, self._traffic.count_up
+                    )
+                except GymError as error:
+                    if error.code is not ErrorCode.LEASE_LOST:
+                        raise
+                    # The stream of before a reconnect still holds the object over there; it will let go.
+                    raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
+
+            patient(send)
+
+    def _path(self, task: pb.Task, ref: pb.ArrayRef) -> Path:
+        """The file of an object: the task's own delta, or what lies in the cache."""
+        own = TaskFolder(self._home.task_folder(task.message_id)).delta_path
+        if ref.stype == DELTA_STYPE and own.exists() and not self.cache.has(ref.sha256, ref.size_bytes):
+            return own
+        return self.cache.path(ref.sha256)

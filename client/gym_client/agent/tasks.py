@@ -1,0 +1,178 @@
+"""A task on disk: what it asks, its checkpoints, the finished update; a killed agent loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import fsync_folder, make_folder, write_atomically
+from gym_fed.identity.canonical import canonical_json
+from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+
+_SECONDS_TO_SUBMIT = 300
+_KEPT_SECONDS = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class FinishedUpdate:
+    """A signed update, ready to be sent, as often as it takes."""
+
+    manifest: UpdateManifest
+    signature: bytes
+    public_key: bytes
+    delta_path: Path
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An encoded delta before it is signed."""
+
+    sha256: str
+    size_bytes: int
+    num_examples: int
+    metrics: dict[str, float]
+
+
+class TaskFolder:
+    """``tasks/<message id>/``: ``task.json``, ``run/``, ``update.gymdelta``, a residual, ``finished.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = path / "run"
+        self.delta_path = path / "update.gymdelta"
+        self.residual_path = path / "residual.safetensors"
+
+    def begin(self, spec: TaskSpec, setup: dict[str, Any]) -> None:
+        """Start the task, or go on with it.
+
+        Work for the same task and the same setup is kept; work under another message id (the hub took the
+        lease back and gave the task out again) is taken over; work for earlier rounds of the hub is dropped.
+
+        Args:
+            spec: The task.
+            setup: What else decides the result: data, device, model. Plain JSON.
+        """
+        wanted = _identity(spec, setup)
+        if self._identity() == wanted:
+            return
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        for other in sorted(self.path.parent.glob("*/task.json")):
+            if other.read_bytes() == wanted:
+                os.replace(other.parent, self.path)
+                fsync_folder(self.path.parent)
+                return
+            if _is_earlier(other, spec):
+                shutil.rmtree(other.parent)
+        make_folder(self.path)
+        write_atomically(self.path / "task.json", wanted)
+
+    def prepare_run(self) -> Path:
+        """The training run's folder; what a kill left before the run had begun is removed."""
+        if self.run.exists() and not (self.run / "run.json").exists():
+            shutil.rmtree(self.run)
+        return self.run
+
+    def finish(self, spec: TaskSpec, trained: Trained, key: SigningKey) -> FinishedUpdate:
+        """Sign the delta at ``delta_path`` and keep manifest and signature."""
+        issued, expires = lifetime()
+        manifest = UpdateManifest(
+            contributor=key.contributor,
+            server=spec.server,
+            task=self.path.name,
+            server_round=spec.server_round,
+            base_digest=spec.version_digest,
+            delta_sha256=trained.sha256,
+            delta_bytes=trained.size_bytes,
+            nonce=new_nonce(),
+            issued_at_seconds=issued,
+            expires_at_seconds=expires,
+            num_examples=trained.num_examples,
+            metrics=trained.metrics,
+        )
+        finished = FinishedUpdate(
+            manifest, manifest.sign(key), key.public_key, self.delta_path, trained.metrics
+        )
+        document = {
+            "manifest": manifest.model_dump(mode="json"),
+            "signature": finished.signature.hex(),
+            "public_key": finished.public_key.hex(),
+            "metrics": trained.metrics,
+        }
+        write_atomically(self.path / "finished.json", json.dumps(document, indent=2).encode())
+        return finished
+
+    def finished(self) -> FinishedUpdate | None:
+        """The finished update, with the nonce that it was first signed with; None when there is none yet.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` naming the file.
+        """
+        path = self.path / "finished.json"
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            manifest = UpdateManifest.parse(json.dumps(found["manifest"]))
+            signature, public_key = bytes.fromhex(found["signature"]), bytes.fromhex(found["public_key"])
+            metrics = {str(k): float(v) for k, v in found["metrics"].items()}
+            size = self.delta_path.stat().st_size
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, GymError) as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"{path}: {error}", "delete the folder to train again"
+            ) from error
+        if size != manifest.delta_bytes:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{self.delta_path} has {size} bytes, its manifest says {manifest.delta_bytes}",
+                "delete the folder to train again",
+            )
+        return FinishedUpdate(manifest, signature, public_key, self.delta_path, metrics)
+
+    def renewed(self, spec: TaskSpec, key: SigningKey) -> FinishedUpdate | None:
+        """``finished``, signed anew when it answers an earlier message, is about to expire, or is by a former key."""
+        finished = self.finished()
+        if finished is None:
+            return None
+        manifest = finished.manifest
+        lasts = manifest.expires_at_seconds > time.time() + _SECONDS_TO_SUBMIT
+        if manifest.task == self.path.name and lasts and finished.public_key == key.public_key:
+            return finished
+        trained = Trained(
+            manifest.delta_sha256, manifest.delta_bytes, manifest.num_examples, dict(manifest.metrics)
+        )
+        return self.finish(spec, trained, key)
+
+    def drop(self) -> None:
+        """Remove the task."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+    def _identity(self) -> bytes | None:
+        path = self.path / "task.json"
+        return path.read_bytes() if path.exists() else None
+
+
+def drop_old(tasks: Path) -> None:
+    """Remove tasks that nobody has touched for a week."""
+    for folder in tasks.iterdir():
+        if folder.is_dir() and folder.stat().st_mtime < time.time() - _KEPT_SECONDS:
+            shutil.rmtree(folder)
+
+
+def _is_earlier(task_file: Path, spec: TaskSpec) -> bool:
+    other = json.loads(task_file.read_bytes())["spec"]
+    return bool(other["server"] == spec.server and other["server_round"] < spec.server_round)
+
+
+def _identity(spec: TaskSpec, setup: dict[str, Any]) -> bytes:
+    return canonical_json({"spec": spec.model_dump(mode="json"), "setup": setup})

@@ -1,0 +1,246 @@
+"""One round on the contributor's machine: global version, training, encoding, signature. No network here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from gym_client.agent.data import Data, load_data
+from gym_client.agent.global_model import GlobalModel, base_source, global_model
+from gym_client.agent.hooks import Hooks, current_hooks
+from gym_client.agent.policy import Policy
+from gym_client.agent.residuals import Residuals
+from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
+from gym_client.identity.home import Home
+from gym_client.identity.pins import key_at
+from gym_client.privacy.book import PrivacyBook
+from gym_client.privacy.private_round import PrivateRound
+from gym_client.privacy.secure_round import SecureRound
+from gym_fed.config.hub.lineage import check_lineage
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.schema.plugins import plugins_of, require_plugins
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.text import plain
+
+if TYPE_CHECKING:
+    from gym_fed.delta.encode import Refine
+    from gym_fed.training.run.result import TrainResult
+
+_LOGGED_STEPS = 10
+
+_MOST_SAID = 2000
+"""Characters of what is wrong with a task: its unknown keys are as long and as many as a hub likes."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is the contributor's own affair: data, model and device."""
+
+    data: str | None = None
+    """A file, or None for the built-in example."""
+    data_format: str = "auto"
+    columns: str | None = None
+    """What the file calls its columns; see ``gym_fed.data.columns``."""
+    model: str | None = None
+    """Where the base is on this machine; None for the name that the task gives."""
+    device: str = "auto"
+
+
+def parse_task(text: str) -> TaskSpec:
+    """Read a task strictly, and recompute the chain of versions that it names.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` naming a plug-in of the task that is missing here, or is another;
+            ``POLICY_REFUSED`` naming every key that is unknown, and every value that is off; ``BASE_MISMATCH``
+            naming the version that does not follow from the one before it.
+    """
+    try:
+        spec = TaskSpec.model_validate_json(text)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"]) or "task"
+            unknown = problem["type"] == "extra_forbidden"
+            lines.append(f"{where}: {'unknown key' if unknown else problem['msg']}")
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            plain(f"the task is refused: {'; '.join(lines)}", _MOST_SAID),
+            "a task may carry data for training and nothing else; tell the coordinator",
+        ) from error
+    require_plugins(spec.plugins, "the task", plugins_of(spec.recipe, spec.codec))
+    check_lineage(spec)
+    return spec
+
+
+def perform(
+    spec: TaskSpec,
+    message_id: str,
+    home: Home,
+    policy: Policy,
+    setup: Setup,
+    soup_path: Callable[[str], Path],
+) -> FinishedUpdate:
+    """Do a task, or what is left of it.
+
+    Args:
+        spec: The task.
+        message_id: Names the task's folder.
+        home: Key, task folders and residuals.
+        policy: Limits of this machine.
+        setup: Data, model and device.
+        soup_path: File of a soup by its sha256, fetched before.
+
+    Returns:
+        The signed update; the same one, nonce included, however often it is asked for.
+
+    Raises:
+        GymError: ``POLICY_REFUSED``, ``BASE_MISMATCH``, ``INTERRUPTED`` (a checkpoint is kept), and whatever
+            the data, the model or the training give.
+    """
+    policy.check(spec)
+    data = load_data(setup.data, setup.data_format, setup.columns)
+    folder = TaskFolder(home.task_folder(message_id))
+    source = base_source(setup.model, spec.base_model)
+    named = {"columns": setup.columns} if setup.columns else {}
+    folder.begin(spec, {"data": data.digest, "device": setup.device, "model": source, **named})
+    done = folder.renewed(spec, key_at(home, spec.server))
+    if done is not None:
+        return done
+    model = global_model(source)
+    private = PrivateRound(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
+    if private is not None:
+        private.require_within_budget(policy)
+    model.advance(spec, soup_path)
+    result = _train(spec, model, data, folder, policy, setup)
+    failpoint("client-trained")
+    current_hooks().progress("encode", 0, 1, None)
+    trained = _encode(spec, model, result, data, folder, Residuals(home, spec.server))
+    if private is not None:
+        trained = private.charged(trained, result)
+    if spec.recipe.sends_factors:
+        result.model.unload()
+    model.restore()
+    if spec.secure_aggregation is not None:
+        secure = SecureRound(home, spec, key_at(home, spec.server))
+        trained = secure.mask(folder, trained, model.version_spec(spec), "data, model or device")
+    limit = min(policy.max_update_bytes, spec.max_update_bytes)
+    if trained.size_bytes > limit:
+        raise GymError(
+            ErrorCode.TOO_LARGE,
+            f"the update is {trained.size_bytes} bytes, over the limit of {limit}",
+            "raise max_update_bytes in policy.yaml" if limit == policy.max_update_bytes else "",
+        )
+    current_hooks().progress("encode", 1, 1, None)
+    failpoint("client-encoded")
+    return folder.finish(spec, trained, key_at(home, spec.server))
+
+
+def _train(
+    spec: TaskSpec, model: GlobalModel, data: Data, folder: TaskFolder, policy: Policy, setup: Setup
+) -> TrainResult:
+    from gym_fed.config.hub.round_training import round_training
+    from gym_fed.training.trainer import Trainer
+
+    hooks = current_hooks()
+    until = time.monotonic() + policy.max_seconds
+    trainer = Trainer(
+        round_training(spec.recipe, spec.server_round, folder.prepare_run(), setup.device),
+        model=model.model,
+        tokenizer=model.tokenizer,
+        on_step=lambda step, total, loss: hooks.progress("train", step, total, loss),
+        should_stop=lambda: hooks.should_stop() or time.monotonic() > until,
+    )
+    try:
+        return trainer.train(dataset=data.rows, resume=True)
+    except GymError as error:
+        raise _told(error, hooks, policy, until) from error
+
+
+def _told(error: GymError, hooks: Hooks, policy: Policy, until: float) -> GymError:
+    """The trainer's interruption in the contributor's words; other errors as they are."""
+    if error.code is not ErrorCode.INTERRUPTED:
+        return error
+    if not hooks.should_stop() and time.monotonic() > until:
+        return GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"training took longer than this machine's max_seconds of {policy.max_seconds}",
+            "raise max_seconds in policy.yaml to allow it",
+        )
+    return GymError(
+        ErrorCode.INTERRUPTED, "stopped at a checkpoint", "run the same command again to go on from there"
+    )
+
+
+def _encode(
+    spec: TaskSpec,
+    model: GlobalModel,
+    result: TrainResult,
+    data: Data,
+    folder: TaskFolder,
+    residuals: Residuals,
+) -> Trained:
+    """Write the delta against the global version, and stage what its encoding lost."""
+    from gym_fed.delta.encode import encode_delta, lora_delta
+    from gym_fed.training.tuning.lora import lora_factors
+
+    version, codec, lora = model.version_spec(spec), spec.codec, spec.recipe.sends_factors
+    loses = codec.error_feedback and (codec.quantises_factors or not lora)
+    feedback = residuals.load(spec.base_digest) if loses else None
+    if lora:
+        factors = lora_factors(result.model)
+        report = lora_delta(factors, folder.delta_path, version, policy=codec, residual=feedback)
+    else:
+        refine = _distiller(spec, model, result, data) if codec.distill_steps else None
+        report = encode_delta(
+            result.model, model.tensors, codec, folder.delta_path, version, residual=feedback, refine=refine
+        )
+    if feedback is not None:
+        feedback.stage(folder.residual_path)
+    return Trained(report.sha256, report.size_bytes, result.num_examples, _metrics(result, report.norm))
+
+
+def _distiller(spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Data) -> Refine:
+    """Distillation on this machine's data, with its progress shown; stops when asked to."""
+    from gym_fed.data.rows import as_kind
+    from gym_fed.delta.base import model_tensors
+    from gym_fed.quantization.refining import distiller
+
+    hooks = current_hooks()
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        hooks.progress("distill", step, total, loss)
+        if hooks.should_stop():
+            raise GymError(
+                ErrorCode.INTERRUPTED,
+                "stopped while distilling",
+                "run the same command again to go on from there",
+            )
+
+    return distiller(
+        spec.codec,
+        model.model,
+        model.tensors,
+        {name: tensor.clone() for name, tensor in model_tensors(result.model).items()},
+        as_kind(data.rows, "supervised"),
+        model.tokenizer,
+        max_length=spec.recipe.max_length,
+        seed=spec.recipe.seed + spec.server_round,
+        on_step=on_step,
+    )
+
+
+def _metrics(result: Any, norm: float) -> dict[str, float]:
+    first = result.losses[:_LOGGED_STEPS]
+    return {
+        "train_loss": float(result.final_loss),
+        "first_loss": sum(first) / len(first),
+        "num_steps": float(result.steps),
+        "num_tokens": float(result.num_tokens),
+        "update_norm": float(norm),
+    }

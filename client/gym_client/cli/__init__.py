@@ -1,0 +1,1 @@
+"""`gym-client`: commands, questions and displays. Imports every other folder."""

@@ -1,0 +1,333 @@
+"""`gym-client join`, step by step: trust, terms, consent, enrolment, work."""
+
+from __future__ import annotations
+
+import signal
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gym_client.agent.data import Data, load_data
+from gym_client.agent.global_model import base_source, needs_a_look
+from gym_client.agent.policy import Policy
+from gym_client.agent.work import Setup
+from gym_client.cli.display import Display
+from gym_client.hub.address import Address
+from gym_client.hub.backoff import Outage, is_passing, patiently, persistently
+from gym_client.hub.known import LAST_SERVER, last_address
+from gym_client.hub.restored import with_restores
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.pins import ServerPin, parse_fingerprint
+from gym_client.identity.trust import establish
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.invite import parse_invite
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+if TYPE_CHECKING:
+    from gym_client.agent.agent import AgentResult
+    from gym_client.cli.offer import Offer
+    from gym_client.hub.restored import Loss
+
+_REMEMBERED = ("data", "data_format", "columns", "model", "name")
+
+T = TypeVar("T")
+
+
+class Consent:
+    """How a person is asked. The command line's asks on the terminal; tests bring their own."""
+
+    def server_key(self, address: Address, fingerprint: str) -> bool:
+        """Whether a key that nobody vouches for is the right one."""
+        raise NotImplementedError
+
+    def local_copy(self, name: str) -> bool:
+        """Whether to read the local copy of a base model that only the hub has named, to work out the terms."""
+        raise NotImplementedError
+
+    def offer(self, offer: Offer) -> bool:
+        """Whether to join on these terms."""
+        raise NotImplementedError
+
+    def restored(self, loss: Loss) -> bool:
+        """Whether to go on with a hub that was restored from a backup, and lost this."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """What the command line says; None leaves it to what was said last time, or to the defaults."""
+
+    server: str | None = None
+    invite: str | None = None
+    data: Path | None = None
+    data_format: str | None = None
+    columns: str | None = None
+    model: str | None = None
+    name: str | None = None
+    device: str = "auto"
+    rounds: int | None = None
+    fingerprint: str | None = None
+    insecure: bool = False
+    wait: bool = True
+    """Whether to wait for a hub that cannot be reached, as after the first contact."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where to knock, and what was given to vouch for the hub and for the contributor."""
+
+    address: Address
+    fingerprint: str | None
+    token: str
+
+
+def find_door(options: JoinOptions, last: Address | None = None) -> Door:
+    """Address, fingerprint and token from the options; an invite may stand for all three.
+
+    Args:
+        options: What the command line says.
+        last: The hub that this home joined last, for when nothing names one.
+
+    Raises:
+        GymError: ``USAGE`` when there is no address, or two that differ; ``INVITE_INVALID``.
+    """
+    fingerprint = parse_fingerprint(options.fingerprint) if options.fingerprint else None
+    given = Address.parse(options.server) if options.server else None
+    text = (options.invite or "").strip()
+    if not text.startswith("gym-invite:"):
+        given = given or last
+        if given is None:
+            raise GymError(
+                ErrorCode.USAGE, "no server given", "pass --server HOST, or --invite with a whole invite"
+            )
+        return Door(given, fingerprint, text)
+    invite = parse_invite(text)
+    if fingerprint is not None and fingerprint != invite.fingerprint:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--fingerprint is {fingerprint}, the invite's is {invite.fingerprint}",
+            "leave one away",
+        )
+    return Door(given or Address(invite.host, invite.port), invite.fingerprint, invite.token)
+
+
+def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -> AgentResult:
+    """Work for a hub, from the first contact to its end. The caller holds the home's lock.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED`` when the person declines; ``INTERRUPTED`` after a signal; and whatever trust,
+            data, model, policy, enrolment or work refuse.
+    """
+    stop = threading.Event()
+    try:
+        with _signals(stop):
+            return _Joining(home, options, consent, display, stop).run()
+    finally:
+        display.close()
+
+
+class _Joining:
+    """One run of ``join``."""
+
+    def __init__(
+        self, home: Home, options: JoinOptions, consent: Consent, display: Display, stop: threading.Event
+    ) -> None:
+        self._home, self._options = home, options
+        self._consent, self._display, self._stop = consent, display, stop
+        self._outage = Outage(display)
+        self._door = find_door(options, last_address(home) if options.server is None else None)
+        self._setup, self._name = _remembered(home, options)
+        self._policy = Policy.load(home.policy_path)
+
+    def run(self) -> AgentResult:
+        """Trust, terms, consent, enrolment, and rounds until the end."""
+        self._display.busy(f"reading {self._setup.data or 'the built-in example'}")
+        data = load_data(self._setup.data, self._setup.data_format, self._setup.columns)
+        with self._meet() as client:
+            status, offer = self._terms(client, data)
+            self._display.busy("")
+            if not self._consent.offer(offer):
+                raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the terms were not accepted")
+            self._enter(client, status)
+            return self._work(client, status)
+
+    def _meet(self) -> HubClient:
+        """The hub, trusted."""
+        address = self._door.address
+        self._display.busy(f"contacting {address}")
+
+        def confirm(fingerprint: str) -> bool:
+            self._display.busy("")
+            return self._consent.server_key(address, fingerprint)
+
+        def meet() -> ServerPin:
+            return establish(self._home, address, self._door.fingerprint, confirm, self._options.insecure)
+
+        def worth_waiting(error: GymError) -> bool:
+            return is_passing(error) and not _speaks_no_tls(error)
+
+        if not self._options.wait:
+            return HubClient(self._home, address, meet())
+        pin = persistently(self._stop, self._outage, meet, lambda: None, worth_waiting)
+        return HubClient(self._home, address, pin)
+
+    def _terms(self, client: HubClient, data: Data) -> tuple[pb.StatusReply, Offer]:
+        """The terms, within the policy. Until they are accepted only files that the contributor named are read."""
+        self._display.busy(f"asking {client.address} for its terms")
+        status: pb.StatusReply = self._going_on(client, lambda: self._patiently(client, client.status))
+        from gym_client.cli.offer import announced, bytes_to_join, make_offer, require_rows, rounds_to_come
+        from gym_client.privacy.terms import Promises, check_promises
+
+        recipe = announced(status)[0]
+        self._policy.check_recipe(recipe, status.base_digest)
+        rounds = rounds_to_come(status, self._options.rounds)
+        self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes, rounds)
+        check_promises(self._policy, Promises.parse(status.privacy_json))
+        require_rows(data, recipe)
+        given = self._setup.model
+        source = base_source(given, status.base_model)
+        self._display.busy("")
+        if needs_a_look(given, status.base_model) and not self._consent.local_copy(source):
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"not joined: the local copy of {source} is not to be read",
+                "give the folder of the federation's base with --model PATH",
+            )
+        self._display.busy(f"loading {source} to work out the terms")
+        from gym_client.agent.global_model import global_model
+
+        offer = make_offer(
+            client, status, global_model(source), data, self._setup, self._name, self._options.rounds
+        )
+        offer.check(self._policy)
+        return status, offer
+
+    def _enter(self, client: HubClient, status: pb.StatusReply) -> None:
+        self._display.busy(f"enrolling at {client.address}")
+        self._going_on(client, lambda: self._patiently(client, lambda: self._log_in(client)))
+        _remember(self._home, self._setup, self._options, client.address)
+        joined = f"joined {status.name} as {client.pin.contributor}"
+        self._display.tell("joined", joined, contributor=client.pin.contributor)
+
+    def _work(self, client: HubClient, status: pb.StatusReply) -> AgentResult:
+        self._display.busy("loading the trainer")
+        from gym_client.agent.agent import Agent
+        from gym_client.app import app
+        from gym_client.cli.offer import announced
+        from gym_client.privacy.terms import Promises
+
+        agent = Agent(
+            app,
+            self._home,
+            client,
+            node_config=_node_config(self._setup),
+            policy=self._policy,
+            announced=announced(status)[0],
+            promises=Promises.parse(status.privacy_json),
+            display=self._display,
+            stop=self._stop,
+        )
+        begun = False
+
+        def work() -> AgentResult:
+            nonlocal begun
+            if begun:  # a hub of before the restore may not know the account
+                self._patiently(client, lambda: self._log_in(client))
+            begun = True
+            return agent.run(self._options.rounds)
+
+        return self._going_on(client, work)
+
+    def _log_in(self, client: HubClient) -> None:
+        enter(client, self._name, self._door.token, self._stop.is_set)
+
+    def _going_on(self, client: HubClient, action: Callable[[], T]) -> T:
+        """Ask when it turns out that the hub was restored from a backup, and do it again."""
+        agrees = self._consent.restored
+        return with_restores(self._home, lambda: bytes.fromhex(client.pin.ledger_key), agrees, action)
+
+    def _patiently(self, client: HubClient, action: Callable[[], T]) -> T:
+        if not self._options.wait:
+            return action()
+        return patiently(client, self._stop, self._outage, action)
+
+
+def _speaks_no_tls(error: GymError) -> bool:
+    """Whether somebody answers there, but not in TLS: waiting does not make a hub of it."""
+    cause = error.__cause__
+    return isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
+
+
+def enter(client: HubClient, name: str, token: str, should_stop: Callable[[], bool] = lambda: False) -> None:
+    """Authenticate, after enrolling where that is still to be done."""
+    if client.pin.contributor:
+        try:
+            client.authenticate()
+            return
+        except GymError as error:
+            if error.code is not ErrorCode.UNAUTHENTICATED:
+                raise
+    client.enrol(name, token, should_stop)
+    client.authenticate()
+
+
+def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
+    """What was said now, else last time, else the default."""
+    said: dict[str, Any] = home.settings()
+    now = {
+        "data": str(options.data.expanduser().absolute()) if options.data else None,
+        "data_format": options.data_format,
+        "columns": options.columns,
+        "model": options.model,
+        "name": options.name,
+    }
+    for key in ("data_format", "columns"):
+        if now["data"] is not None and now[key] is None:
+            said.pop(key, None)  # it belonged to another file
+    chosen = {key: now[key] if now[key] is not None else said.get(key) for key in _REMEMBERED}
+    setup = Setup(
+        data=chosen["data"],
+        data_format=chosen["data_format"] or "auto",
+        columns=chosen["columns"],
+        model=chosen["model"],
+        device=options.device,
+    )
+    return setup, chosen["name"] or home.key.contributor
+
+
+def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) -> None:
+    said: dict[str, Any] = {LAST_SERVER: str(address), **asdict(setup)}
+    del said["device"]  # of this run only
+    if options.name:
+        said["name"] = options.name
+    home.remember(**said)
+
+
+def _node_config(setup: Setup) -> dict[str, str | bool | int | float]:
+    return {key.replace("_", "-"): value for key, value in asdict(setup).items() if value is not None}
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """The first SIGINT or SIGTERM asks to stop at a checkpoint, the second ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

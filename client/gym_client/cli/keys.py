@@ -1,0 +1,291 @@
+"""`gym-client key` and `gym-client transfer`: passphrase, rotation, revocation, moving a key, giving credits."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_client.hub import from_hub
+from gym_fed.console import AsJson, err, out, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_client.identity.home import Home
+
+key_app = typer.Typer(help="The key of this home: passphrase, rotation, revocation.", no_args_is_help=True)
+
+HomeFolder = Annotated[
+    Path | None,
+    typer.Option("--home", envvar="GYM_HOME", help="Keys, receipts and caches.", show_default="~/.gym-fed"),
+]
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file whose first line is the passphrase. Default: GYM_PASSPHRASE, else a question.",
+        show_default=False,
+    ),
+]
+Server = Annotated[
+    str | None, typer.Option("--server", help="host or host:port of the hub.", show_default=False)
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
+
+
+def open_home(folder: Path | None, passphrase_file: Path | None) -> Home:
+    """The home, with where its passphrase comes from."""
+    from gym_client.identity.home import Home
+    from gym_client.identity.keystore import passphrases
+
+    home = Home.open(folder)
+    if passphrase_file is not None:
+        passphrases(home.folder).file = passphrase_file
+    return home
+
+
+@key_app.command()
+def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
+    """The public key, whether the private one is under a passphrase, and the account at each hub."""
+    from gym_client.identity.keystore import Keystore
+    from gym_client.identity.pins import enrolled
+
+    folder = open_home(home, passphrase_file)
+    store = Keystore(folder.folder)
+    newest = store.main().public_key.hex()
+    found: dict[str, Any] = {
+        "path": str(store.main_path),
+        "public_key": newest,
+        "encrypted": store.is_encrypted,
+        "rotation_interrupted": store.next_path.exists(),
+        "servers": [
+            {
+                "address": pin.address,
+                "server": pin.server,
+                "contributor": pin.contributor,
+                "public_key": pin.public_key or newest,
+                "current": pin.public_key in ("", newest),
+            }
+            for pin in enrolled(folder)
+        ],
+    }
+    lock = "under a passphrase" if found["encrypted"] else "not under a passphrase: gym-client key encrypt"
+    lines = [f"{found['public_key']} in {found['path']}, {lock}"]
+    for line in found["servers"]:
+        late = "" if line["current"] else ", with an older key: gym-client key rotate"
+        lines.append(f"{line['contributor']} at {line['address']}{late}")
+    print_result(as_json, found, *lines)
+
+
+@key_app.command()
+def encrypt(
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    new_passphrase_file: Annotated[
+        Path | None,
+        typer.Option(help="As --passphrase-file, for the new one.", show_default="GYM_PASSPHRASE"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the home's keys under a passphrase, or under another one."""
+    from gym_client.identity.keystore import PASSPHRASE_VARIABLE, Keystore
+    from gym_fed.identity.encryption import KEY_DERIVATION
+    from gym_fed.identity.passphrase import PassphraseSource
+
+    folder = open_home(home, passphrase_file)
+    store = Keystore(folder.folder)
+    new = new_passphrase_file or (None if store.is_encrypted else passphrase_file)
+    # To change a passphrase by GYM_PASSPHRASE alone cannot work: it is the old one.
+    variable = f"{PASSPHRASE_VARIABLE}_NEW" if store.is_encrypted else PASSPHRASE_VARIABLE
+    with folder.locked():
+        files = store.encrypt(PassphraseSource(variable, new))
+    print_result(
+        as_json,
+        {"path": str(store.main_path), "encrypted": True, "files": files, "by": KEY_DERIVATION},
+        f"{store.main_path} is under the passphrase now ({KEY_DERIVATION})",
+        note="There is no way back without the passphrase: keep it where you keep such things.",
+    )
+
+
+@key_app.command()
+def decrypt(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
+    """Take the passphrase away."""
+    from gym_client.identity.keystore import Keystore
+
+    folder = open_home(home, passphrase_file)
+    store = Keystore(folder.folder)
+    with folder.locked():
+        files = store.decrypt()
+    print_result(
+        as_json,
+        {"path": str(store.main_path), "encrypted": False, "files": files},
+        f"{store.main_path} is not under a passphrase any more",
+    )
+
+
+@key_app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A new file for the private key.", show_default=False)],
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the newest private key to a file, always under a passphrase: the home's, or a new one."""
+    from gym_client.identity.keystore import PASSPHRASE_VARIABLE, Keystore, passphrases
+    from gym_fed.identity.passphrase import PassphraseSource
+
+    folder = open_home(home, passphrase_file)
+    store = Keystore(folder.folder)
+    key = store.main()
+    if store.is_encrypted:
+        secret = passphrases(folder.folder).get(str(store.main_path))
+    else:
+        secret = PassphraseSource(PASSPHRASE_VARIABLE, passphrase_file).create(str(file))
+    key.save(file, secret)
+    print_result(
+        as_json,
+        {"path": str(file), "public_key": key.public_key.hex()},
+        f"{file} holds the private key under its passphrase",
+    )
+
+
+@key_app.command("import")
+def import_key(
+    file: Annotated[Path, typer.Argument(help="A private key, PEM.", show_default=False)],
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take over a private key into a home that has none; it stays under its passphrase."""
+    from gym_client.identity.keystore import Keystore, passphrases
+    from gym_fed.files import write_atomically
+    from gym_fed.identity.keys import SigningKey
+
+    folder = open_home(home, passphrase_file)
+    path = Keystore(folder.folder).main_path
+    with folder.locked():
+        if path.exists():
+            raise GymError(
+                ErrorCode.FILE_EXISTS, f"{path} exists; a key is never overwritten", "use another --home"
+            )
+        key = SigningKey.load(file, passphrases(folder.folder).get)
+        write_atomically(path, file.read_bytes(), mode=0o600)
+    print_result(
+        as_json,
+        {"path": str(path), "public_key": key.public_key.hex()},
+        f"{path} is {key.public_key.hex()}; join as before, and the hub knows you by it",
+    )
+
+
+@key_app.command()
+def rotate(
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    another: Annotated[
+        bool, typer.Option(help="One more key, though some hub has not taken the last one.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """A new key for the accounts at all hubs; the ids stay. The same command again goes on."""
+    from gym_client.identity.rotation import rotate as run
+
+    folder = open_home(home, passphrase_file)
+    with folder.locked():
+        found = run(folder, another)
+    print_result(as_json, found, f"the key is {found['public_key']} now")
+    _report(
+        found["servers"],
+        "rotated",
+        "gym-client key rotate, again later: it keeps its old key till then",
+        as_json,
+    )
+
+
+@key_app.command()
+def revoke(
+    home: HomeFolder = None,
+    server: Server = None,
+    contributor: Annotated[
+        str | None, typer.Option(help="The account, if this home has none there.", show_default=False)
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="Sign with this key: one that was replaced lately.", show_default=False),
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Declare the key lost or stolen: it opens nothing any more, and its transfers are cancelled."""
+    from gym_client.cli.terminal import confirm
+    from gym_client.hub.address import Address
+    from gym_client.identity.keystore import passphrases
+    from gym_client.identity.rotation import revoke as run
+    from gym_fed.identity.keys import SigningKey
+
+    folder = open_home(home, passphrase_file)
+    if not yes and not confirm(
+        "A revoked key cannot be used again; only the coordinator can bind another one. Go on?",
+        "revoking needs your consent",
+    ):
+        raise GymError(ErrorCode.INTERRUPTED, "nothing was revoked")
+    key = SigningKey.load(key_file, passphrases(folder.folder).get) if key_file else None
+    found = run(folder, key, Address.parse(server) if server else None, contributor or "")
+    if as_json:
+        print_json({"servers": found})
+    _report(
+        found,
+        "revoked",
+        "gym-client key revoke, again; or ask the coordinator for gym-server revoke",
+        as_json,
+    )
+
+
+def transfer(
+    to: Annotated[str, typer.Option(help="Id of the contributor that gets them.")],
+    amount: Annotated[int, typer.Option(help="Credits.")],
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give credits to another contributor; they arrive when the hub's hold period is over."""
+
+    from gym_client.hub.known import enrolled_client
+    from gym_fed.identity.statements import TransferOrder, now
+    from gym_fed.wire.v1 import hub_pb2 as pb
+
+    folder = open_home(home, passphrase_file)
+    with enrolled_client(folder, server, insecure, may_have_left=True) as client:
+        order = TransferOrder(
+            sender=client.pin.contributor,
+            to=to,
+            amount=amount,
+            server=client.pin.server,
+            tls=client.pin.fingerprint,
+            issued_at=now(),
+        )
+        request = pb.TransferRequest(statement_json=order.to_json(), signature=client.sign(order.signed()))
+        told = from_hub.document(
+            client.call("Transfer", request).receipt_json, "a receipt", amount=int, to=str, status=str
+        )
+    if as_json:
+        print_json(told)
+        return
+    when = datetime.fromtimestamp(told["settles_at"]).astimezone() if "settles_at" in told else "now"
+    out.print(f"{told['amount']} credits for {told['to']}: {told['status']}, settles {when}")
+
+
+def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool) -> None:
+    """Say what became of it at each hub; the exit code is that of the first hub that said no."""
+    for line in servers:
+        who = f"{line['contributor']} at {line['address']}"
+        if not as_json:
+            text = f"{who}: {done}" if line[done] else f"{who}: not {done}: {line['error']['message']}"
+            out.print(text)
+    failed = [GymError.from_dict(line["error"]) for line in servers if not line[done]]
+    if failed:
+        err.print(f"not at every hub; {remedy}")
+        raise typer.Exit(failed[0].exit_code)

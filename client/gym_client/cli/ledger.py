@@ -1,0 +1,231 @@
+"""`gym-client rewards` and `gym-client ledger`: what was earned, whether it is so, and what the hub signed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_client.cli.keys import HomeFolder, Insecure, PassphraseFile, Server, open_home
+from gym_client.hub import from_hub
+from gym_fed.console import AsJson, err, out, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_client.identity.home import Home
+    from gym_client.identity.pins import ServerPin
+
+ledger_app = typer.Typer(
+    help="What the hub has signed, and whether it contradicts itself.", no_args_is_help=True
+)
+
+
+def rewards(
+    server: Server = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Download the ledger and check everything against it.")
+    ] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="With --verify: an exported ledger, without the hub.", show_default=False),
+    ] = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """What you earned, round by round; --verify holds it against the hub's signed ledger."""
+    from gym_client.ledger.rewards import Tally, rewards_table, verify_copy
+
+    folder = open_home(home, passphrase_file)
+    if ledger is not None:
+        if not verify:
+            raise GymError(ErrorCode.USAGE, "--ledger belongs to --verify", "add --verify")
+        pin = _pin(folder, server)
+        checked = verify_copy(folder, ledger, bytes.fromhex(pin.ledger_key), Tally(pin.contributor))
+        print_result(as_json, {"contributor": pin.contributor, "verified": checked.to_dict()}, checked.text())
+        return
+    found = _ask(folder, server, insecure, verify, as_json)
+    if as_json:
+        print_json(found)
+        return
+    out.print(rewards_table(found))
+    if verify:
+        out.print(found["verified_text"])
+    else:
+        err.print(f"receipts in {folder.receipts_path}; gym-client rewards --verify checks all of it")
+
+
+def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json: bool) -> dict[str, Any]:
+    from gym_client.cli.display import Display, make_display
+    from gym_client.hub.known import enrolled_client
+    from gym_client.ledger.receipts import Receipts
+    from gym_client.ledger.rewards import proved_rounds, verify_online
+    from gym_fed.wire.v1 import hub_pb2 as pb
+
+    display = Display() if as_json else make_display(err, False)
+    with enrolled_client(folder, server, insecure, may_have_left=True) as client:
+        told = client.status()
+        try:
+            checked = None
+            if verify:
+                checked = verify_online(
+                    folder, client, lambda done, total: display.progress("ledger", done, total, None)
+                )
+            account = client.call("Account", pb.AccountRequest())
+            verdicts = from_hub.verdicts(account.verdicts_json)
+            Receipts(folder, client).fetch(verdicts)
+        finally:
+            display.close()
+        worth = from_hub.document(account.rewards_json or "{}", "an account")
+        proved = proved_rounds(folder, client.pin.server)
+    rounds = [
+        {**line, "receipts": proved.get(line["server_round"], [])} for line in worth.pop("rounds", verdicts)
+    ]
+    found = {
+        **worth,
+        "server": told.name,
+        "contributor": account.contributor,
+        "balance": account.balance,
+        "rounds": rounds,
+        "num_receipts": sum(map(len, proved.values())),
+    }
+    if checked is not None:
+        found["verified"] = checked.to_dict()
+        if not as_json:
+            found["verified_text"] = checked.text()
+    return found
+
+
+@ledger_app.command()
+def head(
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """The newest signed head that this home has seen. Mail it to others: they compare it with theirs."""
+    from gym_client.ledger.heads import Heads
+
+    folder = open_home(home, passphrase_file)
+    pin = _pin(folder, server)
+    newest = Heads(folder, bytes.fromhex(pin.ledger_key)).newest()
+    if newest is None:
+        raise GymError(
+            ErrorCode.NOT_FOUND,
+            f"no head of {pin.server} was seen yet",
+            f"gym-client rewards --server {pin.address}",
+        )
+    told = newest.head
+    print_result(
+        as_json,
+        newest.to_dict(),
+        f"{told.server}: {told.size} entries, hash {told.hash}, root {told.root}",
+    )
+
+
+@ledger_app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="HEAD.json", help="A signed head, or a proof of a fork.")],
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hold a head that somebody else was shown against those shown here; two ledgers are proved, and refused."""
+    from gym_client.hub.known import enrolled_client
+    from gym_client.ledger.heads import Heads
+    from gym_fed.ledger.heads import EntryProof, SignedHead
+
+    folder = open_home(home, passphrase_file)
+    pin = _pin(folder, server)
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no head at {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"{file} is not JSON: {error}") from error
+    key = bytes.fromhex(pin.ledger_key)
+    if isinstance(document, dict) and "heads" in document:
+        kept_at, reason = Heads(folder, key).keep_proof(document)
+        raise GymError(
+            ErrorCode.LEDGER_FORKED,
+            f"{file} proves that {pin.server} signed {reason}; it is in {kept_at} now",
+            "show it to the other contributors and to the coordinator; nothing goes on with this hub while it is there",
+        )
+    theirs = SignedHead.from_dict(document)
+
+    def prove(sequence: int, size: int) -> EntryProof:
+        with enrolled_client(folder, server, insecure, may_have_left=True) as client:
+            return client.prove(sequence, size)
+
+    def statements() -> list[str]:
+        with enrolled_client(folder, server, insecure, may_have_left=True) as client:
+            return client.statements()
+
+    heads = Heads(folder, key)
+    before = len(heads.kept())
+    heads.see(theirs, prove, statements=statements)
+    print_result(
+        as_json,
+        {"same": True, "server": pin.server, "size": theirs.size, "heads": before},
+        f"the same ledger: their {theirs.size} entries, and {before} heads seen here",
+    )
+
+
+@ledger_app.command()
+def restored(
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Go on with the hub; what it lost no longer stands.")
+    ] = False,
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Whether the hub says that it was restored from a backup, and what that takes from you."""
+    from gym_client.hub.known import enrolled_client
+    from gym_client.hub.restored import accept_restore, loss_of
+    from gym_fed.ledger.restored import HubRestored
+
+    folder = open_home(home, passphrase_file)
+    accepted = []
+    with folder.locked(), enrolled_client(folder, server, insecure, may_have_left=True) as client:
+        while True:
+            try:
+                client.status()
+                break
+            except HubRestored as error:
+                loss = loss_of(folder, error.signed)
+                if not as_json:
+                    for line in loss.lines():
+                        err.print(line)
+                if not accept:
+                    raise
+                accept_restore(folder, bytes.fromhex(client.pin.ledger_key), error.signed)
+                accepted.append(loss.to_dict())
+    print_result(
+        as_json,
+        {"accepted": accepted},
+        f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub shows all it signed",
+    )
+
+
+def _pin(folder: Home, server: str | None) -> ServerPin:
+    """What is known of a hub that was met before; nothing is sent."""
+    from gym_client.hub.known import address_of
+    from gym_client.identity.pins import ServerPin
+
+    address = address_of(folder, server)
+    pin = ServerPin.load(folder, address)
+    if pin is None or not pin.ledger_key:
+        raise GymError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{folder.folder} has never met {address}",
+            f"gym-client join --server {address}",
+        )
+    return pin

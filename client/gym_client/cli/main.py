@@ -1,0 +1,223 @@
+"""`gym-client`: join, status, leave, privacy, id. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gym_client.cli.keys import HomeFolder, Insecure, PassphraseFile, Server, key_app, open_home, transfer
+from gym_client.cli.ledger import ledger_app, rewards
+from gym_client.hub import from_hub
+from gym_fed.console import AsJson, MemberName, VersionOption, err, out, print_result, run_app
+from gym_fed.errors import GymError
+from gym_fed.kinds import FORMATS
+
+app = typer.Typer(
+    name="gym-client",
+    help="Improve a shared model with your own data: train here, send only a compressed, signed delta.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.add_typer(key_app, name="key")
+app.command()(transfer)
+app.add_typer(ledger_app, name="ledger")
+app.command()(rewards)
+
+
+@app.callback()
+def _options(version: VersionOption = False) -> None:
+    """Improve a shared model with your own data: train here, send only a compressed, signed delta."""
+
+
+@app.command()
+def join(
+    server: Server = None,
+    invite: Annotated[str | None, typer.Option(help="An invite, or its token.", show_default=False)] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON, JSONL or text file. Default: the last one, else a small example.", show_default=False
+        ),
+    ] = None,
+    data_format: Annotated[
+        str | None,
+        typer.Option(
+            click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out.", show_default="auto"
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OURS=THEIRS,...",
+            help="What the file calls its columns, such as prompt=question,completion=answer.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder of the base model, if its name is not found.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Shown to the coordinator.", show_default="your id")
+    ] = None,
+    home: HomeFolder = None,
+    device: Annotated[str, typer.Option(help="auto takes CUDA, then MPS, then the CPU.")] = "auto",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Leave after so many.", show_default=False)
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Accept the terms, and a new server's key.")
+    ] = False,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="The server's key, sha256:...", show_default=False)
+    ] = None,
+    accept_restore: Annotated[
+        bool, typer.Option("--accept-restore", help="Go on with a hub that was restored from a backup.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Fail at once where the hub cannot be reached.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train for a hub, round after round. The same command again goes on where it was stopped.
+
+    Without --server the home goes on at the hub that it joined last.
+    """
+    from gym_client.cli.display import make_display
+    from gym_client.cli.join import JoinOptions
+    from gym_client.cli.join import join as run_join
+    from gym_client.cli.terminal import TerminalConsent
+
+    options = JoinOptions(
+        server,
+        invite,
+        data,
+        data_format,
+        columns,
+        model,
+        name,
+        device,
+        rounds,
+        fingerprint,
+        insecure,
+        not no_wait,
+    )
+    folder = open_home(home, passphrase_file)
+    try:
+        with folder.locked():
+            result = run_join(
+                folder, options, TerminalConsent(yes, as_json, accept_restore), make_display(err, as_json)
+            )
+    except GymError as error:
+        if not as_json:
+            raise
+        sys.stdout.write(json.dumps({"event": "error", "error": error.to_dict()}, sort_keys=True) + "\n")
+        err.print(str(error))
+        raise typer.Exit(error.exit_code) from error
+    summary: dict[str, Any] = {
+        "num_submitted": result.num_submitted,
+        "finished": result.finished,
+        "balance": result.balance,
+    }
+    if as_json:
+        sys.stdout.write(json.dumps({"event": "done", **summary}, sort_keys=True) + "\n")
+        return
+    balance = "unknown" if result.balance is None else f"{result.balance} credits"
+    told = f"{result.num_submitted} updates sent; balance {balance}; receipts in {folder.receipts_path}"
+    out.print(told)
+
+
+@app.command()
+def status(
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Your balance at a hub, and what became of your updates."""
+    from gym_client.cli.terminal import account_table, traffic_line
+    from gym_client.hub.known import enrolled_client
+    from gym_client.hub.traffic import total_of
+    from gym_fed.wire.v1 import hub_pb2 as pb
+
+    folder = open_home(home, passphrase_file)
+    with enrolled_client(folder, server, insecure, may_have_left=True) as client:
+        told = client.status()
+        account = client.call("Account", pb.AccountRequest())
+        moved = total_of(folder, client.pin.server)
+    found = {
+        "server": told.name,
+        "contributor": account.contributor,
+        "name": account.name,
+        "status": account.status,
+        "balance": account.balance,
+        "server_round": told.server_round,
+        "round_state": told.round_state,
+        "num_rounds": told.num_rounds,
+        "version_height": told.version_height,
+        "verdicts": from_hub.verdicts(account.verdicts_json),
+        "join_download_bytes": told.join_download_bytes,
+        "round_download_bytes": told.round_download_bytes,
+        **moved.to_dict(),
+    }
+    print_result(as_json, found, account_table(found), traffic_line(found))
+
+
+@app.command()
+def leave(
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Withdraw from a hub: no more tasks. What was earned stays in its ledger."""
+    from gym_client.hub.known import enrolled_client
+    from gym_fed.wire.v1 import hub_pb2 as pb
+
+    with enrolled_client(open_home(home, passphrase_file), server, insecure) as client:
+        contributor = client.pin.contributor
+        client.call("Leave", pb.LeaveRequest())
+        client.forget_enrolment()
+    print_result(
+        as_json,
+        {"left": contributor, "server": client.pin.server},
+        f"{contributor} has left {client.pin.name or client.address}; join again at any time",
+    )
+
+
+@app.command()
+def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
+    """What your data has given away: epsilon of every data set, at every hub and at all together."""
+    from gym_client.cli.terminal import privacy_table
+    from gym_client.identity.home import Home
+    from gym_client.privacy.book import PrivacyBook
+
+    rows = PrivacyBook(Home.open(home)).summary()
+    print_result(as_json, rows, privacy_table(rows) if rows else "no update was trained with privacy here")
+
+
+@app.command("id")
+def show_id(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
+    """Your id, which a coordinator's allow-list needs. Makes the key on first use."""
+    key = open_home(home, passphrase_file).key
+    print_result(
+        as_json, {"contributor": key.contributor, "public_key": key.public_key.hex()}, key.contributor
+    )
+
+
+def main() -> None:
+    """Console entry point."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

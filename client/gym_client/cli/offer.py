@@ -1,0 +1,384 @@
+"""What is shown before anything is sent: what leaves this machine, what runs on it, and on which data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from rich.panel import Panel
+from rich.text import Text
+
+from gym_client.agent.data import Data
+from gym_client.agent.global_model import GlobalModel
+from gym_client.agent.policy import Policy
+from gym_client.agent.work import Setup
+from gym_client.hub import from_hub
+from gym_client.hub.transport import HubClient
+from gym_client.privacy.book import PrivacyBook
+from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
+from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.tables import TextTable
+from gym_fed.text import plain, readable_bytes
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
+
+_BF16_BYTES = 2
+_HEAD = "lm_head"
+
+_FORMS = {
+    "factors": "the soup as LoRA factors",
+    "values": "the soup as full matrices",
+    "full": "the soup of full updates",
+}
+"""What a hub's word for the form of its soups means; nothing else that it says of them is shown."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The terms of joining, for people and as JSON."""
+
+    server: str
+    address: str
+    fingerprint: str
+    contributor: str
+    name: str
+    base_model: str
+    base_digest: str
+    recipe: dict[str, Any]
+    codec: dict[str, Any]
+    update_bytes: int
+    bf16_bytes: int
+    device: str
+    data: str
+    num_examples: int
+    """Rows with something to learn: what a manifest is signed with where it holds a number."""
+    privacy: PrivacyTerms
+    secure: SecureTerms | None = None
+    join_download_bytes: int = 0
+    """What is still to be fetched before the first round, by the hub's word."""
+    round_download_bytes: int = 0
+    """About what each further round brings down, by the hub's word."""
+    soup_form: str = ""
+    """``factors``, ``values`` or ``full``; empty where the hub does not say."""
+    rounds: int | None = None
+    """Rounds that are still to come, as far as is known."""
+    rows: dict[str, Any] = field(default_factory=dict)
+    """What becomes of the rows that were given; see ``RowCounts``."""
+    rows_in_words: tuple[str, ...] = ()
+    """The same for people, with a warning where much is lost."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def check(self, policy: Policy) -> None:
+        """Raise ``POLICY_REFUSED`` for masked votes over the policy's limit: their size is not training's to change."""
+        if self.secure is not None:
+            policy.check_update(self.update_bytes)
+
+    def panel(self) -> Panel:
+        """For a terminal."""
+        table = TextTable.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for label, text in self.lines():
+            table.add_row(label, Text(plain(text, 1000)))
+        return Panel(table, title=Text(plain(f"join {self.server} at {self.address}", 120)), expand=False)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Label and text of every line."""
+        ratio = self.bf16_bytes / max(1, self.update_bytes)
+        recipe, codec = self.recipe, self.codec
+        batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
+        written = (
+            f"LoRA factors in {codec['factors']}"
+            if TUNING.type_of(recipe["finetuning"]).sends_factors
+            else f"codec {codec['codec']}"
+        )
+        key = self.fingerprint or "none: plain text, on this machine only"
+        return [
+            (
+                "leaves this machine",
+                f"public key of {self.contributor}, the name {self.name!r}, and each round:",
+            ),
+            *self._sent(
+                f"{ratio:.1f} x smaller than the model in bf16, {readable_bytes(self.bf16_bytes)}", written
+            ),
+            (
+                "",
+                "a signed manifest: round, digests, number of examples, loss, tokens, time"
+                if self.privacy.local is None and self.secure is None
+                else "a signed manifest: round, digests, time; no loss, no number of examples or tokens",
+            ),
+            *(("privacy" if not number else "", line) for number, line in enumerate(self.privacy.lines())),
+            *self._fetched(),
+            ("never leaves", "your data, your private key"),
+            (
+                "runs here",
+                f"{recipe['algorithm']}, {recipe['finetuning']} fine-tuning of {self.base_model}: "
+                f"{recipe['max_steps']} steps a round, learning rate {recipe['learning_rate']:g}, "
+                f"batch {batch} x {recipe['max_length']} tokens",
+            ),
+            ("device", self.device),
+            ("data", f"{self.num_examples} examples: {self.data}"),
+            *(("", line) for line in self.rows_in_words),
+            ("server's key", key),
+        ]
+
+    def _fetched(self) -> list[tuple[str, str]]:
+        per_round = f"about {readable_bytes(self.round_download_bytes)} each round"
+        form = _FORMS.get(self.soup_form)
+        lines = [f"{per_round} ({form})" if form else per_round]
+        if self.join_download_bytes:
+            lines.insert(
+                0, f"{readable_bytes(self.join_download_bytes)} to join: the soups of the rounds so far"
+            )
+        if self.rounds is not None and self.rounds > 1:
+            down = self.join_download_bytes + self.rounds * self.round_download_bytes
+            up = self.rounds * self.update_bytes
+            lines.append(
+                f"{self.rounds} rounds: about {readable_bytes(down)} down, at most {readable_bytes(up)} up"
+            )
+        return [("comes down" if not number else "", line) for number, line in enumerate(lines)]
+
+    def _sent(self, ratio: str, written: str) -> list[tuple[str, str]]:
+        size = readable_bytes(self.update_bytes)
+        if self.secure is None:
+            return [("", f"a delta of at most {size} ({written}; {ratio})")]
+        return [
+            (
+                "",
+                f"masked votes of at most {size} (the signs of what {written} makes of the update; {ratio})",
+            ),
+            (
+                "",
+                f"keys of the round, sealed shares of its secrets for up to {self.secure.most - 1} others, signatures: "
+                f"at most {readable_bytes(self.secure.message_bytes)}; the hub gets the sum of {self.secure.threshold} "
+                "votes or more",
+            ),
+        ]
+
+
+def make_offer(
+    client: HubClient,
+    status: pb.StatusReply,
+    model: GlobalModel,
+    data: Data,
+    setup: Setup,
+    name: str,
+    rounds: int | None = None,
+) -> Offer:
+    """Put the terms together from the hub's status and this machine; ``rounds`` is how many are wanted, None for all.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` for another base than the federation's; ``POLICY_REFUSED`` for a recipe that asks
+            for things a contributor does not know.
+    """
+    model.require_base(status.base_digest, status.base_model)
+    recipe, codec = announced(status)
+    counts = learned(data, recipe, model.tokenizer)
+    private, secure = recipe.privacy is not None, SecureTerms.parse(status.privacy_json)
+    plan = planned(recipe, counts.rows) if private else None
+    return Offer(
+        server=status.name,
+        address=str(client.address),
+        fingerprint=client.pin.fingerprint,
+        contributor=client.pin.contributor or client.home.key.contributor,
+        name=name,
+        base_model=status.base_model,
+        base_digest=status.base_digest,
+        recipe=recipe.model_dump(mode="json"),
+        codec=codec.model_dump(mode="json"),
+        update_bytes=secure.update_bytes(model.base) if secure else update_bytes(model, recipe, codec),
+        bf16_bytes=_BF16_BYTES * model.base.num_parameters,
+        device=describe_device(setup.device),
+        data=data.description,
+        num_examples=counts.learned,
+        privacy=make_terms(
+            recipe,
+            Promises.parse(status.privacy_json),
+            plan,
+            PrivacyBook(client.home),
+            data.digest,
+            status.num_rounds,
+        ),
+        secure=secure,
+        join_download_bytes=bytes_to_join(client, status),
+        round_download_bytes=status.round_download_bytes,
+        soup_form=_soup_form(status),
+        rounds=rounds_to_come(status, rounds),
+        rows=counts.as_dict(),
+        rows_in_words=_in_words(counts, recipe.max_length),
+    )
+
+
+def _in_words(counts: RowCounts, max_length: int) -> tuple[str, ...]:
+    from gym_fed.data.rows import unread_in_words
+
+    warning = counts.warning(max_length)
+    lines = (counts.describe(max_length), unread_in_words(counts.unread), warning and f"warning: {warning}")
+    return tuple(line for line in lines if line)
+
+
+def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
+    """What is still to be fetched before the first round: the hub's soups, less what an account has here already."""
+    here = 0
+    if client.pin.account:
+        here = sum(path.stat().st_size for path in client.home.objects.iterdir() if path.is_file())
+    return max(0, int(status.join_download_bytes) - here)
+
+
+def _soup_form(status: pb.StatusReply) -> str:
+    soup = from_hub.document(status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED).get("soup")
+    form = soup.get("form") if isinstance(soup, dict) else None
+    return form if isinstance(form, str) and form in _FORMS else ""
+
+
+def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
+    """Rounds that the hub still plans, or as many as are wanted; None where nobody knows."""
+    left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
+    known = [number for number in (left, wanted) if number is not None]
+    return min(known) if known else None
+
+
+def require_rows(data: Data, recipe: TrainingRecipe) -> None:
+    """Refuse data that the recipe cannot learn from, before joining rather than in every round.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the row and the kind that is needed.
+    """
+    from gym_fed.data.rows import as_kind
+
+    try:
+        as_kind(data.rows, ALGORITHMS.new(recipe.algorithm).row_kind)
+    except GymError as error:
+        raise GymError(error.code, f"{error.message} for {recipe.algorithm}", error.hint) from error
+
+
+def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
+    """What a round will learn of the data, by encoding it as the round does.
+
+    Raises:
+        GymError: As ``require_rows``; ``DATA_INVALID`` when nothing is left to learn, or when the model's chat template
+            refuses a row.
+    """
+    from gym_fed.config.hub.round_training import round_training
+    from gym_fed.data.row_counts import counts_of
+    from gym_fed.data.rows import as_kind, unread_keys
+    from gym_fed.models import quiet_loading
+
+    require_rows(data, recipe)
+    algorithm = ALGORITHMS.new(recipe.algorithm)
+    rows = as_kind(data.rows, algorithm.row_kind)
+    with quiet_loading():  # transformers warns of long rows, which are counted here
+        encoded = algorithm.encode(round_training(recipe, 1, Path("unused")), tokenizer, rows)
+    counts = counts_of(encoded, len(rows))
+    counts.unread = dict(unread_keys(data.rows))
+    if not counts.learned:  # with privacy no row is left out
+        raise counts.nothing_learned(recipe.max_length)
+    return counts
+
+
+def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
+    """The recipe and codec that the hub says its rounds have.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` naming a plug-in that is missing here, or is another; ``POLICY_REFUSED`` naming
+            what is unknown or off.
+    """
+    plugins = recorded_in(status.recipe_json)
+    require_plugins(plugins, "the hub's recipe")
+    try:
+        told = from_hub.document(
+            status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED, recipe=dict, codec=dict
+        )
+        with only_recorded(plugins, "the hub's recipe"):
+            recipe, codec = (
+                TrainingRecipe.model_validate(told["recipe"]),
+                CodecPolicy.model_validate(told["codec"]),
+            )
+    except (ValueError, KeyError, TypeError, GymError) as error:
+        if isinstance(error, GymError) and error.code is ErrorCode.MISSING_DEPENDENCY:
+            raise
+        what = error.message if isinstance(error, GymError) else str(error)
+        if isinstance(error, ValidationError):
+            what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the server announces a recipe that is refused: {what}",
+            "update gym-fed",
+        ) from error
+    require_plugins(plugins, "the hub's recipe", plugins_of(recipe, codec))
+    return recipe, codec
+
+
+def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:
+    """Bytes of the ``.gymdelta`` file that a round of this recipe makes, at most, before anything is trained.
+
+    Exact but for what depends on the values: ``group_size: auto`` (the larger choice is told), budgets (the budget is
+    told), and ``factors: auto``, whose mixture of grids takes a few header bytes more or less than is told.
+    """
+    from gym_quant.codecs.lora import factor_budget
+    from gym_quant.registry import get_codec
+
+    from gym_fed.delta.budget import estimated_bytes, file_bytes
+    from gym_fed.delta.manifest import TensorRecord
+    from gym_fed.delta.policy import Choice
+
+    if not recipe.sends_factors:
+        return estimated_bytes(model.base.shapes, codec, model.base)
+    lora = get_codec("lora")
+    choices = []
+    for name, shape in _adapted(model.model, recipe.lora):
+        wanted = _factor_params(recipe.lora, codec)
+        params = lora.normalise({**wanted, "rank": min(recipe.lora.r, *shape)}, shape)
+        payload_bytes = lora.payload_bytes(shape, params)
+        if codec.factors == "auto":
+            payload_bytes = factor_budget(codec.factor_bits, recipe.lora.r * sum(shape))
+        choices.append(Choice(TensorRecord(name, shape, lora.name, params), payload_bytes, "estimate"))
+    return file_bytes(choices, model.base, {})
+
+
+def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:
+    """The codec's parameters but for the rank; with ``factors: auto`` a plan stands for the one yet to be found."""
+    if not codec.quantises_factors:
+        return {"scaling": recipe.lora_alpha / recipe.r, "factors": codec.factors}
+    return {
+        "factors": "int4" if codec.factors == "auto" else codec.factors,
+        "factor_group_size": codec.factor_group_size,
+    }
+
+
+def _adapted(model: Any, recipe: LoraRecipe) -> list[tuple[str, tuple[int, int]]]:
+    """Names and shapes of the linear weights that the recipe adapts, by PEFT's rules."""
+    import torch
+
+    found: list[tuple[str, tuple[int, int]]] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        last = name.rpartition(".")[2]
+        wanted = last != _HEAD if recipe.target_modules == "all-linear" else last in recipe.target_modules
+        if wanted:
+            found.append((f"{name}.weight", (module.out_features, module.in_features)))
+    return found
+
+
+def describe_device(name: str) -> str:
+    """The device that ``name`` stands for, in words."""
+    import torch
+
+    from gym_fed.models import pick_device
+
+    device = pick_device(name)
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)

@@ -1,0 +1,154 @@
+"""Questions and tables on the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gym_client.cli.join import Consent
+from gym_client.hub.address import Address
+from gym_fed.console import err
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.tables import TextTable
+from gym_fed.text import plain, readable_bytes
+
+if TYPE_CHECKING:
+    from gym_client.cli.offer import Offer
+    from gym_client.hub.restored import Loss
+
+
+MAX_TERM = 1000
+"""Characters of one line of the terms."""
+
+
+class TerminalConsent(Consent):
+    """Shows, and asks once; ``--yes`` answers for the person, and without a terminal nothing else can.
+
+    Args:
+        yes: Accept everything that is asked.
+        as_json: Show the terms as JSON on standard output.
+        accept_restore: Go on with a hub that was restored; ``yes`` does not stand for that.
+    """
+
+    def __init__(self, yes: bool, as_json: bool, accept_restore: bool = False) -> None:
+        self._yes = yes
+        self._as_json = as_json
+        self._accept_restore = accept_restore
+
+    def server_key(self, address: Address, fingerprint: str) -> bool:
+        if self._as_json:
+            self._write({"event": "server-key", "address": str(address), "fingerprint": fingerprint})
+        else:
+            err.print(f"{address} is new here. Its key: {fingerprint}")
+            err.print(
+                "Compare it with what the coordinator published; from now on only this key is accepted."
+            )
+        return self._ask(
+            "Is this the right key?",
+            f"the key of {address} is not known: {fingerprint}",
+            "--fingerprint, or --yes",
+        )
+
+    def local_copy(self, name: str) -> bool:
+        if self._as_json:
+            self._write({"event": "local-copy", "base_model": name})
+        return self._ask(
+            f"The hub trains {name}. Read your local copy of it, if there is one, to work out the terms?",
+            f"the hub names the base model {name}, and reading a local copy needs your consent",
+            "--model PATH, or --yes",
+        )
+
+    def offer(self, offer: Offer) -> bool:
+        if self._as_json:
+            self._write({"event": "offer", **offer.to_dict()})
+        elif err.is_terminal:
+            err.print(offer.panel())
+        else:
+            for label, text in offer.lines():
+                err.print(plain(f"{label}: {text}" if label else f"  {text}", MAX_TERM))
+        return self._ask("Join on these terms?", "joining needs your consent", "--yes")
+
+    def restored(self, loss: Loss) -> bool:
+        if self._as_json:
+            self._write({"event": "hub-restored", **loss.to_dict()})
+        else:
+            for line in loss.lines():
+                err.print(line)
+        if self._accept_restore:
+            return True
+        if not (sys.stdin.isatty() and err.is_terminal):
+            return False
+        return _answer("Go on with the hub as it is now?")
+
+    def _ask(self, question: str, problem: str, remedy: str) -> bool:
+        return self._yes or confirm(question, problem, remedy)
+
+    def _write(self, value: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")
+        sys.stdout.flush()
+
+
+def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
+    """Ask for a yes or no.
+
+    Raises:
+        GymError: ``USAGE`` where there is no terminal, with what to pass instead.
+    """
+    if not (sys.stdin.isatty() and err.is_terminal):
+        raise GymError(ErrorCode.USAGE, f"{problem}, and there is no terminal to ask on", f"pass {remedy}")
+    return _answer(question)
+
+
+def _answer(question: str) -> bool:
+    """A yes or no that was typed after the question was shown: what waits in the keyboard's buffer is dropped."""
+    with suppress(ImportError, OSError, ValueError):
+        import termios
+
+        with suppress(termios.error):
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    return typer.confirm(question, err=True)
+
+
+def account_table(found: dict[str, Any]) -> TextTable:
+    """An account with its verdicts, newest first."""
+    who = f"{found['name']} ({found['contributor']})"
+    title = f"{who} at {found['server']}: {found['balance']} credits, {found['status']}"
+    table = TextTable("round", "update", "bytes", "verdict", "credit", "reason", title=title)
+    for verdict in found["verdicts"]:
+        table.add_row(
+            str(verdict["server_round"]),
+            verdict["update"][:12],
+            readable_bytes(verdict["bytes"]),
+            verdict["verdict"],
+            str(verdict["credit"]),
+            verdict["reason"],
+        )
+    return table
+
+
+def traffic_line(found: dict[str, Any]) -> str:
+    """What went down and up between this home and the hub, and what the next round brings."""
+    line = (
+        f"{readable_bytes(found['bytes_down'])} down and {readable_bytes(found['bytes_up'])} up by this home; "
+        f"each further round brings about {readable_bytes(found['round_download_bytes'])} down"
+    )
+    if sum(verdict["bytes"] for verdict in found["verdicts"]) > found["bytes_up"]:
+        line += "; what 0.1 or another machine moved is not counted"
+    return line
+
+
+def privacy_table(rows: list[dict[str, Any]]) -> TextTable:
+    """A data set with its hubs, and its total."""
+    table = TextTable("data", "hub", "updates", "steps", "epsilon", "delta")
+    for row in rows:
+        for server, there in row["hubs"].items():
+            cost = f"{there['epsilon']:.3f}"
+            table.add_row(row["data"][:12], server, str(there["updates"]), str(there["steps"]), cost, "")
+        table.add_row(
+            row["data"][:12], "all together", "", "", f"{row['epsilon']:.3f}", f"{row['target_delta']:g}"
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Calls to one hub: the channel, streams, uploads and downloads, and what the hub says."""

@@ -1,0 +1,94 @@
+"""What the hub says of this contributor: receipts, verdicts and balance, and what follows from them on disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_client.agent.residuals import Residuals
+from gym_client.agent.tasks import TaskFolder
+from gym_client.cli.display import Display
+from gym_client.hub import from_hub
+from gym_client.hub.traffic import Traffic
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.ledger.receipts import Receipts
+from gym_client.privacy.secure_round import forget
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+
+class Account:
+    """The contributor's standing at one hub.
+
+    Attributes:
+        receipts: Those of this run, oldest first.
+        balance: Credits, as last heard; None before that.
+    """
+
+    def __init__(
+        self, home: Home, client: HubClient, display: Display, traffic: Traffic | None = None
+    ) -> None:
+        self._home = home
+        self._client = client
+        self._display = display
+        self._traffic = traffic or Traffic(home, client.pin.server)
+        self._receipts = Receipts(home, client)
+        self.receipts: list[dict[str, Any]] = []
+        self.balance: int | None = None
+        self._spent: object = None
+
+    def keep_receipt(self, message_id: str, group: str, text: str) -> None:
+        """The hub has the reply on its disk: keep the receipt, end the task, let the verdict decide the residual.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
+        """
+        receipt = from_hub.document(text, "a receipt")
+        self._receipts.check(receipt)
+        server = self._client.pin.server
+        kept = {**receipt, "server": server, "task": message_id, "group": group}
+        self._home.append_receipt({**kept, **self._traffic.task.to_dict()})
+        folder = TaskFolder(self._home.task_folder(message_id))
+        verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
+        if folder.residual_path.exists() and verdict == "admitted" and update:
+            Residuals(self._home, server).stage(folder.residual_path, update)
+        folder.drop()
+        self.receipts.append(receipt)
+        reason = f": {receipt['reason']}" if receipt.get("reason") else ""
+        what = f" update {update[:12]}" if update else ""
+        self._display.tell("receipt", f"receipt: {verdict}{what}{reason}", **receipt)
+
+    def take(self, account: pb.AccountReply) -> list[dict[str, Any]]:
+        """Commit or discard what the encoding of judged updates lost; show verdicts and balance.
+
+        Returns:
+            The hub's verdicts on this contributor's updates, newest first.
+        """
+        verdicts: list[dict[str, Any]] = from_hub.verdicts(account.verdicts_json)
+        settled = Residuals(self._home, self._client.pin.server).settle(verdicts)
+        forget(self._home, self._client.pin.server, verdicts)
+        for told in reversed(verdicts):
+            if told.get("update") in settled:
+                why = f": {told['reason']}" if told.get("reason") else ""
+                text = f"verdict: {told['verdict']} update {str(told['update'])[:12]}{why}"
+                self._display.tell("verdict", text, **told)
+        self._receipts.fetch(verdicts)
+        worth = from_hub.document(account.rewards_json or "{}", "an account")
+        self._tell_spent(worth.get("privacy"))
+        if account.balance != self.balance:
+            self.balance = account.balance
+            self._display.tell("balance", f"balance: {account.balance} credits", balance=account.balance)
+        return verdicts
+
+    def _tell_spent(self, spent: Any) -> None:
+        """What a hub with privacy of its own has spent on this contributor, whenever it has changed."""
+        if not isinstance(spent, dict) or spent == self._spent:
+            return
+        if not all(isinstance(spent.get(key), int | float) for key in ("epsilon", "rounds", "target_delta")):
+            raise GymError(ErrorCode.INTERNAL, f"{self._client.address} reports privacy without its figures")
+        self._spent = spent
+        text = (
+            f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in {spent['rounds']} rounds "
+            f"(delta {spent['target_delta']:g})"
+        )
+        self._display.tell("hub-privacy", text, **spent)

@@ -1,0 +1,133 @@
+"""Waiting for a hub that is away: exponential backoff with jitter, the key checked again at every try."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from gym_client.cli.display import Display
+from gym_client.hub.transport import HubClient
+from gym_fed.errors import ErrorCode, GymError
+
+FIRST_SECONDS = 0.5
+LONGEST_SECONDS = 30.0
+LINE_SECONDS = 60.0
+"""While a hub is away, a line at most this often says so."""
+
+_PASSING = (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.BUSY)
+
+T = TypeVar("T")
+
+
+class Backoff:
+    """Delays that double from half a second to thirty; each is drawn from its upper half."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_SECONDS
+
+    def next_seconds(self) -> float:
+        seconds = self._next * random.uniform(0.5, 1.0)
+        self._next = min(LONGEST_SECONDS, 2 * self._next)
+        return seconds
+
+    def reset(self) -> None:
+        """The hub answered: begin again at the shortest delay."""
+        self._next = FIRST_SECONDS
+
+
+def is_passing(error: GymError) -> bool:
+    """Whether waiting may help: the line or the hub is down, or it has too much to do."""
+    return error.code in _PASSING
+
+
+class Outage:
+    """Reports once that a hub is away, once a minute that it still is, and once that it is back.
+
+    Args:
+        display: Where that goes.
+        clock: Seconds, rising.
+    """
+
+    def __init__(self, display: Display, clock: Callable[[], float] = time.monotonic) -> None:
+        self._display, self._clock = display, clock
+        self._lock = threading.Lock()
+        self._since = self._said = -1.0
+
+    def away(self, error: GymError) -> None:
+        """A try failed; safe from any thread."""
+        with self._lock:
+            now = self._clock()
+            if self._since < 0:
+                self._since = self._said = now
+                text = f"{error.message}; trying again (Ctrl-C ends)"
+                if error.hint:
+                    text = f"{text}; {error.hint}"
+            elif now - self._said >= LINE_SECONDS:
+                self._said = now
+                text = f"still away after {readable_seconds(now - self._since)}: {error.message}"
+            else:
+                return
+            fields = {"error": error.to_dict(), "seconds": round(now - self._since, 1)}
+            self._display.tell("away", text, **fields)
+
+    def back(self) -> None:
+        """The hub answered; safe from any thread."""
+        with self._lock:
+            if self._since < 0:
+                return
+            seconds, self._since = self._clock() - self._since, -1.0
+            text = f"the server is back after {readable_seconds(seconds)}"
+            self._display.tell("back", text, seconds=round(seconds, 1))
+
+
+def persistently(
+    stop: threading.Event,
+    outage: Outage,
+    action: Callable[[], T],
+    before_retry: Callable[[], object],
+    worth_waiting: Callable[[GymError], bool] = is_passing,
+) -> T:
+    """Do something over the network, again and again while the hub is away.
+
+    Args:
+        stop: Set by a signal; ends the waiting.
+        outage: Hears when the hub is away, and when it is back.
+        action: Must be safe to repeat.
+        before_retry: Called before every further try.
+        worth_waiting: Which errors to wait out.
+
+    Raises:
+        GymError: ``INTERRUPTED`` after ``stop``; whatever ``action`` raises that waiting does not help.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            found = action()
+        except GymError as error:
+            if not worth_waiting(error):
+                raise
+            outage.away(error)
+        else:
+            outage.back()
+            return found
+        if stop.wait(backoff.next_seconds()):
+            raise GymError(
+                ErrorCode.INTERRUPTED, "stopped while the server was away", "run the same command again"
+            )
+        before_retry()
+
+
+def patiently(client: HubClient, stop: threading.Event, outage: Outage, action: Callable[[], T]) -> T:
+    """``persistently``, with the pinned key of a known hub checked before every further try."""
+    return persistently(stop, outage, action, client.check_key)
+
+
+def readable_seconds(seconds: float) -> str:
+    """``12 s``, ``3 min``, ``2 h 5 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

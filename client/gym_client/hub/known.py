@@ -1,0 +1,79 @@
+"""A client of a hub that was joined before, for the commands that only ask or tell something."""
+
+from __future__ import annotations
+
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.pins import ServerPin, with_account
+from gym_client.identity.trust import establish
+from gym_fed.errors import ErrorCode, GymError
+
+LAST_SERVER = "server"
+"""The setting that holds the address of the hub that was joined last."""
+
+
+def enrolled_client(home: Home, server: str | None, insecure: bool, may_have_left: bool = False) -> HubClient:
+    """The client of a hub at which the home has an account.
+
+    Args:
+        home: The contributor's folder.
+        server: Its address; None for the only one that the home knows.
+        insecure: Plain text.
+        may_have_left: Whether an account that was left will do: its balance can still be read.
+
+    Raises:
+        GymError: As ``address_of`` raises, ``UNAUTHENTICATED`` where the home has no account, and what ``establish``
+            raises.
+    """
+    address = address_of(home, server)
+    pin = ServerPin.load(home, address)
+    if pin is None or not (pin.account if may_have_left else pin.contributor):
+        left = pin is not None and bool(pin.left)
+        raise GymError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{home.folder} {'has left' if left else 'is not enrolled at'} {address}",
+            f"gym-client join --server {address}",
+        )
+    insecure = insecure or not pin.fingerprint
+    return HubClient(home, address, establish(home, address, None, lambda _: False, insecure))
+
+
+def address_of(home: Home, server: str | None) -> Address:
+    """The address that was given, or that of the one hub at which the home has an account.
+
+    Raises:
+        GymError: ``USAGE`` when none was given and there is not exactly one; it lists them.
+    """
+    if server is not None:
+        return Address.parse(server)
+    known = with_account(home)
+    if len(known) != 1:
+        told = (
+            f"this home knows {_listed(home, known)}" if known else f"{home.folder} was never joined to a hub"
+        )
+        raise GymError(ErrorCode.USAGE, f"no server given, and {told}", "pass --server HOST")
+    return Address.parse(known[0].address)
+
+
+def last_address(home: Home) -> Address | None:
+    """The hub that ``join`` goes on with when none is named: the last one, or the only one with an account.
+
+    Raises:
+        GymError: ``USAGE`` for several, none of which is known to be the last.
+    """
+    last = home.settings().get(LAST_SERVER)
+    if last:
+        return Address.parse(str(last))
+    return address_of(home, None) if with_account(home) else None
+
+
+def _listed(home: Home, pins: list[ServerPin]) -> str:
+    last = home.settings().get(LAST_SERVER)
+    lines = []
+    for pin in pins:
+        notes = [pin.name] if pin.name else []
+        notes += ["left"] if not pin.contributor else []
+        notes += ["joined last"] if pin.address == last else []
+        lines.append(f"{pin.address} ({', '.join(notes)})" if notes else pin.address)
+    return ", ".join(lines)

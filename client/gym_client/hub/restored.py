@@ -1,0 +1,142 @@
+"""A hub that was restored from a backup: what that takes from this contributor, and how it is accepted, once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from gym_client.identity.home import Home
+from gym_client.ledger.heads import Heads
+from gym_client.ledger.receipts import sequence_of, standing_receipts
+from gym_fed.errors import GymError
+from gym_fed.ledger.restored import HubRestored, SignedRestored
+
+T = TypeVar("T")
+MAX_RESTORES = 100
+"""A hub that says so more often in one go is not believed."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a restore takes from a contributor.
+
+    Attributes:
+        server: Id of the hub.
+        restored_at_entry: The last entry of its ledger that stands.
+        at: When the statement was signed, in Unix seconds.
+        reason: The coordinator's words.
+        lost_entries: How many entries the coordinator knows to be lost; None where it is not known.
+        receipts: Receipts kept here that no longer stand.
+        rounds: Their rounds, in order.
+        credits: What these say was earned.
+    """
+
+    server: str
+    restored_at_entry: int
+    at: int
+    reason: str
+    lost_entries: int | None
+    receipts: int
+    rounds: tuple[int, ...]
+    credits: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "rounds": list(self.rounds)}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        when = datetime.fromtimestamp(min(self.at, 2**40), UTC).strftime("%Y-%m-%d %H:%M UTC")
+        said = [
+            f"The hub {self.server} was restored from a backup at entry {self.restored_at_entry} of its ledger, says "
+            f"its statement of {when}: {self.reason!r}."
+        ]
+        if self.rounds:
+            first, last = self.rounds[0], self.rounds[-1]
+            which = f"Round {first}" if first == last else f"Rounds {first} to {last}"
+            said.append(
+                f"{which} that you took part in: what followed entry {self.restored_at_entry} is gone."
+            )
+        said.append(
+            f"{self.receipts} receipts of yours, for {self.credits} credits, no longer stand; they stay as evidence."
+        )
+        return said
+
+
+def loss_of(home: Home, signed: SignedRestored) -> Loss:
+    """What a statement takes from the contributor of a home, by the receipts that are there."""
+    said = signed.statement
+    gone = [
+        receipt
+        for receipt in standing_receipts(home, said.server)
+        if (sequence_of(receipt) or 0) > said.restored_at_entry
+    ]
+    entries = {r["proof"]["entry"]["sequence"]: r["proof"]["entry"] for r in gone if "proof" in r}
+    bodies = [(entry["kind"], entry["body"]) for entry in entries.values()]
+    rounds = {body["server_round"] for _, body in bodies if isinstance(body.get("server_round"), int)}
+    lost = said.lost_head
+    return Loss(
+        said.server,
+        said.restored_at_entry,
+        said.at,
+        said.reason,
+        None if lost is None else lost.size - said.restored_at_entry,
+        len(gone),
+        tuple(sorted(rounds)),
+        sum(int(body["amount"]) for kind, body in bodies if kind == "credit"),
+    )
+
+
+def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
+    """Accept a statement: the receipts and heads that it takes are marked, the copy of the ledger is set aside.
+
+    Killed in between, it can be done again; the line in the file of heads comes last, and ends the question.
+
+    Args:
+        home: The contributor's folder, locked by the caller.
+        key: The hub's.
+        signed: The statement.
+
+    Returns:
+        How many heads are superseded.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` for a statement that the hub did not sign.
+    """
+    signed.verify(key)
+    heads = Heads(home, key)
+    home.append_receipt({"server": heads.server, "restored": signed.to_dict()})
+    copy = heads.path.with_name("ledger.jsonl")
+    if copy.exists():
+        os.replace(copy, copy.with_name(f"ledger-before-restore-{signed.statement.at}.jsonl"))
+    return heads.accept(signed)
+
+
+def with_restores(
+    home: Home, key: Callable[[], bytes], agrees: Callable[[Loss], bool], action: Callable[[], T]
+) -> T:
+    """Do something with a hub, and when that shows that the hub was restored, ask and do it again.
+
+    Args:
+        home: The contributor's folder, locked by the caller.
+        key: The hub's, when it is needed.
+        agrees: Asks the person.
+        action: What is done; must be safe to repeat.
+
+    Raises:
+        GymError: ``HUB_RESTORED`` when the person does not agree, and whatever ``action`` raises.
+    """
+    for _ in range(MAX_RESTORES):
+        try:
+            return action()
+        except HubRestored as error:
+            if not agrees(loss_of(home, error.signed)):
+                raise GymError(
+                    error.code,
+                    error.message,
+                    "pass --accept-restore, or: gym-client ledger restored --accept",
+                ) from error
+            accept_restore(home, key(), error.signed)
+    return action()

@@ -1,0 +1,215 @@
+"""Objects to and from the hub: resumed by offset; downloads never longer than announced, and checked by sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gym_client.hub.transport import HubClient, transfer_seconds
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import fsync_folder, write_atomically
+from gym_fed.hashed_file import HashedFile
+from gym_fed.wire.limits import CHUNK_BYTES
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+CALL_BYTES = 64 * CHUNK_BYTES
+"""What one call uploads at most, so that its deadline stays short; the next call goes on from there."""
+
+Progress = Callable[[int, int], None]
+"""Bytes done, bytes in all."""
+
+
+class ObjectCache:
+    """A folder of files that are named by their sha256."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, sha256: str) -> Path:
+        """Where the object is or will be.
+
+        Raises:
+            GymError: ``USAGE`` for a name that is no sha256.
+        """
+        if not _SHA256.fullmatch(sha256):
+            raise GymError(ErrorCode.USAGE, f"{sha256[:80]!r} is not a sha256")
+        return self.folder / sha256
+
+    def has(self, sha256: str, size_bytes: int) -> bool:
+        """Whether the object is here in full."""
+        path = self.path(sha256)
+        return path.is_file() and path.stat().st_size == size_bytes
+
+    def put(self, data: bytes) -> Path:
+        """Keep bytes under their sha256."""
+        path = self.path(hashlib.sha256(data).hexdigest())
+        if not self.has(path.name, len(data)):
+            write_atomically(path, data)
+        return path
+
+
+def download(
+    client: HubClient,
+    cache: ObjectCache,
+    sha256: str,
+    size_bytes: int,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    count: Callable[[int], None] = lambda num_bytes: None,
+) -> Path:
+    """Fetch an object unless it is in the cache. To resume, call it again.
+
+    Args:
+        client: The hub.
+        cache: Where it goes; what has arrived waits there as ``<sha256>.part``.
+        sha256: Its name.
+        size_bytes: Its size, from the reference; not a byte more is taken.
+        progress: Told after each chunk.
+        should_stop: Asked between chunks; True ends the download where it is.
+        count: Called with the bytes of each chunk that came.
+
+    Raises:
+        GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for bytes that are not the object's (they are dropped),
+            ``UNAVAILABLE`` when the line broke and ``INTERRUPTED`` (they are kept).
+    """
+    target = cache.path(sha256)
+    if cache.has(sha256, size_bytes):
+        return target
+    part = target.with_name(f"{sha256}.part")
+    if part.exists() and part.stat().st_size > size_bytes:
+        part.unlink()
+    tell = progress or (lambda done, total: None)
+    with part.open("a+b") as file, HashedFile(file) as written:
+        done = part.stat().st_size
+        while done < size_bytes:
+            if should_stop():
+                raise GymError(ErrorCode.INTERRUPTED, f"the download stopped at byte {done} of {size_bytes}")
+            before = done
+            done = _receive(client, written, sha256, done, size_bytes, part, tell, should_stop, count)
+            if done == before:
+                raise GymError(
+                    ErrorCode.UNAVAILABLE,
+                    f"{client.address} sent nothing of object {sha256} after byte {done}",
+                )
+        found = written.finish()
+    if found != sha256:
+        part.unlink()
+        raise GymError(
+            ErrorCode.HASH_MISMATCH, f"{client.address} sent an object with sha256 {found} for {sha256}"
+        )
+    os.replace(part, target)
+    fsync_folder(target.parent)
+    return target
+
+
+def _receive(
+    client: HubClient,
+    written: HashedFile,
+    sha256: str,
+    done: int,
+    size: int,
+    part: Path,
+    tell: Progress,
+    should_stop: Callable[[], bool],
+    count: Callable[[int], None],
+) -> int:
+    request = pb.DownloadRequest(sha256=sha256, offset=done)
+    call = client.stream("Download", request, transfer_seconds(size - done))
+    try:
+        with client.errors():
+            for index, chunk in enumerate(call):
+                if index == 0 and chunk.size_bytes != size:
+                    raise _too_large(client, part, f"{chunk.size_bytes} bytes instead of {size}", sha256)
+                data = chunk.data  # a copy is made each time it is asked for
+                if done + len(data) > size:
+                    raise _too_large(client, part, f"more than {size} bytes", sha256)
+                written.write(data)
+                done += len(data)
+                count(len(data))
+                tell(done, size)
+                if should_stop():
+                    break
+    finally:
+        call.cancel()
+    return done
+
+
+def _too_large(client: HubClient, part: Path, what: str, sha256: str) -> GymError:
+    part.unlink(missing_ok=True)
+    return GymError(ErrorCode.TOO_LARGE, f"{client.address} sends {what} for object {sha256}")
+
+
+def upload(
+    client: HubClient,
+    sha256: str,
+    path: Path,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    count: Callable[[int], None] = lambda num_bytes: None,
+) -> None:
+    """Bring a file to the hub. To resume, call it again.
+
+    Args:
+        client: The hub.
+        sha256: Hex digest of the file, its name over there.
+        path: The file.
+        progress: Told after each chunk that was handed to the network.
+        should_stop: Asked between chunks; True ends the upload where it is.
+        count: Called with the bytes of each chunk that was handed to the network.
+
+    Raises:
+        GymError: ``INTERRUPTED``; ``UNAVAILABLE`` when the line broke; refusals of the hub.
+    """
+    size = path.stat().st_size
+    tell = progress or (lambda done, total: None)
+    state = client.call("BeginUpload", pb.BeginUploadRequest(sha256=sha256, size_bytes=size))
+    while not state.complete:
+        offset = state.offset
+        if offset >= size:
+            raise GymError(
+                ErrorCode.INTERNAL, f"{client.address} wants byte {offset} of an object of {size} bytes"
+            )
+        tell(offset, size)
+        span = min(CALL_BYTES, size - offset)
+
+        def chunks(offset: int = offset, span: int = span) -> Iterator[pb.UploadChunk]:
+            return _chunks(sha256, path, offset, span, lambda done: tell(done, size), should_stop, count)
+
+        if should_stop():
+            raise GymError(ErrorCode.INTERRUPTED, f"the upload stopped at byte {offset} of {size}")
+        state = client.call("Upload", chunks, transfer_seconds(span))
+        if not state.complete and state.offset <= offset:
+            raise GymError(
+                ErrorCode.INTERNAL,
+                f"{client.address} took none of {span} bytes of object {sha256} at {offset}",
+            )
+    tell(size, size)
+
+
+def _chunks(
+    sha256: str,
+    path: Path,
+    offset: int,
+    span: int,
+    tell: Callable[[int], None],
+    should_stop: Callable[[], bool],
+    count: Callable[[int], None],
+) -> Iterator[pb.UploadChunk]:
+    with path.open("rb") as file:
+        file.seek(offset)
+        end, name = offset + span, sha256
+        while offset < end:
+            data = file.read(min(CHUNK_BYTES, end - offset))
+            if not data:
+                return  # the file shrank; the hub's sha256 check refuses the object
+            yield pb.UploadChunk(sha256=name, offset=offset, data=data)
+            offset, name = offset + len(data), ""
+            tell(offset)
+            count(len(data))
+            if should_stop():
+                return

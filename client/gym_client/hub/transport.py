@@ -1,0 +1,301 @@
+"""Calls to one hub: a TLS channel bound to the pinned key, a session, and errors that read like any other."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from gym_client.hub.address import Address
+from gym_client.identity.home import Home
+from gym_client.identity.pins import ServerPin, key_for, require_one_pin
+from gym_client.identity.trust import check_fingerprint, fetch_certificate
+from gym_client.ledger.head_file import read_proof
+from gym_client.ledger.heads import Heads
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
+from gym_fed.identity.login import do_work, enrolment_claim, login_claim
+from gym_fed.identity.tls import TLS_NAME, fingerprint
+from gym_fed.ledger.heads import EntryProof, SignedHead
+from gym_fed.wire.errors import from_rpc_error
+from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, SESSION_KEY
+from gym_fed.wire.protocol import require_hub
+from gym_fed.wire.service import HubStub
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+_CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
+_MIN_SECONDS_LEFT = 60
+_SLOWEST_BYTES_PER_SECOND = 32 << 10
+_BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+"""What a call ends with, and no word of ours, when the hub dies under it."""
+_OPEN_CALLS = ("Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof", "RotateKey", "RevokeKey")
+
+
+class HubClient:
+    """A hub, as one contributor sees it. Safe to use from several threads."""
+
+    def __init__(self, home: Home, address: Address, pin: ServerPin, key: SigningKey | None = None) -> None:
+        """Nothing is sent before the first call.
+
+        Args:
+            home: Key, instance and pins.
+            address: Where the hub is.
+            pin: What ``establish`` found; without a fingerprint the channel is plain text.
+            key: Signs what is sent; None: the key that this hub knows.
+        """
+        self.home = home
+        self.address = address
+        self.pin = pin
+        self.node_id = 0
+        self._key, self._instance = key or key_for(home, pin), home.instance
+        self._lock = threading.RLock()
+        self._session, self._expires_at = "", 0
+        self._open_channel()
+
+    def status(self) -> pb.StatusReply:
+        """Who the hub is; its ledger key is held against the pin, and pinned at first sight.
+
+        Raises:
+            GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` when it signs its ledger with another key than
+                before, or says that it is a hub which this home knows by another key.
+        """
+        try:
+            reply: pb.StatusReply = self.call("Status", pb.StatusRequest())
+        except GymError:
+            self._require_one_ledger("")  # a hub that is away says nothing that could explain a proof
+            raise
+        require_hub(reply.protocol, reply.software_version)
+        self._check_ledger_key(reply.ledger_public_key)
+        found = server_id(reply.ledger_public_key)
+        require_one_pin(self.home, self.pin, found, reply.ledger_public_key.hex())
+        self._repin(server=found, name=reply.name, ledger_key=reply.ledger_public_key.hex())
+        self._see(reply)
+        return reply
+
+    def enrol(self, name: str, invite: str = "", should_stop: Callable[[], bool] = lambda: False) -> str:
+        """Register this home's key; returns the contributor's id.
+
+        Args:
+            name: Shown to the coordinator and in the ledger.
+            invite: The token of an invite, or empty.
+            should_stop: Asked now and then while a proof of work is made.
+
+        Raises:
+            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` under the hub's policy; ``BUSY`` while it takes no
+                more enrolments from here; ``INTERRUPTED`` after ``should_stop``.
+        """
+        bits, server = self.status().enrolment_work_bits, self._server()
+        request = pb.EnrolRequest(
+            public_key=self._key.public_key,
+            name=name,
+            invite=invite,
+            signature=self._key.sign(enrolment_claim(name, invite, server, self.pin.fingerprint)),
+            protocol=PROTOCOL,
+            work=do_work(server, self._key.public_key, bits, should_stop) if bits else b"",
+        )
+        contributor = self.call("Enrol", request).contributor
+        if not _CONTRIBUTOR.fullmatch(
+            contributor
+        ):  # of a key that came later, it is the account's first key's
+            raise GymError(ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, which is no id")
+        self._repin(contributor=contributor, left="", public_key=self._key.public_key.hex())
+        return str(contributor)
+
+    def forget_enrolment(self) -> None:
+        """After ``Leave``: the next join enrols again, with the key that the account has."""
+        self._repin(contributor="", left=self.pin.contributor, public_key=self._key.public_key.hex())
+        self.renew_session()
+
+    def authenticate(self) -> None:
+        """Open a session, whatever became of the last one; of an account that was left, one that asks and transfers."""
+        with self._lock:
+            account = self.pin.account
+            if not account:
+                raise GymError(
+                    ErrorCode.UNAUTHENTICATED,
+                    f"this key is not enrolled at {self.address}",
+                    f"gym-client join --server {self.address}",
+                )
+            nonce, now = secrets.token_hex(16), int(time.time())
+            server = self._server()
+            claim = login_claim(account, self._instance, now, nonce, server, self.pin.fingerprint)
+            request = pb.AuthenticateRequest(
+                contributor=account,
+                instance=self._instance,
+                issued_at_seconds=now,
+                nonce=nonce,
+                signature=self._key.sign(claim),
+                protocol=PROTOCOL,
+                left=not self.pin.contributor,
+            )
+            reply = self.call("Authenticate", request)
+            self._session, self._expires_at = reply.session, reply.expires_at_seconds
+            self.node_id = reply.node_id
+
+    def sign(self, value: object) -> bytes:
+        """A signature by the key that this hub knows."""
+        return self._key.sign(value)
+
+    def call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
+        """One call with one answer.
+
+        Args:
+            method: Name of the method in ``hub.proto``.
+            request: A message, or a function that gives an iterator of messages (a call may be made twice).
+            seconds: Deadline.
+
+        Raises:
+            GymError: The hub's refusal, or ``UNAVAILABLE`` and ``DEADLINE_EXCEEDED`` of the transport.
+        """
+        self._require_one_ledger(method)
+        for attempt in range(2):
+            metadata, session = self._metadata(method)
+            try:
+                with self.errors():
+                    message = request() if callable(request) else request
+                    return getattr(self._stub, method)(message, timeout=seconds, metadata=metadata)
+            except GymError as error:
+                if not self._may_renew(method, error, attempt, session):
+                    raise
+        raise AssertionError("unreachable")
+
+    def stream(self, method: str, request: Any, seconds: float | None) -> Any:
+        """A call answered by a stream; the caller iterates inside ``errors()`` and cancels it when done."""
+        self._require_one_ledger(method)
+        metadata, _ = self._metadata(method)
+        return getattr(self._stub, method)(request, timeout=seconds, metadata=metadata)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns a failed call into a ``GymError``."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            told = from_rpc_error(error, str(self.address))
+            if told.code is ErrorCode.INTERNAL and error.code() in _BROKEN and not error.trailing_metadata():
+                told = GymError(ErrorCode.UNAVAILABLE, f"the line to {told.message}")
+            raise told from error
+
+    def prove(self, sequence: int, size: int = 0) -> EntryProof:
+        """The hub's proof of an entry; see ``gym_client.ledger.heads.Prove``."""
+        return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
+
+    def statements(self) -> list[str]:
+        """The hub's statements that it was restored; see ``gym_client.ledger.heads.Statements``."""
+        return list(self.call("Status", pb.StatusRequest()).restored_json)
+
+    def renew_session(self) -> None:
+        """Forget the session; the next call opens another."""
+        with self._lock:
+            self._session, self._expires_at = "", 0
+
+    def check_key(self) -> None:
+        """After a failure: look whether the hub still has the pinned key, and take up a renewed certificate.
+
+        Raises:
+            GymError: ``SERVER_KEY_CHANGED``. A hub that cannot be reached is no error here.
+        """
+        if not self.pin.fingerprint:
+            return
+        try:
+            pem = fetch_certificate(self.address)
+        except GymError:
+            return  # still away; the caller goes on waiting
+        check_fingerprint(self.home, self.address, fingerprint(pem), self.pin.fingerprint)
+        if pem.decode("ascii") != self.pin.certificate_pem:
+            with self._lock:
+                self._repin(certificate_pem=pem.decode("ascii"))
+                self._channel.close()
+                self._open_channel()
+
+    def close(self) -> None:
+        """Close the channel; calls under way end."""
+        self._channel.close()
+
+    def __enter__(self) -> HubClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open_channel(self) -> None:
+        options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
+        if self.pin.fingerprint:
+            credentials = grpc.ssl_channel_credentials(root_certificates=self.pin.certificate_pem.encode())
+            options.append(("grpc.ssl_target_name_override", TLS_NAME))
+            self._channel = grpc.secure_channel(str(self.address), credentials, options=options)
+        else:
+            self._channel = grpc.insecure_channel(str(self.address), options=options)
+        self._stub: Any = HubStub(self._channel)
+
+    def _metadata(self, method: str) -> tuple[tuple[tuple[str, str], ...], str]:
+        if method in _OPEN_CALLS:  # a session, if there is one, has them counted as the account's
+            return (((SESSION_KEY, self._session),) if self._session else ()), ""
+        with self._lock:
+            if not self._session or self._expires_at < time.time() + _MIN_SECONDS_LEFT:
+                self.authenticate()
+            return ((SESSION_KEY, self._session),), self._session
+
+    def _may_renew(self, method: str, error: GymError, attempt: int, session: str) -> bool:
+        if error.code is not ErrorCode.UNAUTHENTICATED or method in _OPEN_CALLS or attempt:
+            return False
+        with self._lock:
+            if self._session == session:
+                self.renew_session()
+        return True
+
+    def _see(self, reply: pb.StatusReply) -> None:
+        def statements() -> list[str]:
+            return list(reply.restored_json)
+
+        heads = Heads(self.home, reply.ledger_public_key)
+        heads.require_one_ledger(self.prove, statements)
+        if reply.ledger_head_json:
+            head = SignedHead.from_json(reply.ledger_head_json)
+            heads.see(head, self.prove, is_newest=True, statements=statements)
+        else:
+            heads.require_shown(self.prove, statements)
+
+    def _require_one_ledger(self, method: str) -> None:
+        """Nothing goes on with a hub that was found to have two ledgers, but that a lost key can be revoked there.
+
+        Its status can be asked for, since it may say that the hub was restored; ``status`` refuses what that leaves.
+        """
+        if self.pin.ledger_key and method not in ("RevokeKey", "Status", "LedgerProof"):
+            Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
+
+    def _check_ledger_key(self, key: bytes) -> None:
+        """The whole key, where the pin has it: its id is shorter than a patient attacker's search."""
+        found, pinned = server_id(key), self.pin
+        if (pinned.server and found != pinned.server) or (
+            pinned.ledger_key and key.hex() != pinned.ledger_key
+        ):
+            raise GymError(
+                ErrorCode.SERVER_KEY_CHANGED,
+                f"{self.address} signs its ledger as {found} (key {key.hex()}), "
+                f"not as {pinned.server} (key {pinned.ledger_key})",
+                "it is another hub at the same address; ask its coordinator",
+            )
+
+    def _server(self) -> str:
+        if not self.pin.server:
+            self.status()
+        return self.pin.server
+
+    def _repin(self, **changes: str) -> None:
+        with self._lock:
+            pin = self.pin.but(**changes)
+            if pin != self.pin:
+                pin.save(self.home, self.address)
+                self.pin = pin
+
+
+def transfer_seconds(num_bytes: int) -> float:
+    """Deadline of a call that moves so many bytes: generous for a slow line, but an end."""
+    return CALL_SECONDS + num_bytes / _SLOWEST_BYTES_PER_SECOND

@@ -1,0 +1,1 @@
+"""The home folder, its keys, and which hubs are trusted."""

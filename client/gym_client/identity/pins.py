@@ -1,0 +1,166 @@
+"""Which hubs are trusted: a file an address, with the key's fingerprint, the certificate and the hub's id.
+
+With it goes which of a home's keys speaks to which hub, and for which account.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from gym_client.hub.address import Address
+from gym_client.identity.home import Home
+from gym_client.identity.keystore import Keystore
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.identity.keys import SigningKey
+
+_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class ServerPin(StrictModel):
+    """What is known of a hub since the first contact. Plain text (loopback only) has no fingerprint."""
+
+    address: str
+    fingerprint: str = Field(pattern=r"^(sha256:[0-9a-f]{64})?$")
+    certificate_pem: str
+    server: str = Field(default="", pattern=r"^(s[0-9a-f]{16})?$")
+    """Id of the hub, from the key that signs its ledger; empty until it was met."""
+    ledger_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """That key, hex: what receipts are checked against."""
+    name: str = ""
+    contributor: str = ""
+    """Id of this contributor's account there; empty before enrolment and after leaving."""
+    left: str = ""
+    """Id of an account that was left; it can be joined again, with its key only."""
+    public_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """The key that the account has there, hex; empty: the home's own."""
+
+    @property
+    def account(self) -> str:
+        """Id of the account there, left or not; empty where there was none."""
+        return self.contributor or self.left
+
+    @classmethod
+    def load(cls, home: Home, address: Address) -> ServerPin | None:
+        """The pin of an address, or None before the first contact.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a file that cannot be read.
+        """
+        path = pin_path(home, address)
+        return cls.read(path) if path.exists() else None
+
+    @classmethod
+    def read(cls, path: Path) -> ServerPin:
+        """A pin from its file; raises as ``load``."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{path}: {error.errors()[0]['msg']}",
+                "delete it to meet the server anew; compare its fingerprint then",
+            ) from error
+
+    def save(self, home: Home, address: Address) -> None:
+        """Write the pin durably."""
+        write_atomically(pin_path(home, address), self.model_dump_json(indent=2).encode())
+
+    def but(self, **changes: str) -> ServerPin:
+        """A copy with some fields changed."""
+        return self.model_copy(update=changes)
+
+
+def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) -> None:
+    """Whether every address that says it is one hub has that hub's keys.
+
+    A hub is known by its TLS key: a second address may lead to it, but with the same key. Where the keys differ, one of
+    the two only copies the other's id, and nothing is signed for either of them under that id.
+
+    Args:
+        home: Whose pins.
+        pin: Of the hub that answered.
+        server: The id that follows from the ledger key that it showed.
+        ledger_key: That key, hex.
+
+    Raises:
+        GymError: ``SERVER_KEY_CHANGED`` naming both addresses and the files of their pins.
+    """
+    for path in sorted(home.servers.glob("*.json")):
+        other = ServerPin.read(path)
+        if (
+            other.address == pin.address
+            or other.server != server
+            or not (pin.fingerprint and other.fingerprint)
+        ):
+            continue  # plain text is for loopback, and vouches for no key
+        same_ledger = not other.ledger_key or other.ledger_key == ledger_key
+        if other.fingerprint == pin.fingerprint and same_ledger:
+            continue
+        what = "TLS key" if same_ledger else "ledger key"
+        own = pin_path(home, Address.parse(pin.address))
+        raise GymError(
+            ErrorCode.SERVER_KEY_CHANGED,
+            f"{pin.address} says that it is the hub {server}, which is known at {other.address} with another {what}: "
+            f"pinned {other.fingerprint}, found {pin.fingerprint}",
+            "one of them copies the other: ask the coordinator for the fingerprint. If the hub has moved and got "
+            f"another TLS key, delete {path} and join again; if not, delete {own}",
+        )
+
+
+def pin_path(home: Home, address: Address) -> Path:
+    """File of an address's pin."""
+    return home.servers / f"{address.file_name}.json"
+
+
+def parse_fingerprint(text: str) -> str:
+    """``sha256:<hex>``, or the bare hex digits, to the first form.
+
+    Raises:
+        GymError: ``USAGE`` quoting what is neither.
+    """
+    wanted = text.strip().lower()
+    wanted = wanted if wanted.startswith("sha256:") else f"sha256:{wanted}"
+    if not _FINGERPRINT.fullmatch(wanted):
+        raise GymError(ErrorCode.USAGE, f"{text!r} is not a fingerprint", "it is sha256: and 64 hex digits")
+    return wanted
+
+
+def key_for(home: Home, pin: ServerPin) -> SigningKey:
+    """The key that a hub knows this home's account by.
+
+    Raises:
+        GymError: ``STATE_LOCKED`` while a rotation has neither ended nor been taken up again.
+    """
+    store = Keystore(home.folder)
+    if store.next_path.exists():
+        raise GymError(
+            ErrorCode.STATE_LOCKED,
+            f"a key rotation in {home.folder} was interrupted",
+            "run gym-client key rotate again; it goes on where it stopped",
+        )
+    key = store.find(pin.public_key) if pin.public_key else store.main()
+    return key.of_account(pin.account) if pin.account else key
+
+
+def key_at(home: Home, server: str) -> SigningKey:
+    """As ``key_for``, by the hub's id; the newest key where this home has no account."""
+    for pin in enrolled(home):
+        if pin.server == server:
+            return key_for(home, pin)
+    return home.key
+
+
+def enrolled(home: Home) -> list[ServerPin]:
+    """The hubs at which this home takes part, by address."""
+    return [pin for pin in with_account(home) if pin.contributor]
+
+
+def with_account(home: Home) -> list[ServerPin]:
+    """The hubs at which this home has an account, also one that it left: it still has what it earned."""
+    pins = [ServerPin.read(path) for path in sorted(home.servers.glob("*.json"))]
+    return [pin for pin in pins if pin.account]

@@ -1,0 +1,165 @@
+"""Another key for every account of a home, and the end of a key that was lost.
+
+The new key is on disk before any hub hears of it, each hub's answer is kept as it comes, and a replaced key stays until
+no hub needs it: whatever is killed, the same command goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_client.hub import from_hub
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.keystore import Keystore
+from gym_client.identity.pins import ServerPin, enrolled, with_account
+from gym_client.identity.trust import establish
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.statements import Revocation, Rotation, now
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+
+def rotate(home: Home, another: bool = False) -> dict[str, Any]:
+    """Give every account another key, or go on with a rotation that some hub has not answered. Needs the home's lock.
+
+    Args:
+        home: Whose keys.
+        another: Make one more key though some hub still has an older one than the home's.
+
+    Returns:
+        ``public_key`` (hex) and ``servers``: for each its ``address``, ``server``, ``contributor``, whether it
+        ``rotated``, and the ``error`` if not.
+    """
+    store = Keystore(home.folder)
+    if not store.next_path.exists() and (another or not _lagging(home, store)):
+        _begin(home, store)
+    target = store.next() if store.next_path.exists() else store.main()
+    told = []
+    for pin in with_account(home):
+        error = None if pin.public_key == target.public_key.hex() else _ask(home, store, pin, target)
+        told.append(_told(pin, error, "rotated"))
+        failpoint("key-rotated-at-a-hub")
+    if store.next_path.exists():
+        store.promote()
+    store.forget_former({pin.public_key for pin in with_account(home)})
+    return {"public_key": target.public_key.hex(), "servers": told}
+
+
+def revoke(
+    home: Home, key: SigningKey | None = None, address: Address | None = None, contributor: str = ""
+) -> list[dict[str, Any]]:
+    """Declare keys lost or stolen.
+
+    Args:
+        home: Whose accounts.
+        key: What signs; None: at each hub the account's key.
+        address: At this hub only; None: at all.
+        contributor: The account, where the home has none at ``address``.
+
+    Returns:
+        For each hub its ``address``, ``server``, ``contributor``, whether ``revoked``, and the ``error`` if not.
+
+    Raises:
+        GymError: ``UNAUTHENTICATED`` when the home has no account to revoke.
+    """
+    store = Keystore(home.folder)
+    pins = [pin for pin in with_account(home) if address is None or pin.address == str(address)]
+    if not pins and address is not None and contributor:
+        known = ServerPin.load(home, address)
+        pins = [known.but(contributor=contributor)] if known is not None else []
+    if not pins:
+        raise GymError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{home.folder} has no account{f' at {address}' if address else ''}",
+            "use the home that joined with --home",
+        )
+    told = []
+    for pin in pins:
+        signer = key or (store.find(pin.public_key) if pin.public_key else store.main())
+        told.append(_told(pin, _declare(home, pin, signer), "revoked"))
+    return told
+
+
+def _begin(home: Home, store: Keystore) -> None:
+    old = store.main().public_key.hex()
+    store.keep_main()
+    for pin in with_account(home):
+        if not pin.public_key:
+            pin.but(public_key=old).save(home, Address.parse(pin.address))
+    store.prepare(SigningKey.generate())
+    failpoint("key-prepared")
+
+
+def _lagging(home: Home, store: Keystore) -> bool:
+    """Whether some hub at which the home takes part has an older key than the home's."""
+    newest = store.main().public_key.hex()
+    return any(pin.public_key not in ("", newest) for pin in enrolled(home))
+
+
+def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymError | None:
+    try:
+        old = store.find(pin.public_key) if pin.public_key else store.main()
+        with _client(home, pin, old) as client:
+            statement = Rotation(
+                rotate=pin.account,
+                new_key=new.public_key.hex(),
+                server=pin.server,
+                tls=client.pin.fingerprint,
+                issued_at=now(),
+            )
+            request = pb.RotateKeyRequest(
+                new_public_key=new.public_key,
+                statement_json=statement.to_json(),
+                signature=statement.sign(old),
+                new_signature=statement.sign(new),
+            )
+            client.call("RotateKey", request)
+            failpoint("key-rotation-answered")
+            kept = client.pin.but(public_key=new.public_key.hex())
+            kept.save(home, client.address)
+    except GymError as error:
+        if error.code is ErrorCode.KEY_LOCKED:
+            raise
+        return error
+    return None
+
+
+def _declare(home: Home, pin: ServerPin, signer: SigningKey) -> GymError | None:
+    statement = Revocation(
+        revoke=pin.account,
+        key=signer.public_key.hex(),
+        server=pin.server,
+        tls=pin.fingerprint,
+        issued_at=now(),
+    )
+    request = pb.RevokeKeyRequest(
+        contributor=pin.account,
+        signing_key=signer.public_key,
+        statement_json=statement.to_json(),
+        signature=statement.sign(signer),
+    )
+    try:
+        with _client(home, pin, signer) as client:
+            from_hub.document(client.call("RevokeKey", request).receipt_json, "a receipt")
+    except GymError as error:
+        return error
+    return None
+
+
+def _client(home: Home, pin: ServerPin, key: SigningKey) -> HubClient:
+    address = Address.parse(pin.address)
+    trusted = establish(home, address, None, lambda _: False, insecure=not pin.fingerprint)
+    return HubClient(home, address, trusted, key)
+
+
+def _told(pin: ServerPin, error: GymError | None, done: str) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "address": pin.address,
+        "server": pin.server,
+        "contributor": pin.account,
+        done: error is None,
+    }
+    return told if error is None else {**told, "error": error.to_dict()}

@@ -1,0 +1,110 @@
+"""First contact and every later one: a hub is known by its key's fingerprint, not by its address."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+from gym_client.hub.address import Address
+from gym_client.identity.home import Home
+from gym_client.identity.pins import ServerPin, pin_path
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.tls import fingerprint
+
+_FETCH_SECONDS = 10.0
+
+Confirm = Callable[[str], bool]
+"""Shows a fingerprint to a person and gives their answer."""
+
+
+def fetch_certificate(address: Address) -> bytes:
+    """The certificate that is served at an address, PEM, unverified.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` when nobody answers or the answer is not TLS.
+    """
+    try:
+        pem = ssl.get_server_certificate((address.host, address.port), timeout=_FETCH_SECONDS)
+    except ssl.SSLError as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"{address} answers, but not in TLS: {error.reason or error}",
+            "check the port; a server that runs with plain text needs --insecure, on loopback only",
+        ) from error
+    except OSError as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"cannot reach {address}: {error.strerror or error}",
+            "check the address and that the server runs",
+        ) from error
+    return pem.encode("ascii")
+
+
+def establish(
+    home: Home, address: Address, expected: str | None, confirm: Confirm, insecure: bool = False
+) -> ServerPin:
+    """Decide whether the hub at an address is to be trusted, and pin it.
+
+    Args:
+        home: Where pins live.
+        address: The hub.
+        expected: Fingerprint from an invite or ``--fingerprint``; None leaves it to the pin or the person.
+        confirm: Asked at first contact when nothing else vouches for the key.
+        insecure: Plain text.
+
+    Raises:
+        GymError: ``SERVER_KEY_CHANGED`` for a key that is not the pinned or expected one,
+            ``PERMISSION_DENIED`` when the person declines, ``USAGE`` for plain text beyond loopback,
+            ``UNAVAILABLE``.
+    """
+    pin = ServerPin.load(home, address)
+    if insecure:
+        return _plain(home, address, pin)
+    if pin is not None and not pin.fingerprint:
+        pin = None  # met in plain text before: nothing vouches for its key
+    try:
+        pem = fetch_certificate(address)
+    except GymError:
+        if pin is None or (expected is not None and expected != pin.fingerprint):
+            raise
+        return pin  # the hub is down; the channel waits for the pinned key
+    found = fingerprint(pem)
+    check_fingerprint(home, address, found, pin.fingerprint if pin else None)
+    if expected is not None and found != expected:
+        raise GymError(
+            ErrorCode.SERVER_KEY_CHANGED,
+            f"{address} has the key {found}, not {expected}",
+            "this is not the server you were told of; ask its coordinator for the fingerprint",
+        )
+    if pin is None and expected is None and not confirm(found):
+        raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {address} was not accepted")
+    known = pin or ServerPin(address=str(address), fingerprint=found, certificate_pem="")
+    return _saved(home, address, known.but(certificate_pem=pem.decode("ascii")), pin)
+
+
+def check_fingerprint(home: Home, address: Address, found: str, pinned: str | None) -> None:
+    """Raise ``SERVER_KEY_CHANGED`` when a pinned hub shows another key."""
+    if pinned is not None and found != pinned:
+        raise GymError(
+            ErrorCode.SERVER_KEY_CHANGED,
+            f"the key of {address} changed: pinned {pinned}, found {found}",
+            "somebody may be in between. If the coordinator confirms the new fingerprint, delete "
+            f"{pin_path(home, address)} and join again",
+        )
+
+
+def _plain(home: Home, address: Address, pin: ServerPin | None) -> ServerPin:
+    if not address.is_loopback:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--insecure is for loopback only, and {address} is not",
+            "leave --insecure away; the server speaks TLS by default",
+        )
+    fresh = ServerPin(address=str(address), fingerprint="", certificate_pem="")
+    return _saved(home, address, pin if pin is not None and not pin.fingerprint else fresh, pin)
+
+
+def _saved(home: Home, address: Address, pin: ServerPin, before: ServerPin | None) -> ServerPin:
+    if pin != before:
+        pin.save(home, address)
+    return pin

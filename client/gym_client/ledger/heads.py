@@ -1,0 +1,372 @@
+"""Every signed head that a hub has shown, and the check that no two of them contradict each other.
+
+They lie in ``servers/<id of the hub>/heads.jsonl``. A hub that rewrote its ledger, or shows another one to others, has
+to contradict a head that it signed; the contradiction is written to ``proofs/``, and nothing goes on with that hub.
+
+A hub that was restored from a backup contradicts itself too. Where its signed statement explains that, it is shown to
+the contributor; accepted, it is a line of the file, and the lines before it stand for what was lost from there on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_client.identity.home import Home
+from gym_client.ledger.head_file import NOT_ITS_OWN, heads_in_force, is_statement, refused_as_unsigned
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import append_lines, drop_torn_line, make_folder, write_atomically
+from gym_fed.identity.keys import server_id
+from gym_fed.ledger.heads import EntryProof, SignedHead, check_fork, contradiction, fork_document
+from gym_fed.ledger.restored import KIND as RESTORED
+from gym_fed.ledger.restored import HubRestored, SignedRestored
+
+log = logging.getLogger("gym_client")
+
+Prove = Callable[[int, int], EntryProof]
+"""Asks the hub for the entry of a sequence number under the head of a size; size 0 is the newest."""
+
+Statements = Callable[[], Sequence[str]]
+"""Asks the hub for its statements that it was restored, as ``StatusReply.restored_json`` has them."""
+
+
+def no_statements() -> Sequence[str]:
+    """Of a hub that cannot be asked."""
+    return ()
+
+
+@dataclass
+class _Conflict(Exception):
+    """A head that was kept, and what the hub shows, cannot both be of one ledger.
+
+    Attributes:
+        kept: The head that was kept.
+        shown: What contradicts it; None where the hub only does not show the kept one any more.
+        reason: What the two prove.
+        proof: What else it takes to prove it.
+    """
+
+    kept: SignedHead
+    shown: SignedHead | None = None
+    reason: str = ""
+    proof: EntryProof | None = None
+
+
+class Heads:
+    """The heads of one hub.
+
+    Args:
+        home: The contributor's folder.
+        public_key: The key that signs the hub's ledger.
+    """
+
+    def __init__(self, home: Home, public_key: bytes) -> None:
+        self._home = home
+        self._key = public_key
+        self.server = server_id(public_key)
+
+    @property
+    def path(self) -> Path:
+        """One head a line, in the order in which they were seen."""
+        return self._home.servers / self.server / "heads.jsonl"
+
+    def kept(self) -> dict[int, SignedHead]:
+        """By size.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a line that has not the form of a head. Signatures are checked when a head
+                is held against another one.
+        """
+        if not self.path.exists():
+            return {}
+        stamp, (known_as, known) = _stamp(self.path), _parsed.get(self.path, ((0, 0), {}))
+        if stamp != known_as:
+            known = heads_in_force(self._lines())
+            _parsed[self.path] = (stamp, known)
+        return dict(known)
+
+    def accepted(self) -> list[SignedRestored]:
+        """The statements of restores that were accepted, oldest first."""
+        return [SignedRestored.from_json(line) for line in self._lines() if is_statement(line)]
+
+    def newest(self) -> SignedHead | None:
+        """The largest head that was seen."""
+        return max(self.kept().values(), key=lambda head: head.size, default=None)
+
+    def require_one_ledger(self, prove: Prove | None = None, statements: Statements = no_statements) -> None:
+        """Raise ``LEDGER_FORKED`` while a proof of two ledgers of this hub lies in ``proofs/``.
+
+        Args:
+            prove: Asks the hub, where it can be asked.
+            statements: Likewise; one that explains the proof is raised in its place.
+
+        Raises:
+            GymError: ``HUB_RESTORED``; ``STATE_CORRUPT`` too, for a file there that proves nothing.
+        """
+        for path in sorted(self._home.proofs.glob(f"{self.server}-*.json")):
+            try:
+                document = json.loads(path.read_bytes())
+                check_fork(document, self._key)
+            except (ValueError, GymError) as error:
+                why = error.message if isinstance(error, GymError) else str(error)
+                raise GymError(
+                    ErrorCode.STATE_CORRUPT,
+                    f"{path} is no proof of two ledgers of {self.server}: {why}",
+                    "something changed it after it was checked: look at it, then move it away",
+                ) from error
+            if prove is not None:
+                for found in document["heads"]:
+                    self._require_unexplained(SignedHead.from_dict(found), prove, statements)
+            raise GymError(
+                ErrorCode.LEDGER_FORKED,
+                f"the hub {self.server} has two ledgers, which {path} proves",
+                "show the file to the other contributors and to the coordinator; nothing goes on with this hub while "
+                "the file is there",
+            )
+
+    def see(
+        self,
+        head: SignedHead,
+        prove: Prove,
+        is_newest: bool = False,
+        statements: Statements = no_statements,
+    ) -> None:
+        """Hold a head against all that were seen before, and keep it.
+
+        Args:
+            head: What the hub, or somebody else, shows.
+            prove: The hub's own word on how the head and the one kept go together.
+            is_newest: Whether the hub told it as its newest.
+            statements: Asked for when the head contradicts a kept one.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; ``HUB_RESTORED`` where a
+                statement of the hub explains it; what ``prove`` raises.
+        """
+        with refused_as_unsigned(NOT_ITS_OWN):
+            head.verify(self._key)
+        try:
+            self._see(head, prove, is_newest)
+        except _Conflict as conflict:
+            for old in self.accepted():
+                if old.covers(head) and head.size not in self.kept():
+                    raise GymError(
+                        ErrorCode.HUB_RESTORED,
+                        f"the head of entry {head.size} is of what {self.server} lost when it was restored at entry "
+                        f"{old.statement.restored_at_entry}, which was accepted here",
+                        "whoever still holds it sees the same statement, and accepts it or not",
+                    ) from None
+            self._require_unexplained(conflict.kept, prove, statements)
+            raise self._blamed(conflict) from None
+
+    def _see(self, head: SignedHead, prove: Prove, is_newest: bool) -> None:
+        kept = self.kept()
+        if (same := kept.get(head.size)) is not None:
+            self._require_own(same)
+            self._refuse_if(same, head, None)
+            if not is_newest or head.size == max(kept):
+                return
+        if kept:
+            self._require_own(kept[max(kept)])
+            self._compare(kept[max(kept)], head, prove, is_newest)
+        if same is None:
+            self._append(head)
+
+    def accuse(
+        self,
+        kept: SignedHead,
+        others: Iterable[SignedHead],
+        prove: Prove,
+        statements: Statements = no_statements,
+    ) -> None:
+        """Raise the fork between a head that was kept and a ledger, verified, in which it is not.
+
+        Args:
+            kept: Of which the ledger has another entry, or other entries before it.
+            others: The ledger's heads, of which the last is over all of it.
+            prove: Proves an entry under the last one.
+            statements: The ledger's own, that its hub was restored.
+
+        Raises:
+            GymError: ``LEDGER_FORKED`` with its proof; ``HUB_RESTORED``; ``STATE_CORRUPT`` when the file of kept heads
+                was changed.
+        """
+        self._require_own(kept)
+        self._require_unexplained(kept, prove, statements)
+        last = kept
+        try:
+            for last in others:
+                self._refuse_if(kept, last, None)
+            self._refuse_if(kept, last, prove(kept.size, last.size))
+        except _Conflict as conflict:
+            raise self._blamed(conflict) from None
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"{self.server} signed a head of size {kept.size} over other entries than those of its ledger; it is in "
+            f"{self.path}",
+            "show it to the other contributors and to the coordinator, with the ledger",
+        )
+
+    def _compare(self, old: SignedHead, new: SignedHead, prove: Prove, is_newest: bool) -> None:
+        self._refuse_if(old, new, None)
+        if new.size >= old.size:
+            low, size, shown = old, new.size, new
+        elif is_newest:  # somebody may have seen a later one meanwhile, so that the hub is asked again
+            low, size, shown = old, 0, new
+        else:
+            low, size, shown = new, old.size, old
+        if size == low.size:
+            return
+        try:
+            proof = prove(low.size, size)
+        except GymError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            raise _Conflict(old) from error
+        with refused_as_unsigned(NOT_ITS_OWN):
+            proof.verify(self._key)
+        if proof.entry.sequence != low.size or (size and proof.head.size != size):
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"{self.server} proves entry {proof.entry.sequence} under size {proof.head.size}; "
+                f"entry {low.size} under size {size} was asked for",
+            )
+        if size:
+            self._refuse_if(shown, proof.head, None)
+        self._refuse_if(low, proof.head, proof)
+
+    def _refuse_if(self, one: SignedHead, other: SignedHead, proof: EntryProof | None) -> None:
+        reason = contradiction(one, other, proof)
+        if reason is not None:
+            raise _Conflict(one, other, reason, proof)
+
+    def _blamed(self, conflict: _Conflict) -> GymError:
+        """What a conflict is where nothing explains it."""
+        if conflict.shown is None:
+            return self.withheld(conflict.kept)
+        return self._forked(f"it signed {conflict.reason}", (conflict.kept, conflict.shown), conflict.proof)
+
+    def require_shown(self, prove: Prove, statements: Statements) -> None:
+        """For a hub that shows no head at all, raise what that means where one was kept.
+
+        Raises:
+            GymError: ``HUB_RESTORED``; else ``STATE_CORRUPT``.
+        """
+        newest = self.newest()
+        if newest is not None:
+            self._require_unexplained(newest, prove, statements)
+            raise self.withheld(newest)
+
+    def _require_unexplained(self, kept: SignedHead, prove: Prove, statements: Statements) -> None:
+        """Raise ``HubRestored`` when a statement in the hub's own ledger says what became of a head that was kept."""
+        accepted = {signed.to_json() for signed in self.accepted()}
+        for text in reversed(statements()):
+            try:
+                document = json.loads(text)
+                signed = SignedRestored.from_dict(document)
+                signed.verify(self._key)
+                if signed.to_json() in accepted or not signed.covers(kept):
+                    continue
+                proof = prove(int(document["entry"]), 0)
+                proof.verify(self._key)
+            except (GymError, ValueError, KeyError, TypeError) as error:
+                log.warning("a statement of %s that it was restored does not hold: %s", self.server, error)
+                continue
+            told = proof.entry.body
+            if proof.entry.kind == RESTORED and SignedRestored.from_dict(told) == signed:
+                raise HubRestored(
+                    signed,
+                    f"the hub {self.server} says that it was restored from a backup at entry "
+                    f"{signed.statement.restored_at_entry}; entry {kept.size} and others that it signed are gone",
+                    "gym-client ledger restored shows what that takes from you, and accepts it with --accept",
+                )
+
+    def accept(self, signed: SignedRestored) -> int:
+        """Take a restore as it is: from now on the lost heads stand for nothing but themselves.
+
+        Returns:
+            How many heads it supersedes. They stay in the file, before the statement.
+        """
+        signed.verify(self._key)
+        gone = [head for head in self.kept().values() if signed.covers(head)]
+        for path in sorted(self._home.proofs.glob(f"{self.server}-*.json")):
+            found = [SignedHead.from_dict(told) for told in json.loads(path.read_bytes())["heads"]]
+            if any(signed.covers(head) for head in found):
+                (self._home.proofs / "superseded").mkdir(exist_ok=True)
+                os.replace(path, self._home.proofs / "superseded" / path.name)
+        if signed.to_json() not in {old.to_json() for old in self.accepted()}:
+            self._write(signed.to_json())
+        return len(gone)
+
+    def keep_proof(self, document: dict[str, Any]) -> tuple[Path, str]:
+        """Check the proof of a fork and put it into ``proofs/``; gives its path, and what it proves.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for what proves nothing.
+        """
+        reason = check_fork(document, self._key)
+        low, high = sorted(int(told["head"]["size"]) for told in document["heads"])
+        path = self._home.proofs / f"{self.server}-{low}-{high}.json"
+        write_atomically(path, json.dumps(document, indent=2, sort_keys=True).encode())
+        return path, reason
+
+    def withheld(self, head: SignedHead | None) -> GymError:
+        """The error for a hub that does not show what it has signed: its database was put back, or it hides something.
+
+        Nobody else can be shown that by what was signed; as soon as the hub signs another entry in its place, it can.
+        """
+        what = f"entry {head.size}" if head is not None else "any head"
+        return GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"the hub {self.server} cannot show {what}, which it signed, in the ledger that it has now",
+            f"it was put back to an older state, or keeps something back. Ask its coordinator, who can sign that it "
+            f"was restored: gym-server restore --fork. What it signed is in {self.path}",
+        )
+
+    def _forked(self, why: str, heads: tuple[SignedHead, SignedHead], proof: EntryProof | None) -> GymError:
+        path, _ = self.keep_proof(fork_document(self._key, heads, proof))
+        return GymError(
+            ErrorCode.LEDGER_FORKED,
+            f"the hub {self.server} has two ledgers: {why}. Both signed heads are in {path}",
+            "show the file to the other contributors and to the coordinator; nothing is sent to this hub, unless "
+            "it signs that it was restored from a backup (gym-server restore --fork), and you accept that",
+        )
+
+    def _require_own(self, head: SignedHead) -> None:
+        """A head that was kept is what it was when it was checked, before anybody is accused with it."""
+        try:
+            head.verify(self._key)
+        except GymError as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{self.path}: {error.message}: the file was changed after the head was checked",
+                "delete the line of that head; the hub's newest one is kept anew",
+            ) from error
+
+    def _append(self, head: SignedHead) -> None:
+        known = self.kept()
+        self._write(head.to_json())
+        _parsed[self.path] = (_stamp(self.path), {**known, head.size: head})
+
+    def _lines(self) -> list[str]:
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        return text[: text.rfind("\n") + 1].splitlines()  # a kill may have cut the last line short
+
+    def _write(self, line: str) -> None:
+        make_folder(self.path.parent)
+        drop_torn_line(self.path)
+        append_lines(self.path, [line])
+
+
+_parsed: dict[Path, tuple[tuple[int, int], dict[int, SignedHead]]] = {}
+"""Heads by their file, with its size and time of change: after years a file is long, and a round asks for it often."""
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,95 @@
+"""A round under ``recipe.privacy``: within the budget before it is trained, in the book before it is signed.
+
+What leaves this machine is then made of the private weights alone: no loss, no count of examples or tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gym_client.agent.data import Data
+from gym_client.agent.policy import Policy
+from gym_client.agent.tasks import TaskFolder, Trained
+from gym_client.cli.display import Display
+from gym_client.identity.home import Home
+from gym_client.privacy.book import PrivacyBook
+from gym_client.privacy.terms import charge_for, planned, require_within_budget
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.files import write_atomically
+
+if TYPE_CHECKING:
+    from gym_fed.training.run.result import TrainResult
+
+_METRICS = ("update_norm", "num_steps")
+"""Post-processing of the private weights, and what the hub asked for itself."""
+
+
+class PrivateRound:
+    """One task on this machine."""
+
+    def __init__(self, spec: TaskSpec, data: Data, folder: TaskFolder, book: PrivacyBook) -> None:
+        self._spec, self._data, self._folder, self._book = spec, data, folder, book
+        self._marker = folder.path / "charged"
+
+    def require_within_budget(self, policy: Policy) -> None:
+        """Refuse what the policy does not allow; a round that a crash ended after it was paid for goes on.
+
+        Raises:
+            GymError: ``POLICY_REFUSED``.
+        """
+        if not self._marker.exists():
+            plan = planned(self._spec.recipe, len(self._data.rows))
+            require_within_budget(policy, self._book, self._data.digest, plan)
+
+    def charged(self, trained: Trained, result: TrainResult) -> Trained:
+        """The update as it may be signed, once it is in the book."""
+        if result.privacy is None:
+            raise GymError(ErrorCode.INTERNAL, "the task asks for privacy, and training had none")
+        self._book.charge(
+            charge_for(
+                result.privacy,
+                result.steps,
+                data=self._data.digest,
+                server=self._spec.server,
+                server_round=self._spec.server_round,
+                delta=trained.sha256,
+            )
+        )
+        write_atomically(self._marker, trained.sha256.encode())
+        failpoint("client-charged")
+        told = {name: trained.metrics[name] for name in _METRICS}
+        return replace(trained, num_examples=1, metrics=told)
+
+
+def kept_here() -> GymError:
+    """What a hub is told of a private task that failed: always the same.
+
+    Messages may speak of rows, of their number, of the budget; and a code alone could tell how long a row is.
+    """
+    return GymError(
+        ErrorCode.POLICY_REFUSED, "the reason stays with the contributor, for the task is private"
+    )
+
+
+class Spending:
+    """Tells after a round what it cost, and what its data has spent with it."""
+
+    def __init__(self, home: Home) -> None:
+        self._book = PrivacyBook(home)
+        self._told = len(self._book.charges())
+
+    def tell(self, display: Display) -> None:
+        """Tell of the newest update, if it was not told of before."""
+        charges = self._book.charges()
+        if len(charges) == self._told:
+            return
+        from gym_fed.privacy.accountant import epsilon
+
+        self._told, last = len(charges), charges[-1]
+        cost, total = epsilon([last.event()], last.target_delta), self._book.epsilon(last.data)
+        text = f"privacy: epsilon {cost:.2f} for this round, {total:.2f} for this data so far"
+        fields = {"epsilon": cost, "epsilon_total": total, "target_delta": last.target_delta}
+        display.tell("privacy", f"{text} (delta {last.target_delta:g})", **fields)

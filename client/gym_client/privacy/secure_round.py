@@ -1,0 +1,390 @@
+"""A contributor's side of secure aggregation: its secrets of one round on disk, and its word at every stage.
+
+``secure/<server>-<round>/state.json`` (mode 0600) holds the round's private keys and what was promised with them.
+It is written before anything that follows from it leaves this machine, so that a killed agent goes on with the same
+keys, masks one vector only, and answers for each other contributor once: with a share of its seed or of its mask key,
+never with both. It is no task's folder, whose name would be the hub's to choose. It goes when the round is over;
+``secure/begun.json`` remembers the last round that was begun with each hub, and neither it nor any before it is begun
+again, whatever the hub says of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import MessageType
+from pydantic import ValidationError
+
+from gym_client.agent.tasks import TaskFolder, Trained, drop_old
+from gym_client.identity.home import Home
+from gym_client.privacy.secure_state import Begun, SecureState, rounds_folder
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.files import file_sha256, make_folder, write_atomically
+from gym_fed.identity.keys import SigningKey, contributor_id
+from gym_fed.privacy.secure_aggregation.keys import (
+    SECRET_BYTES,
+    commitment,
+    new_secret,
+    public_of,
+    seal,
+    share_commitments,
+    shared_key,
+    unseal,
+)
+from gym_fed.privacy.secure_aggregation.masks import Mask, pair_mask
+from gym_fed.privacy.secure_aggregation.messages import (
+    ACTIONS,
+    RECORD,
+    STAGES,
+    TRAIN,
+    Advert,
+    Confirmation,
+    Masking,
+    Revealed,
+    Roster,
+    Shares,
+    SignedAdvert,
+    Survivors,
+    Unmasking,
+    check_confirmed,
+    check_roster,
+    check_tasks,
+    parse,
+    task_digest,
+)
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.wire.v1 import hub_pb2 as pb
+
+_OPEN = ("", "admitted")
+
+
+class SecureRound:
+    """One secure round of one hub on this machine.
+
+    Args:
+        home: The contributor's folder.
+        spec: The round's task; it must say ``secure_aggregation``.
+        key: Signs this contributor's keys.
+    """
+
+    def __init__(self, home: Home, spec: TaskSpec, key: SigningKey) -> None:
+        if spec.secure_aggregation is None:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                "the hub asks for a secret of a round that does not aggregate securely",
+                "tell the coordinator",
+            )
+        self._spec = spec
+        self._threshold = spec.secure_aggregation.threshold
+        self._task = task_digest(spec)
+        self._key = key
+        self._rounds = rounds_folder(home)
+        self._folder = self._rounds / f"{spec.server}-{spec.server_round}"
+        self._begun = Begun(home, spec.server)
+        # Its name within the round, whatever the account; a key that is rotated meanwhile does not change it.
+        begun = self._load().advert if self._path.exists() else None
+        self._me = begun.advert.contributor if begun is not None else contributor_id(key.public_key)
+        if begun is not None and begun.advert.task != self._task:
+            raise GymError(
+                ErrorCode.TASKS_DIFFER,
+                f"round {spec.server_round}: the hub now gives another task than the one that this machine signed when "
+                "the round began; nothing is revealed under it",
+                "the hub cheats, or is defective; ask its coordinator before you go on",
+            )
+
+    # ---- the stages ----
+
+    def advertise(self) -> SignedAdvert:
+        """Signed public keys of this round; the same ones however often they are asked for.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` for a round that was begun and forgotten, or an earlier one.
+        """
+        if self._path.exists():
+            self._begun.note(self._spec.server_round)
+            return self._load().advert
+        if self._spec.server_round <= self._begun.last:
+            raise self._refused(
+                f"round {self._begun.last} of this hub was begun on this machine before, and its secrets are gone; "
+                "votes that are masked a second time give away where the two sums differ"
+            )
+        _drop_earlier(self._rounds, self._spec)
+        mask_private, cipher_private, seed = new_secret(), new_secret(), new_secret()
+        advert = Advert(
+            server=self._spec.server,
+            server_round=self._spec.server_round,
+            threshold=self._threshold,
+            public_key=self._key.public_key.hex(),
+            mask_key=public_of(mask_private).hex(),
+            cipher_key=public_of(cipher_private).hex(),
+            seed_commitment=commitment(seed),
+            task=self._task,
+        )
+        signed = SignedAdvert.sign(advert, self._key)
+        state = SecureState(
+            mask_private=mask_private.hex(),
+            cipher_private=cipher_private.hex(),
+            seed=seed.hex(),
+            advert=signed,
+        )
+        self._keep(state)
+        self._begun.note(self._spec.server_round)
+        failpoint("client-secure-advertised")
+        return signed
+
+    def share(self, text: object) -> Shares:
+        """Split this round's secrets among all who began.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID`` for keys that their owners did not sign, ``UPDATE_REFUSED`` for a list that
+                is another one than before, lacks this contributor, or is too long for the threshold, ``TASKS_DIFFER``
+                for one with participants who signed another task.
+        """
+        from gym_fed.privacy.secure_aggregation.shares import split_secret
+
+        state, roster = self._load(), parse(Roster, text)
+        if state.roster is not None and state.shares is not None:
+            if state.roster != roster:
+                raise self._refused("the hub gives another list of who began than before")
+            return state.shares
+        spec = self._spec
+        check_roster(roster.adverts, spec.server, spec.server_round, self._threshold, self._task)
+        if state.advert not in roster.adverts:
+            raise self._refused("the hub's list of who began lacks this contributor's own keys")
+        count = len(roster.adverts)
+        seeds = split_secret(bytes.fromhex(state.seed), self._threshold, count)
+        mask_keys = split_secret(bytes.fromhex(state.mask_private), self._threshold, count)
+        sealed, commitments, own = {}, {}, None
+        for signed, seed, mask_key in zip(roster.adverts, seeds, mask_keys, strict=True):
+            other = signed.advert.contributor
+            commitments[other] = share_commitments(seed, mask_key, self._me, other)
+            if other == self._me:
+                own = (seed.hex(), mask_key.hex())
+                continue
+            plain = json.dumps([seed.hex(), mask_key.hex()]).encode()
+            sealed[other] = seal(self._pair_key(state, signed.advert), plain, self._me, other).hex()
+        shares = Shares.sign(sealed, commitments, roster, self._key)
+        self._keep(state.model_copy(update={"roster": roster, "shares": shares, "own": own}))
+        failpoint("client-secure-shared")
+        return shares
+
+    def receive(self, text: object) -> None:
+        """Take the others' shares in and fix who masks: the senders and this contributor.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` for senders who did not begin or are too few, for another list than before, and
+                for a share that is not what its sender sealed, or not what it told the hub of it.
+        """
+        state, told = self._load(), parse(Masking, text)
+        adverts = self._adverts(state)
+        if state.received is not None:
+            if set(state.received) != {*told.sealed}:
+                raise self._refused("the hub gives another list of who masks than before")
+            return
+        strangers = {*told.sealed} - (adverts.keys() - {self._me})
+        if strangers:
+            raise self._refused(
+                f"the hub passes on shares of {', '.join(sorted(strangers))}, who did not begin"
+            )
+        if len(told.sealed) + 1 < self._threshold:
+            raise self._refused(f"{len(told.sealed) + 1} contributors mask, fewer than {self._threshold}")
+        received = {}
+        for sender, sealed in told.sealed.items():
+            plain = unseal(self._pair_key(state, adverts[sender]), bytes.fromhex(sealed), sender, self._me)
+            received[sender] = _pair_of_shares(plain, sender)
+            seed, mask_key = map(bytes.fromhex, received[sender])
+            if told.commitments.get(sender) != share_commitments(seed, mask_key, sender, self._me):
+                raise self._refused(
+                    f"the shares that {sender} sealed are not those that the hub has its word on"
+                )
+        self._keep(state.model_copy(update={"received": received}))
+
+    def mask(self, folder: TaskFolder, trained: Trained, base: BaseSpec, uses: str) -> Trained:
+        """Put masked votes in the place of the task's encoded update.
+
+        Args:
+            folder: The task; its ``update.gymdelta`` is the update, and afterwards the masked votes.
+            trained: What was encoded.
+            base: The version that the update is for.
+            uses: Says what else decides the votes, for the error.
+
+        Returns:
+            The masked object. No metric of this contributor is told: losses and norms are no sums.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` when other votes were masked in this round before: their difference to these
+                would be in the clear.
+        """
+        from gym_fed.delta.file import DeltaFile
+        from gym_fed.privacy.secure_aggregation.votes import bits_for, signs, write_masked
+
+        state = self._load()
+        if state.received is None:
+            raise self._refused("the hub asks for masked votes before it has passed on any shares")
+        with DeltaFile.open(folder.delta_path, base) as delta:
+            digest = hashlib.sha256()
+            for name in sorted(base.shapes):
+                digest.update(signs(delta, name, base).tobytes())
+            if state.votes not in (None, digest.hexdigest()):
+                raise self._refused(
+                    f"this machine has masked other votes in this round already ({uses} changed since); a second "
+                    "vector under the same masks would give away where the two differ"
+                )
+            self._keep(state.model_copy(update={"votes": digest.hexdigest()}))
+            bits = bits_for(len(state.received) + 1)
+            masked = folder.path / "votes.masked"
+            write_masked(delta, base, self._masks(state), bits, masked)
+        failpoint("client-secure-masked")
+        size = masked.stat().st_size
+        sha256 = file_sha256(masked)
+        masked.replace(folder.delta_path)
+        return Trained(sha256, size, 1, {})
+
+    def confirm(self, text: object) -> Confirmation:
+        """Sign whose votes are in the sum; one list a round.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` for a second, different list of survivors, for one that is too short, and for
+                one without this contributor, whose votes the hub has.
+        """
+        state, told = self._load(), parse(Survivors, text)
+        if state.received is None or state.own is None or state.votes is None:
+            raise self._refused("the hub asks to unmask a round in which this contributor masked nothing")
+        members, survivors = {*state.received, self._me}, sorted(set(told.survivors))
+        if state.survivors not in (None, survivors):
+            raise self._refused(
+                "the hub names other survivors than before: both answers together would unmask a contributor"
+            )
+        if self._me not in survivors or not {*survivors} <= members:
+            raise self._refused("the hub's survivors are not those who mask, or lack this contributor")
+        if len(survivors) < self._threshold:
+            raise self._refused(f"{len(survivors)} survivors are fewer than the threshold {self._threshold}")
+        self._keep(state.model_copy(update={"survivors": survivors}))
+        failpoint("client-secure-confirmed")
+        return Confirmation.sign(survivors, self._roster(state), self._key)
+
+    def unmask(self, text: object) -> Revealed:
+        """A share for each who masks: of its seed where the hub has its votes, of its mask key where it has not.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` for another list than this contributor signed, or one that too few signed;
+                ``SIGNATURE_INVALID`` for a signature that is not its owner's.
+        """
+        state, told = self._load(), parse(Unmasking, text)
+        if state.survivors is None or state.survivors != told.survivors:
+            raise self._refused("the hub names other survivors than this contributor has signed")
+        check_confirmed(told, self._roster(state), self._threshold)
+        assert state.received is not None
+        assert state.own is not None
+        members, survivors = {*state.received, self._me}, state.survivors
+        failpoint("client-secure-unmasking")
+        held = {**state.received, self._me: state.own}
+        return Revealed(
+            seeds={other: held[other][0] for other in survivors},
+            mask_keys={other: held[other][1] for other in sorted(members - {*survivors})},
+        )
+
+    # ---- helpers ----
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / "state.json"
+
+    def _load(self) -> SecureState:
+        try:
+            return SecureState.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError as error:
+            raise self._refused(
+                "this machine has no keys of the round (it came late, or its folder is new)"
+            ) from error
+        except ValidationError as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"{self._path}: {error}", "delete the folder to sit this round out"
+            ) from error
+
+    def _keep(self, state: SecureState) -> None:
+        make_folder(self._folder, 0o700)
+        write_atomically(self._path, state.model_dump_json().encode(), mode=0o600)
+
+    def _roster(self, state: SecureState) -> Roster:
+        if state.roster is None:
+            raise self._refused("the hub passes on shares before it has said who began")
+        check_tasks(state.roster.adverts, self._task)  # before every stage that gives anything away
+        return state.roster
+
+    def _adverts(self, state: SecureState) -> dict[str, Advert]:
+        return self._roster(state).of()
+
+    def _pair_key(self, state: SecureState, other: Advert) -> bytes:
+        private, public = bytes.fromhex(state.cipher_private), bytes.fromhex(other.cipher_key)
+        return shared_key(private, public, "share", self._spec.server, self._spec.server_round)
+
+    def _masks(self, state: SecureState) -> list[Mask]:
+        private, adverts = bytes.fromhex(state.mask_private), self._adverts(state)
+        assert state.received is not None
+        masks = [Mask(bytes.fromhex(state.seed))]
+        for other in sorted(state.received):
+            public = bytes.fromhex(adverts[other].mask_key)
+            masks.append(
+                pair_mask(self._me, other, private, public, self._spec.server, self._spec.server_round)
+            )
+        assert all(len(mask.key) == SECRET_BYTES for mask in masks)
+        return masks
+
+    def _refused(self, why: str) -> GymError:
+        return GymError(
+            ErrorCode.UPDATE_REFUSED,
+            f"round {self._spec.server_round}: {why}",
+            "this contributor sits the round out; if it happens again, tell the coordinator",
+        )
+
+
+def _pair_of_shares(plain: bytes, sender: str) -> tuple[str, str]:
+    try:
+        seed, mask_key = json.loads(plain)
+        return bytes.fromhex(seed).hex(), bytes.fromhex(mask_key).hex()
+    except (ValueError, TypeError) as error:
+        raise GymError(ErrorCode.UPDATE_REFUSED, f"{sender} sealed what are no two shares") from error
+
+
+def stage_of(task: pb.Task) -> str | None:
+    """The stage of a secure round that a task belongs to; None for any other task."""
+    kind = task.metadata.message_type
+    if kind == MessageType.TRAIN:
+        return TRAIN if RECORD in task.content.configs else None
+    return next((stage for stage, action in ACTIONS.items() if kind == f"{MessageType.QUERY}.{action}"), None)
+
+
+def titled(task: pb.Task) -> str:
+    """What a task is, for people: of which round, and in a secure one of which stage."""
+    stage, told = stage_of(task), f"round {task.metadata.group_id}: task {task.message_id[:12]}"
+    return told if stage is None else f"{told} ({stage}, stage {STAGES.index(stage) + 1} of {len(STAGES)})"
+
+
+def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:
+    """Delete the secrets of every round on whose update the last word is spoken, and those of a hub that went away."""
+    if rounds_folder(home).exists():
+        drop_old(rounds_folder(home))
+    for verdict in verdicts:
+        if str(verdict.get("verdict", "")) not in _OPEN:
+            folder = rounds_folder(home) / f"{server}-{int(verdict.get('server_round', 0))}"
+            if folder.exists():
+                shutil.rmtree(folder)
+
+
+def _drop_earlier(rounds: Path, spec: TaskSpec) -> None:
+    """A hub that opens a round has ended all before it."""
+    stem = f"{spec.server}-"
+    for folder in rounds.glob(f"{stem}*"):
+        number = folder.name.removeprefix(stem)
+        if number.isdecimal() and int(number) < spec.server_round:
+            shutil.rmtree(folder)

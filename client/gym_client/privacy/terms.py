@@ -1,0 +1,372 @@
+"""What a hub's rounds cost the examples of this machine, what the hub promises, and what the policy says to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gym_client.hub import from_hub
+from gym_client.privacy.book import Charge, PrivacyBook, now
+from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.secure_aggregation.messages import MAX_CONTRIBUTORS
+
+if TYPE_CHECKING:
+    from gym_client.agent.policy import Policy
+    from gym_fed.config.hub.privacy import SecureTask
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.training.private.plan import Plan
+
+
+_PER_CONTRIBUTOR_BYTES = 1000
+"""Sealed shares, what is promised of them, and shares that are revealed, for one other contributor; rounded up."""
+
+
+@dataclass(frozen=True)
+class SecureTerms:
+    """A hub's secure rounds.
+
+    Attributes:
+        threshold: Contributors that must stay to the end, as the hub announces it.
+    """
+
+    threshold: int
+
+    @classmethod
+    def parse(cls, text: str) -> SecureTerms | None:
+        """From ``StatusReply.privacy_json``; None for a hub that sees every update.
+
+        Raises:
+            GymError: ``POLICY_REFUSED`` for a hub that does not say its threshold.
+        """
+        promised = from_hub.document(text, "a promise of privacy", ErrorCode.POLICY_REFUSED) if text else None
+        told = promised.get("secure_aggregation") if isinstance(promised, dict) else None
+        if not told:
+            return None
+        threshold = told.get("threshold") if isinstance(told, dict) else None
+        if not isinstance(threshold, int) or not 2 <= threshold <= MAX_CONTRIBUTORS // 2:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                "the server says that it aggregates securely, and not with which threshold",
+                "update gym-fed, or tell the coordinator",
+            )
+        return cls(threshold)
+
+    @property
+    def most(self) -> int:
+        """Contributors of a round, at most: with more, a hub could split them in two; see ``check_majority``."""
+        return 2 * self.threshold - 1
+
+    def update_bytes(self, base: BaseSpec) -> int:
+        """Size of the masked votes when so many take part; fewer send as much or less."""
+        from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
+
+        return masked_bytes(base, bits_for(self.most))
+
+    @property
+    def message_bytes(self) -> int:
+        """Size of all other messages of a round, at most."""
+        return _PER_CONTRIBUTOR_BYTES * self.most
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What a hub says of privacy before a contributor joins: ``StatusReply.privacy_json``.
+
+    Attributes:
+        central: Its own differential privacy, contributor-level: budget, what is spent, adjacency; None for none.
+        secure_aggregation: Whether it learns sums of updates alone.
+        threshold: Of how many updates at least; 0 where it sees each.
+    """
+
+    central: dict[str, Any] | None = None
+    secure_aggregation: bool = False
+    threshold: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Promises:
+        """From a hub's status; empty text promises nothing.
+
+        Raises:
+            GymError: ``POLICY_REFUSED`` for what is no such promise.
+        """
+        try:
+            told = from_hub.document(text or "{}", "a promise of privacy", ErrorCode.POLICY_REFUSED)
+            central = told.get("central") or None
+            if central is not None:
+                budget, delta = float(central["epsilon"]), float(central["target_delta"])
+                if not (0 < budget < math.inf and 0 < delta < 1):  # NaN is in no range
+                    raise ValueError(f"epsilon {budget:g} at delta {delta:g}")
+            secure = SecureTerms.parse(text)
+            return cls(central, secure is not None, secure.threshold if secure else 0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the server's promise of privacy cannot be read: {error!r}",
+                "update gym-fed, or tell the coordinator",
+            ) from error
+
+    @property
+    def hub_epsilon(self) -> float:
+        """The budget of the hub's own privacy; infinite where it has none."""
+        return math.inf if self.central is None else float(self.central["epsilon"])
+
+    @property
+    def hub_delta(self) -> float:
+        """At which that budget is told; infinite where there is none."""
+        return math.inf if self.central is None else float(self.central["target_delta"])
+
+
+@dataclass(frozen=True)
+class PrivacyTerms:
+    """What is shown before joining.
+
+    Attributes:
+        epsilon_per_round: Of an example in one round; None where the recipe has no privacy, and it is infinite.
+        epsilon_after_all: After ``num_rounds`` rounds of this hub alone.
+        epsilon_spent: Of this data at all hubs, before.
+        epsilon_with_spent: Of this data at all hubs after all rounds of this one.
+        target_delta: At which epsilon is told.
+        num_rounds: Rounds of the hub.
+        local: The recipe's settings.
+        central: What the hub promises of its own, contributor-level.
+        secure_aggregation: Whether the hub learns sums of updates alone.
+    """
+
+    epsilon_per_round: float | None
+    epsilon_after_all: float | None
+    epsilon_spent: float
+    epsilon_with_spent: float | None
+    target_delta: float | None
+    num_rounds: int
+    local: dict[str, Any] | None
+    central: dict[str, Any] | None
+    secure_aggregation: bool
+
+    def lines(self) -> list[str]:
+        """For people, a line each."""
+        told = []
+        if self.epsilon_per_round is None:
+            told.append("examples: nothing bounds what an update tells of one (epsilon is infinite)")
+        else:
+            told.append(
+                f"examples: epsilon {self.epsilon_per_round:.2f} a round, {self.epsilon_after_all:.2f} after all "
+                f"{self.num_rounds} (delta {self.target_delta:g}), by noise on this machine"
+            )
+        if self.epsilon_with_spent is not None and self.epsilon_spent:
+            told.append(
+                f"this data has spent epsilon {self.epsilon_spent:.2f} before, at all hubs; with all rounds "
+                f"{self.epsilon_with_spent:.2f}"
+            )
+        if self.central is None:
+            told.append("hub: promises no noise of its own")
+        else:
+            told.append(
+                f"hub: promises epsilon {float(self.central['epsilon']):g} (delta "
+                f"{float(self.central['target_delta']):g}) for all you send, by noise on what it publishes"
+            )
+        sees = (
+            "only the sum of all updates"
+            if self.secure_aggregation
+            else "your update, before any noise of its own"
+        )
+        told.append(f"hub sees: {sees}")
+        return told
+
+
+def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
+    """A private round as the accountant sees it, before it is trained; see ``make_plan`` for what is raised.
+
+    Args:
+        recipe: Of the round.
+        num_rows: All rows that are given, those with nothing to learn too: they are in the batches like any other.
+    """
+    from pathlib import Path
+
+    from gym_fed.config.hub.round_training import round_training
+    from gym_fed.training.private.plan import make_plan
+
+    return make_plan(round_training(recipe, 1, Path("unused")), num_rows)
+
+
+def make_terms(
+    recipe: TrainingRecipe,
+    promises: Promises,
+    plan: Plan | None,
+    book: PrivacyBook,
+    data: str,
+    num_rounds: int,
+) -> PrivacyTerms:
+    """Put the terms together; ``plan`` is None where the recipe has no privacy."""
+    if plan is None:
+        spent, per_round, after_all, together, target = book.epsilon(data), None, None, None, None
+    else:
+        target = plan.target_delta
+        rounds = plan.event(plan.steps * max(1, num_rounds))
+        spent = book.epsilon(data, target_delta=target)
+        per_round, after_all = plan.epsilon(), plan.epsilon(rounds.count)
+        together = book.epsilon(data, rounds, target_delta=target)
+    return PrivacyTerms(
+        epsilon_per_round=per_round,
+        epsilon_after_all=after_all,
+        epsilon_spent=spent,
+        epsilon_with_spent=together,
+        target_delta=target,
+        num_rounds=num_rounds,
+        local=None if recipe.privacy is None else recipe.privacy.model_dump(mode="json"),
+        central=promises.central,
+        secure_aggregation=promises.secure_aggregation,
+    )
+
+
+def check_promises(policy: Policy, promises: Promises) -> None:
+    """Hold a hub's promises against the policy.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` naming the limit.
+    """
+    if policy.max_hub_epsilon is not None and promises.hub_epsilon > policy.max_hub_epsilon:
+        told = (
+            "no central privacy at all" if promises.central is None else f"epsilon {promises.hub_epsilon:g}"
+        )
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the server promises {told}; max_hub_epsilon of this machine is {policy.max_hub_epsilon:g}",
+            "raise or remove max_hub_epsilon in policy.yaml to allow it",
+        )
+    if promises.central is not None and promises.hub_delta > policy.max_target_delta:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the server tells its epsilon at delta {promises.hub_delta:g}, where any epsilon is small; "
+            f"max_target_delta of this machine is {policy.max_target_delta:g}",
+            "raise max_target_delta in policy.yaml to allow it",
+        )
+    if policy.require_secure_aggregation and not promises.secure_aggregation:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            "the server sees every update by itself, and this machine's policy has require_secure_aggregation",
+            "remove require_secure_aggregation from policy.yaml to allow it",
+        )
+
+
+def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> None:
+    """Refuse a hub that promises less of its own than was shown before joining, or than the policy wants.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` naming the promise.
+    """
+    check_promises(policy, now)
+    for name, before, told in (
+        ("epsilon", promised.hub_epsilon, now.hub_epsilon),
+        ("target_delta", promised.hub_delta, now.hub_delta),
+    ):
+        if told > before:
+            raise _changed(
+                f"the server now promises {name} {told:g} for all you send, and {before:g} was shown before joining"
+            )
+    if promised.secure_aggregation and not now.secure_aggregation:
+        raise _changed(
+            "the server now sees every update by itself, and secure aggregation was shown before joining"
+        )
+
+
+def require_sums(promised: Promises, asked: SecureTask | None) -> None:
+    """Refuse a task that gives the hub more of an update than the sum that was shown before joining.
+
+    Raises:
+        GymError: ``POLICY_REFUSED``.
+    """
+    threshold = 0 if asked is None else asked.threshold
+    if threshold < promised.threshold:
+        told = "the update itself" if asked is None else f"a sum of {threshold} updates or more"
+        raise _changed(
+            f"the task gives the hub {told}, and a sum of {promised.threshold} or more was shown before joining"
+        )
+
+
+def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe) -> None:
+    """Refuse a task that protects examples less than what was shown before joining.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` naming the setting.
+    """
+    if announced is None or announced.privacy is None:
+        return
+    if asked.privacy is None:
+        raise _changed("the task has no recipe.privacy, which was announced before joining")
+    before, now = announced.privacy, asked.privacy
+    for name, said, wanted in (
+        ("algorithm", announced.algorithm, asked.algorithm),
+        ("max_length", announced.max_length, asked.max_length),
+    ):
+        if said != wanted:
+            raise _changed(
+                f"the task's recipe.{name} is {wanted!r}, and {said!r} was announced: it decides which rows are left"
+            )
+    for name, was, value, worse in (
+        (
+            "privacy.noise_multiplier",
+            before.noise_multiplier,
+            now.noise_multiplier,
+            now.noise_multiplier < before.noise_multiplier,
+        ),
+        (
+            "privacy.target_delta",
+            before.target_delta,
+            now.target_delta,
+            now.target_delta > before.target_delta,
+        ),
+        ("max_steps", announced.max_steps, asked.max_steps, asked.max_steps > announced.max_steps),
+        ("batch", _batch(announced), _batch(asked), _batch(asked) > _batch(announced)),
+    ):
+        if worse:
+            raise _changed(
+                f"the task's recipe.{name} is {value:g}, and {was:g} was announced: an example would pay more"
+            )
+
+
+def _changed(what: str) -> GymError:
+    return GymError(
+        ErrorCode.POLICY_REFUSED,
+        what,
+        "the hub changed its terms after you joined; look at them again with gym-client join",
+    )
+
+
+def _batch(recipe: TrainingRecipe) -> int:
+    return recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+
+
+def require_within_budget(policy: Policy, book: PrivacyBook, data: str, plan: Plan) -> None:
+    """Refuse a round that would cost the examples of ``data`` more than the policy allows, over all hubs.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` with what is spent and what it would be.
+    """
+    if policy.max_epsilon is None:
+        return
+    after = book.epsilon(data, plan.event(), target_delta=plan.target_delta)
+    if after > policy.max_epsilon:
+        spent = book.epsilon(data, target_delta=plan.target_delta)
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"this data has spent epsilon {spent:.3f} and would have spent {after:.3f} after the round, over this "
+            f"machine's max_epsilon of {policy.max_epsilon:g}",
+            "raise max_epsilon in policy.yaml to allow it, or give other data",
+        )
+
+
+def charge_for(plan: Plan, steps: int, *, data: str, server: str, server_round: int, delta: str) -> Charge:
+    """The line of an update of ``steps`` private steps."""
+    return Charge(
+        data=data,
+        server=server,
+        server_round=server_round,
+        delta=delta,
+        noise_multiplier=plan.noise_multiplier,
+        sampling_probability=plan.sampling_probability,
+        steps=steps,
+        target_delta=plan.target_delta,
+        at_seconds=now(),
+    )

@@ -1,0 +1,1 @@
+"""Personal variants at a hub: push, pull, list, remove."""

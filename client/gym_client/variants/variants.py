@@ -1,0 +1,301 @@
+"""Personal variants at a hub: push one's own, pull what one may read, list, remove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_client.hub import from_hub
+from gym_client.hub.transfers import ObjectCache, download, upload
+from gym_client.hub.transport import HubClient
+from gym_client.identity.pins import key_for
+from gym_client.ledger.heads import Heads
+from gym_client.ledger.receipts import check_receipt
+from gym_client.variants.ledger import check_said
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
+from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+Progress = Callable[[str, int, int], None]
+"""What is done (``upload``, ``fetch``, ``ledger``), how much of it, and of how much."""
+
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class HubVariant:
+    """A variant at a hub, as the hub tells of it.
+
+    Attributes:
+        signed: What its owner signed.
+        base: Which of the hub's models it belongs to: ``base``, or ``version N``.
+        key_status: Of the key that signed it, today: active, rotated or revoked.
+        put_at: Unix seconds.
+        is_public: Whether everyone enrolled may read it.
+        num_readers: Who else may; told to the owner alone.
+        readers: Their ids, where one variant is asked for.
+    """
+
+    signed: SignedVariant
+    base: str
+    key_status: str
+    put_at: float
+    is_public: bool
+    num_readers: int
+    readers: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return {
+            **self.signed.manifest.model_dump(mode="json"),
+            "base": self.base,
+            "key_status": self.key_status,
+            "put_at": self.put_at,
+            "is_public": self.is_public,
+            "num_readers": self.num_readers,
+        }
+
+
+@dataclass(frozen=True)
+class PulledVariant:
+    """A variant that was fetched and checked: the file, what its owner signed, and the ledger's entry of it."""
+
+    path: Path
+    signed: SignedVariant
+    ledger_sequence: int
+
+
+def sign_variant(client: HubClient, manifest: VariantManifest) -> SignedVariant:
+    """Sign with the key that the hub knows, in the name of the account there."""
+    own = manifest.model_copy(update={"owner": client.pin.contributor})
+    return SignedVariant.sign(own, key_for(client.home, client.pin))
+
+
+def to_push(
+    client: HubClient, manifest: VariantManifest, signed: SignedVariant | None = None
+) -> SignedVariant:
+    """What is to be pushed: signed before by the account's present key, as the hub has it already, or signed now.
+
+    That the hub's own copy is taken where it says the same makes a push that was cut short repeatable.
+
+    Args:
+        client: The hub.
+        manifest: What is to be said; the owner is the account at the hub, whatever it says.
+        signed: What was signed before, if anything was.
+    """
+    present = key_for(client.home, client.pin).public_key
+    owner = client.pin.contributor
+    if signed is not None and (signed.manifest.owner, signed.public_key) == (owner, present):
+        return signed
+    held = held_variant(client, manifest.variant)
+    if held is not None and held.public_key == present and _same(held.manifest, manifest):
+        return held
+    return sign_variant(client, manifest)
+
+
+def held_variant(client: HubClient, name: str) -> SignedVariant | None:
+    """What the hub holds under one of the account's names; None where it holds nothing that is good."""
+    try:
+        return get_variant(client, "", name).signed
+    except GymError as error:
+        if error.code in (ErrorCode.NOT_FOUND, ErrorCode.KEY_REVOKED):
+            return None
+        raise
+
+
+def push_variant(
+    client: HubClient,
+    delta: Path,
+    signed: SignedVariant,
+    readers: Sequence[str] | None = None,
+    progress: Progress = lambda what, done, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Bring a variant to the hub. Cut short at any point, it can be called again.
+
+    Args:
+        client: The hub.
+        delta: The file that the manifest names.
+        signed: Of the account at the hub.
+        readers: Ids of who else may read it, ``*`` for everyone enrolled; None leaves that as it is.
+        progress: Told how far the upload is.
+        should_stop: Asked between chunks.
+
+    Returns:
+        The hub's receipt, checked and kept in the home.
+
+    Raises:
+        GymError: ``HASH_MISMATCH`` for a file that is not the manifest's; the hub's refusals, before a byte is sent;
+            ``INTERRUPTED``; ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
+    """
+    manifest = signed.manifest
+    if (found := file_sha256(delta)) != manifest.delta_sha256:
+        raise GymError(
+            ErrorCode.HASH_MISMATCH,
+            f"{delta} has sha256 {found}, the manifest of {manifest.variant} names {manifest.delta_sha256}",
+            "sign the file that is to be pushed",
+        )
+    told = None if readers is None else pb.Readers(contributors=readers)
+    request = pb.PutVariantRequest(variant_json=signed.to_json(), readers=told)
+    for _ in range(_TRIES):
+        reply = client.call("PutVariant", request)
+        if not reply.needs_object:
+            return _keep(client, reply.receipt_json, signed)
+        upload(
+            client,
+            manifest.delta_sha256,
+            delta,
+            lambda done, total: progress("upload", done, total),
+            should_stop,
+        )
+    raise GymError(
+        ErrorCode.INTERNAL, f"{client.address} asks again and again for the delta of {manifest.variant}"
+    )
+
+
+def get_variant(client: HubClient, owner: str, name: str) -> HubVariant:
+    """What the hub has under a name; its signature is good and it is what was asked for.
+
+    Args:
+        client: The hub.
+        owner: Id of the account; empty: the own one.
+        name: Of the variant.
+
+    Raises:
+        GymError: ``NOT_FOUND``, ``KEY_REVOKED``, ``SIGNATURE_INVALID``.
+    """
+    found = _read(client.call("GetVariant", pb.GetVariantRequest(owner=owner, name=name)))
+    found.signed.verify()
+    manifest, wanted = found.signed.manifest, owner or client.pin.contributor
+    if (manifest.owner, manifest.variant) != (wanted, name):
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"{client.address} gives {manifest.variant} of {manifest.owner} for {name} of {wanted}",
+            "do not trust this hub; ask its coordinator",
+        )
+    return found
+
+
+def pull_variant(
+    client: HubClient,
+    owner: str,
+    name: str,
+    folder: Path,
+    progress: Progress = lambda what, done, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    local: Path | None = None,
+) -> PulledVariant:
+    """Fetch a variant and check all of it. Cut short, it goes on from there when called again.
+
+    The owner signed it, by a key that the hub's ledger gives to the owner and that nobody revoked; the ledger says that
+    it was put and that nothing newer was; the file has its sha256, is a valid delta, and is for the base it says.
+
+    Args:
+        client: The hub.
+        owner: Id of the account; empty: the own one.
+        name: Of the variant.
+        folder: Where the file goes, named by its sha256.
+        progress: Told how far ledger and download are.
+        should_stop: Asked between chunks.
+        local: A file that may be the wanted one; if it is, it is taken and nothing is fetched.
+
+    Raises:
+        GymError: What ``get_variant``, ``check_said`` and ``download`` raise; ``DELTA_INVALID``, ``BASE_MISMATCH``.
+    """
+    found = get_variant(client, owner, name)
+    sequence = check_said(client, found.signed, lambda done, total: progress("ledger", done, total))
+    manifest = found.signed.manifest
+    if local is not None and local.is_file() and file_sha256(local) == manifest.delta_sha256:
+        path = local
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = download(
+            client,
+            ObjectCache(folder),
+            manifest.delta_sha256,
+            manifest.size_bytes,
+            lambda done, total: progress("fetch", done, total),
+            should_stop,
+        )
+    _check_file(path, manifest)
+    return PulledVariant(path, found.signed, sequence)
+
+
+def list_variants(client: HubClient) -> Iterator[HubVariant]:
+    """The account's variants and those that it may read, by owner and name."""
+    page = ""
+    while True:
+        reply = client.call("ListVariants", pb.ListVariantsRequest(page=page))
+        yield from map(_read, reply.variants)
+        if not reply.next_page:
+            return
+        page = reply.next_page
+
+
+def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
+    """Remove one of the account's variants from the hub; nobody reads it there any more.
+
+    Returns:
+        The hub's receipt, checked and kept in the home.
+
+    Raises:
+        GymError: ``NOT_FOUND``.
+    """
+    reply = client.call("DeleteVariant", pb.DeleteVariantRequest(name=name))
+    return _keep(client, reply.receipt_json, None)
+
+
+def _keep(client: HubClient, text: str, signed: SignedVariant | None) -> dict[str, Any]:
+    receipt = from_hub.document(text, "a receipt", proof=dict)
+    proof = check_receipt({"proof": receipt.get("proof")}, bytes.fromhex(client.pin.ledger_key))
+    assert proof is not None
+    document = receipt.get("document") if signed is None else signed.digest
+    told, kind = proof.entry.body, "variant-removed" if signed is None else "variant"
+    if (proof.entry.kind, told.get("contributor"), told.get("document")) != (
+        kind,
+        client.pin.contributor,
+        document,
+    ):
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"{client.address} proves entry {proof.entry.sequence}, which does not tell of this variant",
+            "do not trust this hub; ask its coordinator",
+        )
+    heads = Heads(client.home, bytes.fromhex(client.pin.ledger_key))
+    heads.see(proof.head, client.prove)
+    client.home.append_receipt({**receipt, "server": client.pin.server})
+    return receipt
+
+
+def _read(info: pb.VariantInfo) -> HubVariant:
+    return HubVariant(
+        SignedVariant.parse(info.variant_json),
+        info.base,
+        info.key_status,
+        info.put_at_seconds,
+        info.is_public,
+        info.num_readers,
+        tuple(info.readers),
+    )
+
+
+def _same(one: VariantManifest, other: VariantManifest) -> bool:
+    """Whether two manifests say the same, by whomever and whenever."""
+    passing = {"owner", "issued_at"}
+    return one.model_dump(exclude=passing) == other.model_dump(exclude=passing)
+
+
+def _check_file(path: Path, manifest: VariantManifest) -> None:
+    from gym_fed.delta.file import DeltaFile
+
+    with DeltaFile.open(path) as delta:
+        base = delta.manifest.base_digest
+    if base != manifest.base_digest:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"the delta of {manifest.variant} is for base {base}, its manifest says {manifest.base_digest}",
+            "its owner has to push it again",
+        )

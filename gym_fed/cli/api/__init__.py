@@ -1,0 +1,1 @@
+"""`gym api` and `gym api keys`."""

@@ -1,0 +1,240 @@
+"""`gym api`: serve a base and its variants over OpenAI's API; `gym api keys` says who may use what."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from gym_fed.config.serving import LOOPBACK, ServingConfig
+from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.serving.setup import Serving
+
+_SHOWN_MODELS = 5
+_DAY_SECONDS = 24 * 60 * 60
+
+
+class _ServesByDefault(TyperGroup):
+    """``gym api serving.yaml`` is ``gym api serve serving.yaml``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_ServesByDefault, help="Serve a base and its variants over OpenAI's API, and say who may use what."
+)
+keys_app = typer.Typer(help="Who may use a server, and which models of it.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+FileOption = Annotated[
+    Path, typer.Option("--file", metavar="FILE", help="The server's api_keys; made where there is none.")
+]
+NameArgument = Annotated[str, typer.Argument(help="Of whoever gets the key.")]
+DEFAULT_FILE = Path("api_keys.json")
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None, typer.Argument(help="A YAML file of serving; without it, the defaults.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", help="gym-nano, a model folder, or a cached name.")
+    ] = None,
+    variants: Annotated[
+        Path | None, typer.Option("--variants", help="Folder that gym variant fills.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Beyond loopback, API keys are needed.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="0 takes a free one.")] = None,
+    api_keys: Annotated[Path | None, typer.Option("--api-keys", help="File that gym api keys fills.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option("--drain-seconds", min=0.0, help="How long answers may go on after Ctrl-C.")
+    ] = 20.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON with the address, once it is ready.")
+    ] = False,
+) -> None:
+    """The default: `gym api serving.yaml` means `gym api serve serving.yaml`. Ctrl-C lets running answers finish."""
+    named = {"base": base, "variants": variants, "host": host, "port": port, "api_keys": api_keys}
+    overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
+    settings = serving_config(config, [*(set_ or []), *overrides])
+
+    from gym_fed.serving.http.server import run_server
+
+    def on_listening(address: str) -> None:
+        if settings.host not in LOOPBACK:
+            err.print("note: this is plain HTTP: beyond a network you trust, put a proxy with TLS before it")
+        err.print(f"listening at {address}; loading {settings.base} ...")
+
+    def on_ready(address: str, serving: Serving) -> None:
+        err.print("ready")
+        if as_json:
+            sys.stdout.write(json.dumps(_told(address, serving)) + "\n")
+            sys.stdout.flush()
+        else:
+            _introduce(address, serving)
+
+    def on_draining(active: int) -> None:
+        # Not through the console: the signal may have come while it was writing.
+        left = f"; answers under way: {active}, which have {drain_seconds:g} s; Ctrl-C again breaks them off"
+        text = f"\nleaving{left if active else ''}\n"
+        os.write(sys.stderr.fileno(), text.encode())
+
+    finished = run_server(
+        settings,
+        drain_seconds=drain_seconds,
+        on_listening=on_listening,
+        on_ready=on_ready,
+        on_draining=on_draining,
+    )
+    if not finished:
+        raise GymError(ErrorCode.INTERRUPTED, "answers that were under way were broken off")
+
+
+def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
+    """The file's settings, or the defaults, with overrides.
+
+    Raises:
+        GymError: As ``load_config``.
+    """
+    from gym_fed.config.yaml.file import load_config, place_overrides, validate
+
+    if path is not None:
+        return load_config(path, ServingConfig, overrides)
+    values: dict[str, Any] = {}
+    placed = place_overrides(values, overrides)
+    return validate(values, ServingConfig, "--set", None, placed | {()})
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _told(address: str, serving: Serving) -> dict[str, Any]:
+    return {
+        "url": f"{address}/v1",
+        "model": serving.served_name,
+        "base_digest": serving.base.digest,
+        "variants": None if serving.store is None else serving.store.count(),
+        "api_keys": serving.config.api_keys is not None,
+    }
+
+
+def _introduce(address: str, serving: Serving) -> None:
+    """The address, what can be asked for, and how."""
+    from itertools import islice
+
+    from gym_fed.serving.openai.catalogue import LOCAL
+
+    names = [model.name for model in islice(serving.service.catalogue.list(LOCAL), _SHOWN_MODELS + 1)]
+    more = 0 if serving.store is None else serving.store.count() + 1 - _SHOWN_MODELS
+    shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
+    key = "YOUR-KEY" if serving.config.api_keys is not None else "none-needed"
+    out.print(f"serving {shown}")
+    out.print(f"at {address}/v1")
+    out.print(
+        f"""
+from openai import OpenAI
+client = OpenAI(base_url="{address}/v1", api_key="{key}")
+print(client.chat.completions.create(model="{names[-1] if len(names) <= _SHOWN_MODELS else names[1]}",
+    messages=[{{"role": "user", "content": "Hello"}}]).choices[0].message.content)
+"""
+    )
+    if serving.config.api_keys is None:
+        out.print("no API keys: every program of this machine may use every model; Ctrl-C leaves")
+
+
+@keys_app.command()
+def add(
+    name: NameArgument,
+    file: FileOption = DEFAULT_FILE,
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", metavar="NAME", help="May use this variant.")
+    ] = None,
+    owner: Annotated[
+        list[str] | None,
+        typer.Option("--owner", metavar="ID", help="May use all variants of this account or user id."),
+    ] = None,
+    all_variants: Annotated[bool, typer.Option("--all-variants", help="May use every variant.")] = False,
+    base: Annotated[bool, typer.Option("--base/--no-base", help="May use the base itself.")] = True,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="May read /metrics, which tells of everybody's requests.")
+    ] = False,
+    expires_days: Annotated[
+        float | None, typer.Option("--expires-days", min=0.0, help="From now; without it, never.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and show it, this once: the file has its hash alone."""
+    from gym_fed.serving.http.keys import KeyFile
+
+    expires_at = None if expires_days is None else int(time.time() + expires_days * _DAY_SECONDS)
+    key = KeyFile(file).add(
+        name,
+        base=base,
+        everything=all_variants,
+        variants=tuple(variant or ()),
+        owners=tuple(owner or ()),
+        metrics=metrics,
+        expires_at=expires_at,
+    )
+    if as_json:
+        print_json({"name": name, "key": key, "file": str(file), "expires_at": expires_at})
+        return
+    err.print(f"the key of {name}, which is shown this once and kept nowhere:")
+    out.print(key)
+
+
+@keys_app.command("list")
+def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
+    """Show whose keys there are, and what each may use."""
+    from rich.text import Text
+
+    from gym_fed.serving.http.keys import KeyFile
+    from gym_fed.tables import TextTable
+
+    keys = KeyFile(file).keys()
+    if as_json:
+        print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in keys])
+        return
+    table = TextTable("name", "base", "variants", "metrics", "made", "expires")
+    for key in keys:
+        allowed = ["all"] if key.everything else [*key.variants, *(f"those of {who}" for who in key.owners)]
+        table.add_row(
+            key.name,
+            "yes" if key.base else "no",
+            Text(", ".join(allowed) or "none"),  # however many they are
+            "yes" if key.metrics else "no",
+            _day(key.created_at),
+            "never" if key.expires_at is None else _day(key.expires_at),
+        )
+    print_table(table)
+
+
+@keys_app.command()
+def remove(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
+    """Take a key away; a running server refuses it from its next request on, and ends no answer that is under way."""
+    from gym_fed.serving.http.keys import KeyFile
+
+    KeyFile(file).remove(name)
+    print_result(as_json, {"removed": name, "file": str(file)}, f"the key of {name} is gone")
+
+
+def _day(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -1,0 +1,156 @@
+"""`gym chat`: talk to a model or to its variants in the terminal, or ask it one thing with ``--prompt``."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gym_fed.console import err, print_json
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.serving.chat.conversation import Writer
+
+
+def chat(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="gym-nano, a model folder, or the output_dir of a run; with --api a model's name."
+        ),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this, print the answer, leave.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="A system message before everything.")
+    ] = None,
+    variant: Annotated[str | None, typer.Option("--variant", help="Answer with this variant.")] = None,
+    variants: Annotated[
+        Path | None,
+        typer.Option(
+            "--variants",
+            metavar="DIR",
+            help="Folder of variants, as `gym variant` fills it.",
+            show_default="with --variant: ~/.gym-fed/variants",
+        ),
+    ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option(
+            "--api", metavar="URL", help="Talk to this server with OpenAI's API, such as `gym api`."
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option("--api-key-env", metavar="NAME", help="Environment variable that has the API key."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 512,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 always takes the likeliest token.")
+    ] = 0.0,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Only the likeliest tokens, of this share.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=0, help="Only so many of the likeliest tokens.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", help="Only tokens of this share of the likeliest's.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option("--repetition-penalty", help="Divides the scores of what was said; 1: none."),
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option("--presence-penalty", help="Off the score of what the answer has.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option("--frequency-penalty", help="Off for every time that the answer has it.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="The answer ends before this text; may be repeated.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto (the default), cpu, cuda or mps.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each answer as JSON, when whole.")] = False,
+) -> None:
+    """Chat with a model: history, streaming, variants; /help lists the commands, /exit leaves."""
+    from gym_fed.cli.chat.settings import ChatSettings
+
+    settings = ChatSettings.of(
+        {
+            "max_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "seed": seed,
+            "stop": stop or None,
+        }
+    )
+    if api is not None:
+        _refuse_beside("--api", {"--variants": variants, "--device": device})
+        writer = _remote(api, model, api_key_env)
+    else:
+        _refuse_beside("a model of this machine (no --api)", {"--api-key-env": api_key_env})
+        if model is None:
+            raise GymError(ErrorCode.USAGE, "which MODEL?", "gym-nano, a model folder, a run, or --api URL")
+        if variant is not None and variants is None:
+            from gym_fed.cli.variant.options import store_folder
+
+            named = os.environ.get("GYM_VARIANTS")
+            variants = store_folder(Path(named) if named else None)
+        writer = _local(model, variants, device or "auto")
+
+    from gym_fed.cli.chat.terminal import Terminal, line_editing
+    from gym_fed.serving.chat.conversation import Conversation
+
+    with closing(writer):
+        conversation = Conversation(writer, system=system, variant=variant, sampling=settings.fields())
+        terminal = Terminal(conversation, settings, as_json=as_json)
+        if prompt is None:
+            home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
+            with line_editing(home):
+                terminal.run()
+        elif as_json:
+            with closing(conversation.say(prompt)) as pieces:
+                answer = "".join(pieces)
+            print_json(terminal.report(prompt, answer))
+        else:
+            terminal.answer(prompt)
+
+
+def _refuse_beside(what: str, options: dict[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise GymError(ErrorCode.USAGE, f"{name} does not go with {what}", "leave one of them out")
+
+
+def _remote(url: str, model: str | None, api_key_env: str | None) -> Writer:
+    from gym_fed.serving.chat.remote_writer import RemoteWriter
+
+    key = None
+    if api_key_env is not None and not (key := os.environ.get(api_key_env)):
+        raise GymError(ErrorCode.USAGE, f"the environment variable {api_key_env} is not set", "export it")
+    return RemoteWriter(url, model, api_key=key)
+
+
+def _local(model: str, variants: Path | None, device: str) -> Writer:
+    from gym_fed.serving.chat.local_writer import open_engine, open_plain
+
+    try:
+        return open_engine(model, variants=variants, device=device)
+    except GymError as error:
+        if error.code is not ErrorCode.MODEL_INVALID or variants is not None:
+            raise
+        writer = open_plain(model, device=device)
+        err.print(f"{error.message}: it answers by transformers' own generation", style="dim")
+        return writer

@@ -1,0 +1,66 @@
+"""How an answer is written, as `gym chat`'s options and its `/set` give it; the names are OpenAI's and vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.errors import ErrorCode, GymError
+
+
+def _texts(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class ChatSettings(StrictModel):
+    """None leaves it to whoever answers; a request then does not name it."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = 512
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    seed: int | None = None
+    stop: Annotated[list[str], BeforeValidator(_texts), Field(max_length=4)] | None = None
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> ChatSettings:
+        """Checked.
+
+        Raises:
+            GymError: ``USAGE`` naming the setting.
+        """
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            hint = f"there are: {', '.join(cls.model_fields)}"
+            raise GymError(ErrorCode.USAGE, first_problem(error), hint) from error
+
+    def changed(self, text: str) -> ChatSettings:
+        """With ``name=value``; the value is YAML, and ``none`` unsets.
+
+        Raises:
+            GymError: ``USAGE``.
+        """
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise GymError(ErrorCode.USAGE, f"{text!r} is not name=value", "such as /set temperature=0.7")
+        try:
+            parsed = None if value.strip().lower() in ("none", "") else yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise GymError(ErrorCode.USAGE, f"{name}: {value!r} is not a value") from error
+        return ChatSettings.of({**self.model_dump(), name.strip(): parsed})
+
+    def fields(self) -> dict[str, Any]:
+        """Of the request."""
+        return self.model_dump(exclude_none=True)
+
+    def __str__(self) -> str:
+        return "  ".join(f"{name}={value}" for name, value in self.fields().items()) or "nothing is set"

@@ -1,0 +1,333 @@
+"""The terminal of `gym chat`: messages in, answers out as they are written, and commands that begin with a slash."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gym_fed.console import err
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import harmless
+
+if TYPE_CHECKING:
+    from gym_fed.cli.chat.settings import ChatSettings
+    from gym_fed.serving.chat.conversation import Conversation
+
+SHOWN_VARIANTS = 50
+BLOCK = '"""'
+HISTORY_LINES = 1000
+
+
+class Terminal:
+    """One session.
+
+    Args:
+        conversation: With whom.
+        settings: Its sampling; `/set` changes it.
+        as_json: Answers are one JSON line each, when whole.
+    """
+
+    def __init__(self, conversation: Conversation, settings: ChatSettings, *, as_json: bool = False) -> None:
+        self.conversation = conversation
+        self.settings = settings
+        self._as_json = as_json
+        self._typed = sys.stdin.isatty()
+        self._forgotten = 0
+
+    def run(self) -> None:
+        """Until the end of input, `/exit`, or Ctrl-C twice at the prompt.
+
+        Raises:
+            GymError: A refusal, where nobody is there to read it and go on: input that is not typed.
+        """
+        if self._typed:
+            self._note(f"{self.conversation.model}: /help lists what there is, /exit leaves")
+        warned = False
+        while True:
+            try:
+                message = read_message(f"{self.conversation.variant or ''}> ")
+            except KeyboardInterrupt:
+                sys.stdout.write("\n")
+                if warned or not self._typed:
+                    return
+                warned = True
+                self._note("Ctrl-C again, or /exit, leaves")
+                continue
+            warned = False
+            if message is None:
+                if self._typed:
+                    sys.stdout.write("\n")
+                return
+            try:
+                if not self._take(message):
+                    return
+            except KeyboardInterrupt:
+                if not self._typed:
+                    raise
+                self._note("stopped; what was said is kept")
+            except GymError as error:
+                if not self._typed:
+                    raise
+                self._note(f"{error.message}\n  {error.hint}" if error.hint else error.message)
+
+    def answer(self, text: str) -> None:
+        """Ask, and write the answer as it comes. On Ctrl-C the conversation keeps what was said.
+
+        Raises:
+            GymError: The writer's refusal.
+        """
+        said: list[str] = []
+        try:
+            with closing(self.conversation.say(text)) as pieces:
+                for piece in pieces:
+                    said.append(piece)
+                    if not self._as_json:
+                        self._write(piece)
+        finally:
+            if said and not self._as_json:
+                self._write("\n")
+        if self._as_json:
+            self._write(json.dumps(self.report(text, "".join(said)), ensure_ascii=False) + "\n")
+        elif not said:
+            self._write("\n")
+        self._tell_end()
+
+    def report(self, prompt: str, answer: str) -> dict[str, object]:
+        """An answer, for JSON."""
+        return {
+            "model": self.conversation.model,
+            "prompt": prompt,
+            "answer": answer,
+            "finish_reason": self.conversation.finish_reason,
+            "forgotten": self.conversation.forgotten,
+        }
+
+    def _take(self, message: str) -> bool:
+        """Do what is asked; False to leave."""
+        if not message:
+            return True
+        if message.startswith("//"):
+            self.answer(message[1:])
+            return True
+        if not message.startswith("/") or "\n" in message:
+            self.answer(message)
+            return True
+        name, _, argument = message.partition(" ")
+        if name in ("/exit", "/quit"):
+            return False
+        command = _COMMANDS.get(name)
+        if command is None:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{name} is no command; there are {', '.join(_COMMANDS)} and /exit",
+                "a message that begins with a slash is given with two",
+            )
+        command(self, argument.strip())
+        return True
+
+    def _tell_end(self) -> None:
+        if self.conversation.forgotten > self._forgotten:
+            gone = self.conversation.forgotten
+            self._note(f"the context is full: the {gone} oldest messages are no longer seen by the model")
+        self._forgotten = self.conversation.forgotten
+        if self.conversation.finish_reason == "length":
+            self._note(f"cut off: max_tokens is {self.settings.max_tokens}, or the context is full")
+
+    @property
+    def _always_the_same(self) -> bool:
+        return self.settings.temperature == 0 or self.settings.seed is not None
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+    def _note(self, text: str) -> None:
+        err.print(text, style="dim")
+
+    # What begins with a slash: the first line of each docstring is its help.
+
+    def _help(self, argument: str) -> None:
+        """list the commands"""
+        for name, command in _COMMANDS.items():
+            self._note(f"{name:9} {command.__doc__}")
+        self._note("/exit     leave")
+        self._note('a line ending in \\ goes on in the next; lines between """ and """ are one message')
+
+    def _variant(self, argument: str) -> None:
+        """[NAME|none]: list the variants, or answer with another one; the conversation stays"""
+        if argument:
+            self.conversation.switch(None if argument == "none" else argument)
+            self._note(self.conversation.model)
+            return
+        names = self.conversation.writer.variants()
+        if names:
+            self._note(f"{'*' if self.conversation.variant is None else ' '} none (the base alone)")
+        for name in names[:SHOWN_VARIANTS]:
+            self._note(f"{'*' if name == self.conversation.variant else ' '} {name}")
+        if len(names) > SHOWN_VARIANTS:
+            self._note(f"... and {len(names) - SHOWN_VARIANTS} more")
+        if not names:
+            self._note(f"no variants of {self.conversation.writer.base}")
+
+    def _system(self, argument: str) -> None:
+        """[TEXT|none]: show or change the message before everything"""
+        if argument:
+            self.conversation.require_memory("a system message")
+            self.conversation.system = None if argument == "none" else argument
+        self._note(
+            self.conversation.system if self.conversation.system is not None else "no system message is set"
+        )
+
+    def _history(self, argument: str) -> None:
+        """show what was said"""
+        if self.conversation.system is not None:
+            self._write(f"system: {self.conversation.system}\n")
+        for number, message in enumerate(self.conversation.messages):
+            seen = "" if number >= self.conversation.forgotten else " (no longer seen)"
+            self._write(f"{message['role']}{seen}: {message['content']}\n")
+
+    def _reset(self, argument: str) -> None:
+        """forget what was said"""
+        self.conversation.reset()
+        self._forgotten = 0
+        self._note("forgotten")
+
+    def _retry(self, argument: str) -> None:
+        """answer the last question again"""
+        before = list(self.conversation.messages), self.conversation.forgotten
+        question = self.conversation.undo()
+        if question is None:
+            raise GymError(ErrorCode.USAGE, "nothing was asked yet")
+        kept = len(self.conversation.messages)
+        try:
+            self.answer(question)
+        finally:
+            if len(self.conversation.messages) == kept:  # nothing came in place of the old answer
+                self.conversation.messages, self.conversation.forgotten = before
+        if self.conversation.messages == before[0] and self._always_the_same:
+            self._note("the same again: /set temperature=0.7 seed=none lets answers differ")
+
+    def _undo(self, argument: str) -> None:
+        """take the last question and its answer back"""
+        question = self.conversation.undo()
+        self._note("nothing was asked yet" if question is None else f"taken back: {question}")
+
+    def _save(self, argument: str) -> None:
+        """FILE: write the conversation as JSON messages"""
+        path = _path(argument)
+        self.conversation.save(path)
+        self._note(f"{len(self.conversation.messages)} messages in {path}")
+
+    def _load(self, argument: str) -> None:
+        """FILE: go on with a conversation that was saved"""
+        self.conversation.load(_path(argument))
+        self._forgotten = 0
+        self._note(f"{len(self.conversation.messages)} messages")
+
+    def _set(self, argument: str) -> None:
+        """[NAME=VALUE ...]: show or change how answers are written, such as temperature=0.7"""
+        changed = self.settings
+        for word in _words(argument):
+            changed = changed.changed(word)
+        self.settings = changed
+        self.conversation.sampling = changed.fields()
+        self._note(str(changed))
+
+
+_COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
+    f"/{name}": getattr(Terminal, f"_{name}")
+    for name in ("help", "variant", "system", "history", "reset", "retry", "undo", "save", "load", "set")
+}
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise GymError(ErrorCode.USAGE, f"{text!r}: {error}") from error
+
+
+def _path(argument: str) -> Path:
+    if not argument:
+        raise GymError(ErrorCode.USAGE, "which file?", "such as /save talk.json")
+    return Path(argument).expanduser()
+
+
+def read_message(prompt: str) -> str | None:
+    """One message, or None at the end of input.
+
+    A line that ends with a backslash goes on in the next one; between two lines of three quotes everything is text.
+
+    Args:
+        prompt: Shown where a person types.
+
+    Raises:
+        KeyboardInterrupt: On Ctrl-C.
+    """
+    line = _line(prompt)
+    if line is None:
+        return None
+    if line.lstrip().startswith(BLOCK):
+        return _block(line.lstrip().removeprefix(BLOCK))
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        following = _line("... ")
+        if following is None:
+            break
+        lines.append(following)
+    return "\n".join(lines).strip()
+
+
+def _block(first: str) -> str:
+    lines, line = [], first
+    while not line.rstrip().endswith(BLOCK):
+        lines.append(line)
+        following = _line("... ")
+        if following is None:  # the end of input ends the block, too
+            return "\n".join(lines).strip("\n")
+        line = following
+    lines.append(line.rstrip().removesuffix(BLOCK))
+    return "\n".join(lines).strip("\n")
+
+
+def _line(prompt: str) -> str | None:
+    if sys.stdin.isatty():
+        try:
+            return input(prompt if sys.stdout.isatty() else "")
+        except EOFError:
+            return None
+    line = sys.stdin.readline()
+    return line.rstrip("\r\n") if line else None
+
+
+@contextmanager
+def line_editing(folder: Path) -> Iterator[None]:
+    """Arrow keys, searching, and a history in ``folder`` (mode 0600), where Python has readline and a person types."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and find_spec("readline")):
+        yield
+        return
+    import readline
+
+    history = folder / "chat_history"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))
+    history.chmod(0o600)
+    readline.clear_history()
+    readline.read_history_file(history)
+    readline.set_history_length(HISTORY_LINES)
+    readline.set_auto_history(True)
+    # A pasted text of several lines is one message, not one for each line.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    try:
+        yield
+    finally:
+        readline.write_history_file(history)
+        history.chmod(0o600)  # readline replaces the file

@@ -1,0 +1,164 @@
+"""`gym data`: datasets of one's own, and the generated tasks: list them, write their rows, score a model on them."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed.cli.data.files import convert, dedup, mix
+from gym_fed.cli.data.inspect import inspect
+from gym_fed.console import AsJson, out, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TASKS
+
+app = typer.Typer(
+    help="Look at datasets, convert, mix and share them; and text tasks made on this machine.",
+    no_args_is_help=True,
+)
+app.command()(inspect)
+app.command()(convert)
+app.command()(mix)
+app.command()(dedup)
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store", envvar="GYM_DATASETS", help="A folder or fsspec URL, such as s3://bucket/datasets."
+    ),
+]
+
+
+class SplitName(StrEnum):
+    """Which prompts: those to learn from, or those never learnt from."""
+
+    train = "train"
+    heldout = "heldout"
+
+
+@app.command("tasks")
+def list_tasks(
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
+    tasks = [(name, TASKS.new(name)) for name in TASKS.usable()]
+    print_result(
+        as_json,
+        [{"name": name, "group": task.group, "summary": task.summary} for name, task in tasks],
+        *(f"{name:10} {task.group:12} {task.summary}" for name, task in tasks),
+    )
+
+
+@app.command("generate")
+def generate_file(
+    file: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where to write the rows.")],
+    task: Annotated[list[str], typer.Option("--task", help="A task; give it again to mix several.")],
+    num: Annotated[int, typer.Option("--num", min=1, help="How many rows in all.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed gives other rows.")] = 0,
+    rehearse: Annotated[
+        float, typer.Option("--rehearse", min=0.0, max=0.9, help="Share of rows that ask base tasks instead.")
+    ] = 0.0,
+    split: Annotated[
+        SplitName, typer.Option("--split", help="The two never share a prompt.")
+    ] = SplitName.train,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write rows of one or more tasks as JSONL, in the messages format."""
+    from gym_fed.data.generated import generate_with_rehearsal
+
+    if file.exists() and not overwrite:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+    rows = generate_with_rehearsal(task, num, rehearse, seed=seed, split=split.value)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    print_result(as_json, {"file": str(file), "num_rows": len(rows)}, note=f"{len(rows)} rows in {file}")
+
+
+@app.command("score")
+def score(
+    model: Annotated[str, typer.Argument(help="gym-nano, a model folder or a run folder.")],
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="Only these tasks (all by default).")
+    ] = None,
+    num: Annotated[int, typer.Option("--num", min=1, help="Held-out prompts per task.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed draws other prompts.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Share of held-out prompts that a model answers exactly, task by task."""
+    from gym_fed.data.generated import generate
+
+    chosen = {name: TASKS.new(name).group for name in task or TASKS.usable()}
+
+    from gym_fed.evaluation.generation import exact_match
+    from gym_fed.models import load_model
+
+    loaded = load_model(model, device=device)
+    figures: dict[str, float] = {}
+    for name, group in chosen.items():
+        rows = generate(name, num, seed=seed, split="heldout")
+        figures[name] = exact_match(loaded.model, loaded.tokenizer, rows)
+        if not as_json:
+            out.print(f"{name:10} {group:12} {figures[name]:7.1%}")
+    if as_json:
+        print_json({"model": model, "num": num, "seed": seed, "exact_match": figures})
+
+
+@app.command()
+def push(
+    name: Annotated[str, typer.Argument(help="Such as me/stories.")],
+    path: Annotated[Path, typer.Argument(help="A file, or a folder all of whose files are meant.")],
+    store: StoreOption,
+    licence: Annotated[
+        str | None, typer.Option("--licence", help="SPDX identifier, such as CC-BY-4.0, or LicenseRef-NAME.")
+    ] = None,
+    description: Annotated[str, typer.Option("--description", help="What it is.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Publish a file or folder as the next version of a dataset. A licence is needed."""
+    from gym_fed.data.registry import DatasetRegistry
+
+    manifest = DatasetRegistry(store).push(name, path, licence=licence, description=description)
+    print_result(
+        as_json,
+        manifest.model_dump(),
+        note=f"{name}@{manifest.version}: {len(manifest.files)} files under {manifest.licence}",
+    )
+
+
+@app.command()
+def pull(
+    reference: Annotated[
+        str, typer.Argument(metavar="NAME[@VERSION]", help="The newest version by default.")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where its files go.")],
+    store: StoreOption,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a dataset, verified; a stopped pull continues, and no file is overwritten."""
+    from gym_fed.data.registry import DatasetRegistry
+
+    manifest = DatasetRegistry(store).pull(reference, folder)
+    print_result(
+        as_json,
+        manifest.model_dump(),
+        note=f"{manifest.name}@{manifest.version} in {folder}: {len(manifest.files)} files under {manifest.licence}",
+    )
+
+
+@app.command("list")
+def list_datasets(store: StoreOption, as_json: AsJson = False) -> None:
+    """List the datasets of a store, each in its newest version."""
+    from gym_fed.data.registry import DatasetRegistry
+
+    found = DatasetRegistry(store).list()
+    lines = []
+    for manifest in found:
+        size = sum(file.num_bytes for file in manifest.files)
+        line = f"{manifest.name}@{manifest.version}  {manifest.licence}  {size} bytes  {manifest.description}"
+        lines.append(line.rstrip())
+    print_result(as_json, [manifest.model_dump() for manifest in found], *lines)

@@ -1,0 +1,246 @@
+"""`gym data inspect`: rows as the model will see them, what it learns of them in colour, and how long they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.cli.data.files import ColumnsOption, FormatOption, counted
+from gym_fed.console import AsJson, err, out, print_json
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import harmless
+
+if TYPE_CHECKING:
+    from gym_fed.config.train.training import TrainingConfig
+    from gym_fed.data.preview import Segment, Sequence
+    from gym_fed.data.row_counts import RowCounts
+
+_LEARNT, _READ = "bold green", "dim"
+
+
+def inspect(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|CONFIG", help="A data file, folder, pattern or URL; or a config of gym train."
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Whose tokenizer to use. [default: the config's, or gym-nano]"),
+    ] = None,
+    num: Annotated[int, typer.Option("-n", "--num", min=0, help="How many rows to show.")] = 3,
+    format: FormatOption = "auto",
+    columns: ColumnsOption = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=2, help="Cut sequences to so many tokens.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Look at the first so many rows only.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the config.")
+    ] = None,
+    allow_untranslated: Annotated[
+        bool, typer.Option("--allow-untranslated", help="Of a LLaMA-Factory file: leave out what we lack.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""
+    of_files = {
+        "--format": format != "auto",
+        "--columns": columns is not None,
+        "--max-length": max_length is not None,
+    }
+    of_configs = {"--set": bool(set_), "--allow-untranslated": allow_untranslated}
+    if source.endswith((".yaml", ".yml")):
+        _refuse(of_files, "data files", "a config says it itself")
+        from gym_fed.config.llamafactory.files import load_training_config
+
+        config, notes = load_training_config(source, set_ or [], allow_untranslated=allow_untranslated)
+        for note in notes:
+            err.print(f"note: {note}")
+        view = _of_config(config, model, limit)
+    else:
+        _refuse(of_configs, "training configs", "leave it away")
+        view = _of_file(source, model, format, columns, max_length, limit)
+
+    from gym_fed.data.preview import Statistics
+    from gym_fed.data.row_counts import RowCounts
+    from gym_fed.models import quiet_loading
+
+    statistics = Statistics()
+    shown: list[tuple[str, list[Sequence]]] = []
+    with quiet_loading():  # transformers warns of long rows, which are counted here
+        for place, sequences in counted(view.rows, "rows"):
+            statistics.add(sequences)
+            if len(shown) < num:
+                shown.append((place, sequences))
+    if not statistics.rows:
+        raise GymError(ErrorCode.DATA_INVALID, f"{source}: holds no rows", "add at least one row")
+    counts = view.counts or statistics.counts
+    counts.unread = dict(view.unread)
+    figures = {**statistics.summary(), "learned": counts.as_dict()}
+    if as_json:
+        rows = [_as_json(place, sequences, view.tokenizer) for place, sequences in shown]
+        print_json({"source": source, "model": view.model, **figures, "rows_shown": rows})
+        return
+    for place, sequences in shown:
+        for sequence in sequences:
+            _print(place, sequence, view.tokenizer)
+    _print_figures(figures, view.model, view.max_length)
+    if statistics.prompts == statistics.rows:
+        out.print("all rows are prompts, for training by rewards; sft needs completions, too")
+        counts = RowCounts(unread=counts.unread)
+    _print_counts(counts, view.max_length)
+
+
+@dataclass(frozen=True)
+class _View:
+    """What is looked at: rows with their places, as sequences of one tokenizer."""
+
+    model: str
+    tokenizer: Any
+    max_length: int | None
+    rows: Iterator[tuple[str, list[Sequence]]]
+    unread: Counter[str]
+    counts: RowCounts | None = None
+
+
+def _refuse(given: dict[str, bool], whose: str, remedy: str) -> None:
+    for option, is_given in given.items():
+        if is_given:
+            raise GymError(ErrorCode.USAGE, f"{option} is for {whose}", remedy)
+
+
+def _of_file(
+    source: str,
+    model: str | None,
+    format: str,
+    columns: str | None,
+    max_length: int | None,
+    limit: int | None,
+) -> _View:
+    from gym_fed.data.columns import parse_columns, renaming
+    from gym_fed.data.locations import find_files
+    from gym_fed.data.preview import sequences_of
+    from gym_fed.data.reading import iter_rows
+    from gym_fed.data.rows import Row, unread_keys
+    from gym_fed.models import load_tokenizer
+
+    rename = renaming(parse_columns(columns))
+    find_files(source)  # a name mistyped is told before a tokenizer is loaded
+    name = model or "gym-nano"
+    tokenizer = load_tokenizer(name)
+    unread: Counter[str] = Counter()
+
+    def noted(row: Row) -> Row:
+        unread.update(unread_keys([row]))
+        return row
+
+    rows = (
+        (place, sequences_of(tokenizer, noted(row), max_length=max_length))
+        for place, row in islice(iter_rows(source, format, rename=rename), limit)
+    )
+    return _View(name, tokenizer, max_length, rows, unread)
+
+
+def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> _View:
+    """Rows of ``data:`` as the algorithm of the config takes them."""
+    from gym_fed.data.chat_templates.choice import use_chat_template
+    from gym_fed.data.preview import sequences_of
+    from gym_fed.data.row_counts import counts_of
+    from gym_fed.data.rows import as_kind, place_of, unread_keys
+    from gym_fed.kinds import ALGORITHMS
+    from gym_fed.models import load_tokenizer
+    from gym_fed.training.rows.sources import rows_of
+
+    algorithm = ALGORITHMS.new(config.algorithm)
+    given = config.model if config.model_init is None else config.model_init.tokenizer
+    name = model or given or "gym-nano"
+    tokenizer = use_chat_template(load_tokenizer(name), config.chat_template)
+    rows = as_kind(rows_of(config), algorithm.row_kind)[:limit]
+    default = algorithm.assistant_only_default
+    assistant_only = default and not config.packing
+    if config.assistant_only_loss is not None:
+        assistant_only = config.assistant_only_loss
+    packing = config.packing
+    if packing is None:
+        packing = algorithm.packing_default and not assistant_only
+    unread, counts = unread_keys(rows), None
+    if packing:  # what is joined and how is the algorithm's own business
+        encoded = algorithm.encode(config, tokenizer, rows)
+        rows, counts = encoded, counts_of(encoded, len(rows))
+    previews = (
+        (
+            f"packed row {number}" if packing else place_of(row, number),
+            sequences_of(
+                tokenizer,
+                row,
+                max_length=config.max_length,
+                assistant_only=assistant_only,
+                mask_history=config.mask_history,
+                reasoning=config.reasoning,
+            ),
+        )
+        for number, row in enumerate(rows, 1)
+    )
+    return _View(name, tokenizer, config.max_length, previews, unread, counts)
+
+
+def _as_json(place: str, sequences: list[Sequence], tokenizer: Any) -> dict[str, Any]:
+    return {
+        "place": place,
+        "sequences": [
+            {
+                "name": sequence.name,
+                "tokens": len(sequence.encoded["input_ids"]),
+                "tokens_cut": sequence.cut,
+                "segments": [{"text": s.text, "learnt": s.learnt} for s in sequence.segments(tokenizer)],
+            }
+            for sequence in sequences
+        ],
+    }
+
+
+def _print(place: str, sequence: Sequence, tokenizer: Any) -> None:
+    """Colours on a terminal; elsewhere what is learnt stands between >>> and <<<."""
+    length = len(sequence.encoded["input_ids"])
+    cut = f", the last {sequence.cut} cut off" if sequence.cut else ""
+    name = "" if sequence.name == "row" else f" {sequence.name}"
+    out.print(f"{place}{name}: {length} tokens{cut}", style="bold")
+    for segment in sequence.segments(tokenizer):
+        out.print(_visible(segment), style=_LEARNT if segment.learnt else _READ, end="")
+    out.print("\n")
+
+
+def _visible(segment: Segment) -> str:
+    text = harmless(segment.text)
+    return f">>>{text}<<<" if segment.learnt and not out.is_terminal else text
+
+
+def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) -> None:
+    lengths = f"mean {figures['tokens_mean']:.1f}, 95% within {figures['tokens_p95']}, longest {figures['tokens_max']}"
+    out.print(f"{figures['rows']} rows, {figures['tokens']} tokens of {model}: {lengths}")
+    out.print(f"{figures['share_learnt']:.1%} of the tokens are learnt")
+    if max_length is not None:
+        out.print(f"{figures['sequences_cut']} sequences are cut at max_length={max_length}")
+    if figures["nothing_to_learn"]:
+        err.print(f"{figures['nothing_to_learn']} sequences have nothing to learn", style="yellow")
+
+
+def _print_counts(counts: RowCounts, max_length: int | None) -> None:
+    """What would be learned, what stands in the file unread, and a warning where much is lost."""
+    from gym_fed.data.rows import unread_in_words
+
+    if counts.rows:
+        out.print(counts.describe(max_length))
+    if (unread := unread_in_words(counts.unread)) is not None:
+        out.print(unread)
+    if (problem := counts.warning(max_length)) is not None:
+        err.print(f"warning: {problem}", style="yellow")

@@ -1,0 +1,183 @@
+"""`gym delta`: make, look into and apply `.gymdelta` files by hand."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.delta.encode import draw_errors, encode, print_errors, require_matplotlib
+from gym_fed.console import AsJson
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.evaluation.delta_error import LayerError
+
+app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_help=True)
+app.command()(encode)
+app.command("diff", help="The same as encode.")(encode)
+
+_Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
+
+
+@app.command()
+def compare(
+    base: _Base,
+    tuned: Annotated[
+        str, typer.Argument(metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.")
+    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deltas made from this pair.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Text to measure the layers' outputs on; without it, weights only.")
+    ] = None,
+    max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 64,
+    plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Show bits, error of the weights and error of the outputs of every layer."""
+    from gym_fed.data.reading import load_rows
+    from gym_fed.delta.base import BaseSpec, model_tensors
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.evaluation.delta_error import layer_errors
+    from gym_fed.models import load_model, model_name
+
+    if plot is not None:
+        require_matplotlib()
+    rows = load_rows(data)[:max_examples] if data else []
+    loaded = load_model(base)
+    new: Any = load_model(tuned).model
+    if hasattr(new, "peft_config"):
+        new = new.merge_and_unload()
+    spec, tensors = BaseSpec.of(loaded.model, model_name(base)), model_tensors(loaded.model)
+    found: dict[str, list[LayerError]] = {}
+    totals: dict[str, float] = {}
+    for file in files:
+        with DeltaFile.open(file, spec) as delta:
+            found[str(file)] = layer_errors(new, tensors, delta, loaded.tokenizer, rows)
+            totals[str(file)] = delta.bits_per_weight
+    if json_:
+        console.print_json(
+            {f: {"bits_per_weight": totals[f], "tensors": [_plain(e) for e in found[f]]} for f in found}
+        )
+    else:
+        for file_name, errors in found.items():
+            print_errors(file_name, totals[file_name], errors)
+    if plot is not None:
+        draw_errors(plot, found)
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta.")], json_: AsJson = False
+) -> None:
+    """Check a delta and show what is in it."""
+    from gym_fed.delta.file import DeltaFile
+
+    with DeltaFile.open(file) as delta:
+        summary = _summary(delta)
+    console.print_result(json_, summary, lambda: _print_summary(summary))
+
+
+@app.command()
+def apply(
+    base: _Base,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta made from this base.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model; must not exist.")],
+    scale: Annotated[float, typer.Option(help="Multiply the delta by this.")] = 1.0,
+    json_: AsJson = False,
+) -> None:
+    """Write BASE plus the delta as a model folder that transformers loads."""
+    from gym_fed.delta.apply import apply_delta
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.models import load_model, model_name, quiet_loading
+
+    if output.exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")
+    loaded = load_model(base)
+    spec = BaseSpec.of(loaded.model, model_name(base))
+    with DeltaFile.open(file, spec) as delta:
+        apply_delta(loaded.model, delta, scale)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        with quiet_loading():
+            loaded.model.save_pretrained(scratch)
+            loaded.tokenizer.save_pretrained(scratch)
+        scratch.chmod(0o755)
+        os.rename(scratch, output)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    console.print_result(
+        json_,
+        {"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale},
+        f"wrote {output}",
+    )
+
+
+def _summary(delta: DeltaFile) -> dict[str, Any]:
+    tensors = []
+    for name in delta.names:
+        record, payload = delta.record(name), delta.payload(name)
+        scale = float(payload["scales"].float().mean()) if "scales" in payload else None
+        tensors.append(
+            {
+                "name": name,
+                "shape": list(record.shape),
+                "codec": record.codec,
+                "params": record.params,
+                "scale": scale,
+                "norm": delta.tensor_norm(name),
+                "bytes": delta.payload_bytes(name),
+                "bits_per_weight": 8.0 * delta.payload_bytes(name) / math.prod(record.shape),
+            }
+        )
+    payload_bytes = sum(delta.payload_bytes(name) for name in delta.names)
+    return {
+        "file": str(delta.path),
+        "sha256": delta.sha256(),
+        "base_model": delta.manifest.base_model,
+        "base_digest": delta.manifest.base_digest,
+        "extra": delta.manifest.extra,
+        "tensors": tensors,
+        "num_weights": delta.num_weights,
+        "size_bytes": delta.size_bytes,
+        "header_bytes": delta.size_bytes - payload_bytes,
+        "bits_per_weight": delta.bits_per_weight,
+        "norm": delta.norm(),
+    }
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    rows = [("tensor", "shape", "codec", "bits", "scale", "norm", "bytes")]
+    for tensor in summary["tensors"]:
+        options = " ".join(f"{key}={value}" for key, value in sorted(tensor["params"].items()))
+        scale = "-" if tensor["scale"] is None else f"{tensor['scale']:.4g}"
+        shape = "x".join(str(side) for side in tensor["shape"]) or "scalar"
+        codec = f"{tensor['codec']} {options}".rstrip()
+        bits = f"{tensor['bits_per_weight']:.2f}"
+        rows.append(
+            (tensor["name"], shape, codec, bits, scale, f"{tensor['norm']:.4g}", f"{tensor['bytes']:,}")
+        )
+    console.print_columns(rows, indent="")
+    typer.echo(f"base    {summary['base_model']} {summary['base_digest']}")
+    for key, value in sorted(summary["extra"].items()):
+        typer.echo(f"extra   {key}: {value!r}")
+    typer.echo(
+        f"total   {len(summary['tensors'])} tensors, {summary['num_weights']:,} weights, "
+        f"{summary['size_bytes']:,} bytes ({summary['header_bytes']:,} of header), "
+        f"{summary['bits_per_weight']:.3f} bits a weight, norm {summary['norm']:.4g}"
+    )
+    typer.echo(f"sha256  {summary['sha256']}")
+
+
+def _plain(error: LayerError) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in vars(error).items()}

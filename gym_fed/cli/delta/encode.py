@@ -1,0 +1,210 @@
+"""`gym delta encode`: a fine-tune as a small file, in any codec; and what each layer lost, as a table and drawn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from gym_quant.registry import CODECS
+
+from gym_fed import console
+from gym_fed.console import MemberName
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.delta_error import LayerError
+    from gym_fed.quantization.config import CalibratedPolicy
+    from gym_fed.quantization.report import QuantReport
+
+_RENAMED = {
+    "method": "--codec",
+    "norms": "--set small_tensors",
+    "per_channel": "--set group_size, tensor or row",
+    "bits": "--codec",
+}
+
+
+def encode(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")],
+    tuned: Annotated[
+        str, typer.Argument(metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
+    codec: Annotated[
+        str,
+        typer.Option(
+            "--codec",
+            "--method",
+            click_type=MemberName(CODECS, ("auto",), checked=False),
+            help="Codec of matrices, or auto for a budget.",
+        ),
+    ] = "bitdelta",
+    group_size: Annotated[
+        str | None, typer.Option(help="Columns that share a scale; or row, tensor, auto.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="lora: rank; a LoRA run's own factors are kept as is.")
+    ] = None,
+    small: Annotated[str | None, typer.Option(help="Codec of norms and other small tensors.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Calibration text: distils scales, and weighs errors by the layers' inputs."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A key of CodecPolicy or of calibration, such as embeddings=int8."),
+    ] = None,
+    aligned: Annotated[
+        str | None, typer.Option(help="safety_threshold: the safe, instruction-tuned model.")
+    ] = None,
+    unaligned: Annotated[
+        str | None, typer.Option(help="safety_threshold: what that was aligned from.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Encode TUNED minus BASE, calibrated and distilled on text of your own, and show what each layer lost."""
+    from gym_fed.data.reading import load_rows
+    from gym_fed.quantization.quantizer import Quantizer
+
+    if output.exists() and not force:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    if plot is not None:
+        require_matplotlib()
+    words = {"codec": codec, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
+    given = {key: value for key, value in words.items() if value is not None}
+    report = Quantizer(_policy(given, settings or [], has_text=data is not None)).quantize(
+        base,
+        tuned,
+        out=output,
+        calibration=load_rows(data) if data else None,
+        aligned=aligned,
+        unaligned=unaligned,
+        progress=not json_,
+    )
+    if json_:
+        console.print_json(report.to_dict())
+    else:
+        _show(report)
+    if plot is not None:
+        draw_errors(plot, {output.name: _errors(report)})
+
+
+def _number(group_size: str | None) -> int | str | None:
+    return int(group_size) if group_size and group_size.isdecimal() else group_size
+
+
+def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> CalibratedPolicy:
+    """The options and settings; with text, scales that nothing else calibrates are distilled."""
+    from gym_fed.config.yaml.file import parse_overrides, validate
+    from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy
+
+    for path, value in parse_overrides(settings):
+        name = ".".join(map(str, path))
+        if len(path) != 1:
+            raise GymError(ErrorCode.USAGE, f"--set {name}: settings are not nested", "give KEY=VALUE")
+        if name in _RENAMED:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"--set {name}: is {_RENAMED[name]} now", "see docs/quantization.md"
+            )
+        values[name] = value
+    if not has_text:
+        values = {"distill_steps": 0, "calibration_samples": 0} | values
+    elif values["codec"] in CODECS and "distill_steps" not in values:
+        member = CODECS.type_of(values["codec"])
+        if member.has_scales and not member.weighs_inputs:
+            values["distill_steps"] = BitDeltaConfig.model_fields["distill_steps"].default
+    return validate(values, CalibratedPolicy, "options")
+
+
+def _errors(report: QuantReport) -> list[Any]:
+    from gym_fed.evaluation.delta_error import LayerError
+
+    return [LayerError(t.name, t.codec, t.bits_per_weight, t.error, t.output_error) for t in report.tensors]
+
+
+def _show(report: QuantReport) -> None:
+    print_errors(str(report.path), report.bits_per_weight, _errors(report))
+    if report.distillation is not None:
+        found = report.distillation
+        console.out.print(
+            f"distilled {found.num_scales:,} scales in {found.steps} steps, {found.seconds:.1f} s: "
+            f"{found.loss} {found.loss_before:.4f} > {found.loss_after:.4f}"
+        )
+    else:
+        console.out.print("not distilled: no --data, or distill_steps=0")
+    console.out.print(f"safety projection: {report.safety}")
+    for layer in report.layers:
+        if layer.replaced:
+            console.out.print(f"  projected {layer.name}: cosine {layer.cosine}")
+    console.out.print(f"{report.size_bytes:,} bytes, sha256 {report.sha256}")
+
+
+def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) -> None:
+    """A row a tensor: codec, bits a weight, relative errors."""
+    from rich import box
+
+    from gym_fed.tables import TextTable
+
+    table = TextTable(
+        title=f"{name}: {bits_per_weight:.3f} bits a weight, header included; relative errors of weights and outputs",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("tensor", overflow="fold")
+    table.add_column("codec")
+    for column in ("bits", "weights", "outputs"):
+        table.add_column(column, justify="right")
+    for e in errors:
+        output = "-" if e.output_error is None else _percent(e.output_error)
+        table.add_row(
+            e.name, e.codec or "left out", f"{e.bits_per_weight:.2f}", _percent(e.weight_error), output
+        )
+    console.out.print(table)
+
+
+def _percent(value: float) -> str:
+    return "unchanged" if math.isnan(value) else f"{100 * value:.1f}%"
+
+
+def require_matplotlib() -> None:
+    """Refuse ``--plot`` before any work where there is nothing to draw with.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY``.
+    """
+    if find_spec("matplotlib") is None:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY, "--plot: matplotlib is not installed", "pip install 'gym-fed[plot]'"
+        )
+
+
+def draw_errors(path: Path, found: dict[str, list[LayerError]]) -> None:
+    """Errors of every tensor, a marker a file; the format is that of the path's suffix."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [e.name for e in next(iter(found.values()))]
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.22 * len(names)), layout="constrained")
+    for marker, (name, errors) in zip(itertools.cycle("osv^D*"), found.items(), strict=False):
+        axes.plot(
+            [100 * e.weight_error for e in errors], names, marker, label=f"{name}: weights", fillstyle="none"
+        )
+        if any(e.output_error is not None for e in errors):
+            outputs = [math.nan if e.output_error is None else 100 * e.output_error for e in errors]
+            axes.plot(outputs, names, marker, label=f"{name}: outputs")
+    axes.set_xlabel("relative error, %")
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    console.err.print(f"wrote {path}")

@@ -1,0 +1,148 @@
+"""`gym soup`: merge deltas by hand, list the rules, and make the statistics that some methods need."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.soup.merge import merge
+from gym_fed.console import AsJson, print_columns
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.kinds import Kind
+
+app = typer.Typer(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
+app.command()(merge)
+
+_KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")
+
+
+@app.command()
+def statistics(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The fine-tune: a folder or a LoRA run.")],
+    data: Annotated[Path, typer.Option(help="Rows of the kind it was trained on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .safetensors to write.")],
+    kind: Annotated[
+        Literal["fisher", "moments"], typer.Option(help="fisher for fisher, moments for regmean.")
+    ],
+    max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 256,
+    max_length: Annotated[int, typer.Option(min=2, help="Rows are cut to so many tokens.")] = 256,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
+    from gym_fed.data.reading import load_rows
+    from gym_fed.evaluation.merge_statistics import fisher_diagonals, input_moments, save_statistics
+    from gym_fed.models import load_model
+
+    if output.exists() and not force:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    rows = load_rows(data)[:max_examples]
+    loaded = load_model(model)
+    tuned: Any = loaded.model.merge_and_unload() if hasattr(loaded.model, "peft_config") else loaded.model
+    measure = fisher_diagonals if kind == "fisher" else input_moments
+    found = measure(tuned, loaded.tokenizer, rows, max_length=max_length)
+    save_statistics(output, kind, found)
+    told = {"file": str(output), "kind": kind, "num_rows": len(rows), "num_tensors": len(found)}
+    console.print_result(
+        json_,
+        {**told, "size_bytes": output.stat().st_size},
+        f"{output}: {kind} of {len(found)} tensors on {len(rows)} rows, {output.stat().st_size:,} bytes",
+    )
+
+
+@app.command()
+def rules(json_: AsJson = False) -> None:
+    """List every rule: what it needs, whether it withstands liars, and how many updates it takes."""
+    found = _rules()
+    if json_:
+        console.print_json(found)
+        return
+    for kind in _KINDS:
+        _print([rule for rule in found if rule["kind"] == kind], kind)
+
+
+def _rules() -> list[dict[str, Any]]:
+    from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+
+    return [
+        *map(_aggregator, _usable(AGGREGATORS)),
+        *(_described(rule, "pre-aggregator") for rule in _usable(PRE_AGGREGATORS)),
+        *map(_method, _usable(METHODS)),
+        *(_described(rule, "server optimizer") for rule in _usable(SERVER_OPTIMIZERS)),
+    ]
+
+
+def _usable(kind: Kind[Any]) -> Iterator[Any]:
+    """The classes of a kind; members of other packages that cannot be used are named in warnings."""
+    return map(kind.type_of, kind.usable())
+
+
+def _aggregator(rule: Any) -> dict[str, Any]:
+    from gym_fed.soup.building import build
+
+    built = build(rule, {}, "settings")
+    minimum = {str(f): built.minimum(f) for f in (range(4) if rule.robust else (0,))}
+    return {
+        **_described(rule, "aggregator"),
+        "robust": rule.robust,
+        "weighted": rule.weighted,
+        "minimum_updates": minimum,
+    }
+
+
+def _method(rule: Any) -> dict[str, Any]:
+    needs = [rule.statistics] if rule.statistics else []
+    needs += ["base weights"] if rule.uses_base else []
+    needs += ["held-out data"] if rule.uses_score else []
+    return {
+        **_described(rule, "merge method"),
+        "needs": ", ".join(needs) or "nothing",
+        "robust": False,
+        "weighted": rule.weighted,
+        "minimum_updates": {"0": rule.minimum},
+    }
+
+
+def _described(rule: Any, kind: str) -> dict[str, Any]:
+    """What all kinds have; ``needs`` of a geometric rule is what it sees of whole updates."""
+    needs = {"nothing": "nothing", "norms": "norms", "products": "inner products", "root": "root update"}
+    fields = rule.Config.model_fields
+    return {
+        "name": rule.name,
+        "kind": kind,
+        "needs": needs[rule.needs.name.lower()],
+        "settings": {k: _default(f) for k, f in fields.items() if k != "num_malicious_nodes"},
+        "summary": _first_line(sys.modules[rule.__module__]) or _first_line(rule),
+    }
+
+
+def _first_line(documented: Any) -> str:
+    """Of the docstring of a module or class; "" where it has none of its own."""
+    return inspect.cleandoc(vars(documented).get("__doc__") or "").partition("\n")[0]
+
+
+def _default(field: Any) -> Any:
+    return None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _print(rules: list[dict[str, Any]], kind: str) -> None:
+    heads = {"aggregator": ["robust", "updates for f = 0, 1, 2, 3"], "merge method": ["weights", "models"]}
+    rows = [["", "needs", *heads.get(kind, []), ""]]
+    for rule in rules:
+        cells = [rule["name"], rule["needs"]]
+        if kind == "aggregator":
+            needed = ", ".join(map(str, rule["minimum_updates"].values()))
+            cells += ["yes" if rule["robust"] else "no", needed]
+        elif kind == "merge method":
+            cells += ["yes" if rule["weighted"] else "no", f"{rule['minimum_updates']['0']} or more"]
+        rows.append([*cells, rule["summary"]])
+    console.out.print(f"{kind}s", style="bold")
+    print_columns(rows)

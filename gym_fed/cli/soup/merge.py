@@ -1,0 +1,223 @@
+"""`gym soup merge`: deltas or fine-tunes of one base made one delta, by any rule of the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from gym_quant.registry import CODECS
+
+from gym_fed import console
+from gym_fed.cli.soup.work import Aggregation, Judge, Method, Work, Write, run
+from gym_fed.console import AsJson, MemberName, print_columns
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
+
+
+def merge(
+    updates: Annotated[
+        list[str], typer.Argument(metavar="UPDATE...", help="Deltas (.gymdelta), model folders or LoRA runs.")
+    ],
+    rule: Annotated[str, typer.Option(help="An aggregator or merge method; see gym soup rules.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Model folder or name of the base of all.", show_default="the one that the updates name"
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")] = Path(
+        "soup.gymdelta"
+    ),
+    pre: Annotated[
+        list[str] | None, typer.Option(help="A pre-aggregator; give it again for further steps.")
+    ] = None,
+    num_malicious_nodes: Annotated[int, typer.Option(min=0, help="Liars to withstand.")] = 0,
+    max_norm: Annotated[float | None, typer.Option(help="Aggregators: larger updates are cut to it.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the rule, such as density=0.3; of a step, STEP.KEY=VALUE."),
+    ] = None,
+    weight: Annotated[str | None, typer.Option(help="A weight for each update, such as 2,1,1.")] = None,
+    statistics: Annotated[
+        list[Path] | None,
+        typer.Option(help="What some methods need (gym soup rules): one for each update, in order."),
+    ] = None,
+    root: Annotated[
+        str | None, typer.Option(help="The coordinator's own update, for rules that need one.")
+    ] = None,
+    heldout: Annotated[Path | None, typer.Option(help="Rows to compare soup and base on.")] = None,
+    gate: Annotated[
+        Path | None, typer.Option(help="Rows on which no soup may do worse than the base.")
+    ] = None,
+    gate_tolerance: Annotated[float, typer.Option(min=0.0, help="Nats a token that it may.")] = 0.0,
+    codec: Annotated[
+        str,
+        typer.Option(
+            click_type=MemberName(CODECS, ("compact", "exact", "as-merged"), checked=False),
+            help="How the soup is written: compact (every tensor in the fewest bytes within --max-error), exact "
+            "(float32), as-merged (bfloat16), or a codec.",
+        ),
+    ] = "compact",
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="--codec compact: relative error of a tensor.",
+            show_default="0.1 where all updates have two bits a weight or less, 0.01 otherwise",
+        ),
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="--codec lora: rank.")] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Merge fine-tunes of one base into one delta."""
+    from gym_fed.kinds import AGGREGATORS, METHODS
+    from gym_fed.soup.building import is_method
+
+    if rule not in (*AGGREGATORS.names(), *METHODS.names()):
+        known = f"aggregators {', '.join(AGGREGATORS.names())}; merge methods {', '.join(METHODS.names())}"
+        raise GymError(ErrorCode.CONFIG_INVALID, f"unknown rule {rule!r} ({known})", "see gym soup rules")
+    if output.exists() and not force:
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    if gate_tolerance and gate is None:
+        raise GymError(
+            ErrorCode.USAGE, "--gate-tolerance does nothing without --gate", "name rows with --gate"
+        )
+    write = _writer(codec, rank, max_error)
+    own, of_steps = _settings(settings or [], pre or [])
+    if is_method(rule):
+        only = {"--pre": bool(pre), "--max-norm": max_norm is not None, "--root": root is not None}
+        _refuse(only, f"merge method {rule!r} trusts every model", "choose an aggregator: gym soup rules")
+        values = {**own, **({"num_malicious_nodes": num_malicious_nodes} if num_malicious_nodes else {})}
+        work: Work = Method(rule, values, statistics or [], len(updates), heldout)
+    else:
+        _refuse({"--statistics": bool(statistics)}, f"aggregator {rule!r} looks at none", "leave them out")
+        values = {
+            "aggregator": rule,
+            "aggregator_options": own,
+            "pre_aggregators": pre or [],
+            "pre_aggregator_options": of_steps,
+            "num_malicious_nodes": num_malicious_nodes,
+            "max_norm": max_norm,
+        }
+        work = Aggregation(values, root)
+    told = run(
+        work,
+        updates,
+        _weights(weight, len(updates)),
+        base,
+        output,
+        write,
+        lambda loaded, opened: Judge(loaded, opened, heldout, gate, gate_tolerance),
+        skip_broken=skip_broken,
+        shown=not json_,
+    )
+    told = {"rule": rule, "pre_aggregators": pre or [], **told}
+    console.print_result(json_, told, lambda: _show(told))
+
+
+def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:
+    from gym_fed.config.delta import CodecPolicy
+    from gym_fed.config.yaml.file import validate
+    from gym_fed.delta.encode import encode_source
+    from gym_fed.soup.compact import ERROR, error_bound, values_only, write_compact
+
+    if codec != "compact":
+        _refuse({"--max-error": max_error is not None}, f"codec {codec!r} chooses nothing", "leave it out")
+    if codec in ("compact", "exact", "as-merged"):
+        _refuse({"--rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
+        least = {"exact": 0.0, "as-merged": ERROR}.get(codec, max_error)
+        ways = values_only() if codec == "as-merged" else None
+
+        def write(exact: DeltaFile, out: Path, spec: BaseSpec, updates: list[DeltaFile]) -> None:
+            write_compact(exact, out, spec, error_bound(updates) if least is None else least, ways)
+
+        return write
+    values = {"codec": codec, "lora_rank": rank, "error_feedback": False}
+    policy = validate(values, CodecPolicy, "--codec")
+
+    def encode(exact: DeltaFile, out: Path, spec: BaseSpec, _: list[DeltaFile]) -> None:
+        import torch
+
+        def source(name: str) -> Tensor:
+            return exact.decode(name) if name in exact else torch.zeros(spec.shapes[name])
+
+        encode_source(source, policy, out, spec)
+
+    return encode
+
+
+def _settings(settings: list[str], steps: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """``--set``: the rule's own, and those of the steps before it."""
+    from gym_fed.config.yaml.file import parse_overrides
+
+    own: dict[str, Any] = {}
+    of_steps: dict[str, dict[str, Any]] = {}
+    for path, value in parse_overrides(settings):
+        if len(path) == 1:
+            own[str(path[0])] = value
+        elif len(path) == 2 and path[0] in steps:
+            of_steps.setdefault(str(path[0]), {})[str(path[1])] = value
+        else:
+            name = ".".join(map(str, path))
+            raise GymError(
+                ErrorCode.USAGE, f"--set {name}: no step of that name", "give KEY=VALUE, or STEP.KEY=VALUE"
+            )
+    return own, of_steps
+
+
+def _weights(text: str | None, count: int) -> list[float]:
+    if text is None:
+        return [1.0] * count
+    try:
+        weights = [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise GymError(ErrorCode.USAGE, f"--weight {text!r}: not numbers", "give such as 2,1,1") from error
+    if len(weights) != count:
+        raise GymError(
+            ErrorCode.USAGE, f"--weight names {len(weights)} weights for {count} updates", "give one for each"
+        )
+    return weights
+
+
+def _refuse(given: dict[str, bool], why: str, hint: str) -> None:
+    for option, is_given in given.items():
+        if is_given:
+            raise GymError(ErrorCode.USAGE, f"{option}: {why}", hint)
+
+
+def _show(told: dict[str, Any]) -> None:
+    rows = [("update", "weight", "norm", "clipped by", "part")]
+    for row in told["updates"]:
+        clip = "-" if row["clip_factor"] == 1.0 else f"{row['clip_factor']:.4f}"
+        weight, norm, part = f"{row['weight']:g}", f"{row['norm']:.4g}", f"{100 * row['part']:z.1f}%"
+        rows.append((row["update"], weight, norm, clip, part))
+    rule = " > ".join([*told["pre_aggregators"], told["rule"]])
+    console.out.print(f"{told['file']}: {rule}", style="bold")
+    print_columns(rows, right=(1, 2, 3, 4))
+    for name, why in told["refused"].items():
+        console.out.print(f"refused {name}: {why}")
+    for step in told["found"].get("steps", ()):
+        name = told["updates"][step["model"]]["update"]
+        alone = "no score" if step["alone"] is None else f"score {step['alone']:.4f}"
+        console.out.print(f"{name}: {alone} alone; {step['refused'] or 'joined'}")
+    if averaged := told["found"].get("merged_by_mean"):
+        console.out.print(f"no statistics, so merged by mean: {', '.join(averaged)}")
+    for key, losses in told["losses"].items():
+        console.out.print(f"{key}: loss {losses['base']:.4f} > {losses['soup']:.4f}")
+    codecs = ", ".join(f"{name} {count}" for name, count in sorted(told["codecs"].items()))
+    console.out.print(
+        f"norm {told['norm']:.4g}, {told['size_bytes']:,} bytes, {told['bits_per_weight']:.3f} bits per weight; "
+        f"error of the encoding {told['encoding_error']:.2%} (tensors: {codecs or 'none, the soup is zero'})"
+    )
+    console.out.print(f"base {told['base']['name']} {told['base']['digest']}")
+    console.out.print(f"sha256 {told['sha256']}")

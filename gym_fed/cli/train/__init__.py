@@ -1,0 +1,1 @@
+"""`gym train` and `gym tune`."""

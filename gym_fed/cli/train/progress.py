@@ -1,0 +1,118 @@
+"""Live progress of training: a bar on a terminal, a line every ``logging_steps`` elsewhere; both on standard error."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gym_fed.console import err
+
+if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
+    from gym_fed.training.run.hooks import StepReport
+
+_GIB = 1 << 30
+
+
+@contextmanager
+def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
+    """What ``Trainer`` is given as ``on_report``. Of several processes only the first one shows anything."""
+    if int(os.environ.get("RANK", "0")) != 0:
+        yield lambda report: None
+        return
+    if not err.is_terminal:
+
+        def line(report: StepReport) -> None:
+            if report.evaluation is not None:
+                err.print(f"  after step {report.step}  {_evaluation(report)}")
+            elif report.step % logging_steps == 0 or report.step == report.total:
+                err.print(f"step {report.step}/{report.total}  {_figures(report)}")
+
+        yield line
+        return
+
+    with bar("training") as update:
+
+        def show(report: StepReport) -> None:
+            if report.evaluation is not None:
+                err.print(f"after step {report.step}  {_evaluation(report)}")
+                return
+            update(report.step, report.total, _figures(report))
+
+        yield show
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on the terminal; what it gives is called with how much is done, of how much, and figures to show."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    figures = TextColumn("{task.fields[figures]}", markup=False)
+    with Progress(what, BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as shown:
+        task = shown.add_task(what, total=None, figures="")
+        yield lambda done, total, text: shown.update(task, completed=done, total=total, figures=text)
+
+
+def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
+    """What ``Trainer`` is given as ``on_rows``: a line of counts, and a warning where much is lost."""
+
+    from gym_fed.data.rows import unread_in_words
+
+    def say(name: str, counts: RowCounts) -> None:
+        err.print(f"{name}: {counts.describe(max_length)}")
+        if (unread := unread_in_words(counts.unread)) is not None:
+            err.print(f"{name}: {unread}")
+        if (problem := counts.warning(max_length)) is not None:
+            err.print(f"warning: {name}: {problem}", style="yellow")
+
+    return say
+
+
+@contextmanager
+def readable_warnings() -> Iterator[None]:
+    """What a run warns of as a line of its own, not as Python prints warnings."""
+    from gym_fed.training.run.reproducibility import RunWarning
+
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: object, **more: object) -> None:
+        if issubclass(category, RunWarning):
+            err.print(f"warning: {message}")
+        else:
+            before(message, category, *rest, **more)  # type: ignore[arg-type]  # what Python gave
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def _figures(report: StepReport) -> str:
+    parts = [f"loss {report.loss:.4f}"]
+    if report.reward is not None:
+        parts.append(f"reward {report.reward:.3f}")
+    if report.epsilon is not None:
+        parts.append(f"epsilon {report.epsilon:.2f}")
+    if report.tokens_per_second is not None:
+        parts.append(f"{report.tokens_per_second:.0f} tokens/s")
+    if report.seconds_left is not None and report.step < report.total:
+        parts.append(f"{duration(report.seconds_left)} left")
+    parts.append(f"{report.memory_bytes / _GIB:.1f} GiB")
+    return "  ".join(parts)
+
+
+def _evaluation(report: StepReport) -> str:
+    return "  ".join(
+        f"{key} {value:.4f}" for key, value in (report.evaluation or {}).items() if key.startswith("eval_")
+    )
+
+
+def duration(seconds: float) -> str:
+    """``1:02:03``, or ``2:03`` below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,140 @@
+"""`gym train`: one config file in, a trained model out; Ctrl-C saves a checkpoint, the same command continues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
+from gym_fed.config.llamafactory.files import load_training_config
+from gym_fed.config.schema.plugins import require_run_plugins
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import parse_overrides
+from gym_fed.config.yaml.strict import parse_config, read_config_text
+from gym_fed.console import err, out, print_json
+from gym_fed.kinds import ALGORITHMS
+
+if TYPE_CHECKING:
+    from gym_fed.training.run.result import TrainResult
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/nano-sft.yaml.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete the run in output_dir first, finished or not.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Continue an unfinished run, or refuse it.")
+    ] = True,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, help="Train in so many processes of this machine.")
+    ] = None,
+    allow_untranslated: Annotated[
+        bool, typer.Option("--allow-untranslated", help="Of a LLaMA-Factory file: leave out what we lack.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
+) -> None:
+    """Train a model as a config file says, ours or LLaMA-Factory's. Stopped runs are continued by the same command."""
+    if not overwrite:
+        _require_plugins(config, set_ or [])
+    settings, notes = load_training_config(config, set_ or [], allow_untranslated=allow_untranslated)
+    from gym_fed.training.processes.ranks import is_main
+
+    out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes speaks
+    for note in notes:
+        err.print(f"note: {note}")
+
+    from gym_fed.training.run.folder import RunFolder
+
+    if is_main():
+        if overwrite:
+            RunFolder(settings.output_dir).delete()
+        RunFolder(settings.output_dir).require_unfinished()
+    if nproc is not None and nproc > 1:
+        _in_processes(settings, nproc)
+    err.print(f"loading {settings.model or 'a new model'} ...")
+
+    from gym_fed.training.trainer import Trainer
+
+    with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
+        trainer = Trainer(
+            settings, on_rows=say_rows(settings.max_length), on_report=on_report, should_stop=should_stop
+        )
+        result = trainer.train(resume=resume)
+    if as_json:
+        if is_main():
+            print_json(result.summary())
+        return
+    out.print(learned(result))
+    if settings.save_final:
+        out.print(f"saved in {result.output_dir}; {_next(settings, result.output_dir)}")
+
+
+def _require_plugins(config: Path, overrides: list[str]) -> None:
+    """Refuse to resume without the packages that the run began with: to its config their words are unknown ones."""
+    values, _ = parse_config(config, read_config_text(config))
+    for path, value in parse_overrides(overrides):
+        if path == ("output_dir",):
+            values["output_dir"] = value
+    if isinstance(folder := values.get("output_dir"), str):
+        require_run_plugins(Path(folder))
+
+
+def learned(result: TrainResult) -> str:
+    """What a run came to, and with privacy what it cost."""
+    text = (
+        f"{result.steps} steps on {result.num_examples} examples, {result.num_tokens} tokens; "
+        f"final loss {result.final_loss:.4f}"
+    )
+    if result.privacy is None:
+        return text
+    return f"{text}; privacy: epsilon {result.epsilon:.2f} at delta {result.privacy.target_delta:g}"
+
+
+def _next(settings: TrainingConfig, folder: Path) -> str:
+    """What a trained model is good for."""
+    advice: str = ALGORITHMS.type_of(settings.algorithm).advice(str(folder))
+    return advice
+
+
+def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
+    """This very command in ``nproc`` processes, once it is known that they can work."""
+    from gym_fed.training.processes.launch import launch
+    from gym_fed.training.run.checks import check_config
+
+    check_config(settings, num_processes=nproc)
+    at = next(i for i, word in enumerate(sys.argv) if word.partition("=")[0] == "--nproc")
+    rest = sys.argv[1:at] + sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]
+    sys.exit(launch([word for word in rest if word != "--overwrite"], nproc))
+
+
+@contextmanager
+def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks for an end after the current step, ``keeping`` something; the second stops at once."""
+    asked = False
+
+    def handler(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        # Not through the console: the signal may have come while it was writing.
+        os.write(
+            sys.stderr.fileno(), f"\nstopping after this step{keeping}; Ctrl-C again stops at once\n".encode()
+        )
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,90 @@
+"""`gym tune`: search for settings; every trial is a run folder, and the same command goes on after Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.train.train import stop_on_ctrl_c
+from gym_fed.config.yaml.file import load_config
+from gym_fed.console import print_columns
+
+if TYPE_CHECKING:
+    from gym_fed.training.run.hooks import StepReport
+    from gym_fed.training.search import TrialResult
+
+
+def tune(
+    config: Annotated[Path, typer.Argument(help="A YAML file with a search section.")],
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Trials in all, those before a resume included.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every trial as JSON.")] = False,
+) -> None:
+    """Search for the settings that train best, with Optuna. The best are written as a config for `gym train`."""
+    from gym_fed.config.train.search import SearchConfig
+
+    settings = load_config(config, SearchConfig, set_ or [])
+
+    from gym_fed.training.search import Search
+
+    with stop_on_ctrl_c() as should_stop:
+        search = Search(settings, on_trial=_told, on_report=_progress(), should_stop=should_stop)
+        results = search.run(trials)
+    best = search.best(results)
+    if as_json:
+        console.print_json(
+            {
+                "trials": [vars(result) for result in results],
+                "best": None if best is None else best.number,
+                "metric": settings.search.metric,
+                "output_dir": str(settings.output_dir),
+            }
+        )
+        return
+    ranked = sorted(results, key=lambda r: (r is not best, r.state != "complete", r.number))
+    print_columns(
+        [
+            ("trial", settings.search.metric, "state", "settings"),
+            *((str(r.number), _figure(r), r.why or r.state, _settings(r)) for r in ranked),
+        ]
+    )
+    if best is not None:
+        file = settings.output_dir / "best.yaml"
+        console.out.print(f"best: trial {best.number}; train with it: gym train {file}")
+
+
+def _told(result: TrialResult) -> None:
+    what = _figure(result) if result.state == "complete" else result.why or result.state
+    console.err.print(f"trial {result.number}: {what}  ({_settings(result)})")
+
+
+def _progress() -> Any:
+    """On a terminal, one line that is written over; elsewhere only the ends of trials are told."""
+    if not console.err.is_terminal:
+        return None
+
+    def show(number: int, report: StepReport) -> None:
+        console.err.print(
+            f"trial {number}  step {report.step}/{report.total}  loss {report.loss:.4f}   ",
+            end="\r" if report.step < report.total else "\n",
+        )
+
+    return show
+
+
+def _figure(result: TrialResult) -> str:
+    return "-" if result.value is None else f"{result.value:.4f}"
+
+
+def _settings(result: TrialResult) -> str:
+    return "  ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in result.parameters.items()
+    )

@@ -1,0 +1,294 @@
+"""`gym variant create` and `gym variant rebase`: rows in, a signed variant in the store out; Ctrl-C keeps the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from gym_quant.registry import CODECS
+
+from gym_fed.cli.data.files import ColumnsOption
+from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
+from gym_fed.cli.train.train import stop_on_ctrl_c
+from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key, store_folder
+from gym_fed.console import AsJson, MemberName, err, out, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.data.row_counts import RowCounts
+    from gym_fed.identity.keys import SigningKey
+    from gym_fed.personalization.made import CreatedVariant, Listener, RebasedVariant
+
+Base = Annotated[str, typer.Option("--base", help="gym-nano, a model folder, or a name in the local cache.")]
+Device = Annotated[str, typer.Option(help="auto takes CUDA, then MPS, then the CPU.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="A.B=VALUE", help="Another value of the training config, as in `gym train`."
+    ),
+]
+HeldOut = Annotated[
+    float, typer.Option(min=0.0, max=0.5, help="Share of the rows that measures and is not trained on.")
+]
+AsChat = Annotated[
+    bool | None,
+    typer.Option(
+        "--as-chat/--plain",
+        help="Prompts and answers that are strings: turns of a chat, or bare text for /v1/completions.",
+        show_default="as-chat where the base has a chat template",
+    ),
+]
+AsBefore = Annotated[
+    bool | None,
+    typer.Option(
+        "--as-chat/--plain",
+        help="What prompts and answers that are strings are.",
+        show_default="as when the variant was made",
+    ),
+]
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Sign nothing; no key is needed.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Keep the work here, checkpoints too.", show_default="removed at the end")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Forget unfinished work of this variant first.")]
+
+
+def create(
+    data: Annotated[str, typer.Option("--data", help="Examples or preferences: their columns tell which.")],
+    user: Annotated[str, typer.Option("--user", help="Whose it is: an account, or a plain id.")],
+    name: Annotated[
+        str | None, typer.Option(help="What it is served as.", show_default="the user id")
+    ] = None,
+    base: Base = "gym-nano",
+    method: Annotated[str, typer.Option(help="lora, or full for all weights at one bit each.")] = "lora",
+    codec: Annotated[
+        str,
+        typer.Option(
+            click_type=MemberName(CODECS, ("auto",), checked=False), help="How the change is written."
+        ),
+    ] = "auto",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Most optimiser steps.", show_default="by the number of rows")
+    ] = None,
+    held_out: HeldOut = 0.2,
+    columns: ColumnsOption = None,
+    as_chat: AsChat = None,
+    store: StoreOption = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Make the next revision of a variant that exists.")
+    ] = False,
+    set_: Settings = None,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    key: KeyOption = None,
+    unsigned: Unsigned = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Make a variant from a person's own rows. Stopped work is continued by the same command."""
+    from gym_fed.data.columns import parse_columns
+    from gym_fed.personalization.trainer import PersonalizedTrainer
+
+    with listening() as listener:
+        made = PersonalizedTrainer(
+            base,
+            variants=store_folder(store),
+            method=method,
+            codec=codec,
+            training=training_overrides(set_, steps),
+            key=signer(key, unsigned),
+            unsigned=unsigned,
+            device=device,
+        ).create_variant(
+            user,
+            data=data,
+            name=name,
+            held_out=held_out,
+            columns=parse_columns(columns),
+            as_chat=as_chat,
+            replace=replace,
+            output=output,
+            overwrite=overwrite,
+            listener=listener,
+        )
+    if as_json:
+        print_json(made.to_dict())
+        return
+    out.print(told(made))
+    if as_chat is not False and made.signed:
+        where = "" if store is None else f" --variants {store}"
+        out.print(f"try it with: gym chat {base}{where} --variant {made.name}")
+
+
+def rebase(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The variant.")],
+    onto: Annotated[
+        str, typer.Option("--onto", help="The new base: a model folder, gym-nano, or a cached name.")
+    ],
+    data: Annotated[
+        str | None, typer.Option("--data", help="The owner's rows: what the losses are measured on.")
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Train on from what was carried, so many steps at most; 0 does not.")
+    ] = 0,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", help="The old base, to measure there too.", show_default="the variant's base_model"
+        ),
+    ] = None,
+    output_name: Annotated[
+        str | None, typer.Option("--output-name", help="Leave the old one, and add it under this name.")
+    ] = None,
+    held_out: HeldOut = 0.2,
+    columns: ColumnsOption = None,
+    as_chat: AsBefore = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also if it is no better than the new base alone, or nobody knows."),
+    ] = False,
+    store: StoreOption = None,
+    set_: Settings = None,
+    overwrite: Overwrite = False,
+    key: KeyOption = None,
+    unsigned: Unsigned = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Carry a variant to a new global version of its base; tells the loss before and after."""
+    from gym_fed.data.columns import parse_columns
+    from gym_fed.personalization.trainer import PersonalizedTrainer
+
+    if base is None:
+        with open_store(store) as opened:
+            base = opened.get(name).base_model
+    with listening() as listener:
+        moved = PersonalizedTrainer(
+            base,
+            variants=store_folder(store),
+            training=training_overrides(set_, None),
+            key=signer(key, unsigned),
+            unsigned=unsigned,
+            device=device,
+        ).rebase_variant(
+            name,
+            onto,
+            data=data,
+            steps=steps,
+            held_out=held_out,
+            columns=parse_columns(columns),
+            as_chat=as_chat,
+            force=force,
+            output_name=output_name,
+            overwrite=overwrite,
+            listener=listener,
+        )
+    print_result(as_json, moved.to_dict(), told_of_move(moved))
+
+
+def told_of_move(moved: RebasedVariant) -> str:
+    """A rebased variant in words."""
+    found = moved.losses
+    figures = [
+        ("old base and variant", found.old),
+        ("new base alone", found.new_base),
+        ("new base and variant", found.carried),
+        (f"the same, scaled by {moved.alpha:g}", found.scaled if moved.alpha != 1.0 else None),
+        (f"refitted in {moved.steps} steps{'' if found.took_refit else ' (not kept)'}", found.refitted),
+    ]
+    lines = [
+        f"variant {moved.name} (revision {moved.revision}, {moved.owner}'s, {_signed(moved.signed)})",
+        f"  from base {moved.from_base[:19]} to {moved.onto_base[:19]}, {moved.size_bytes} bytes",
+        f"  loss on {moved.judged_on} ({moved.measured_as}):"
+        if found.best is not None
+        else "  not measured: no rows were given",
+        *(f"    {value:8.4f}  {what}" for what, value in figures if value is not None),
+    ]
+    if found.helps is False:
+        lines.append("  warning: on these rows it is no better than the new base alone")
+    return "\n".join(lines)
+
+
+def told(made: CreatedVariant) -> str:
+    """A variant in words."""
+    kept = "" if made.kept is None else f"; {100 * made.kept:.1f}% of the gain is kept"
+    what = "loss" if made.chosen_before is None else "preference loss"
+    lines = [
+        f"variant {made.name} (revision {made.revision}, {made.owner}'s, {_signed(made.signed)})",
+        f"  learnt from {made.learnt_as}",
+        f"  {made.encoding}",
+        f"  {made.size_bytes} bytes, {made.bits_per_weight:.3f} bits a weight: "
+        f"{made.times_smaller:.1f} times smaller than the base in bfloat16",
+        f"  {what} on {made.judged_on}: base {made.loss_before:.4f}, trained {made.loss_trained:.4f}, "
+        f"encoded {made.loss_encoded:.4f}{kept}",
+    ]
+    if made.chosen_before is not None and made.chosen_encoded is not None:
+        lines.append(
+            f"  loss of the preferred answers themselves: base {made.chosen_before:.4f}, "
+            f"encoded {made.chosen_encoded:.4f}"
+        )
+    if not made.helps:
+        lines.append("  warning: on these rows it is no better than the base alone")
+    return "\n".join(lines)
+
+
+def _signed(signed: bool) -> str:
+    return "signed" if signed else "unsigned"
+
+
+def training_overrides(settings: list[str] | None, steps: int | None) -> dict[str, Any]:
+    """``--set`` and ``--steps`` as keys of a training config."""
+    from gym_fed.config.yaml.file import parse_overrides
+
+    values: dict[str, Any] = {}
+    for path, value in parse_overrides(settings or []):
+        place = values
+        for key in path[:-1]:
+            place = place.setdefault(str(key), {})
+            if not isinstance(place, dict):
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID, f"--set {path[0]}: is given as a value and as a section"
+                )
+        place[str(path[-1])] = value
+    return values if steps is None else {**values, "max_steps": steps}
+
+
+def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
+    """Whose key signs; None: nobody's.
+
+    Raises:
+        GymError: ``USAGE`` for a key that is to sign nothing.
+    """
+    if unsigned and key is not None:
+        raise GymError(ErrorCode.USAGE, "--unsigned: --key does not go with it", "give one of the two")
+    return None if unsigned else signing_key(key)
+
+
+@contextmanager
+def listening() -> Iterator[Listener]:
+    """Shows the work on standard error, and stops it at the first Ctrl-C; what can be continued is kept."""
+    from gym_fed.personalization.made import Listener as Silent
+
+    with readable_warnings(), stop_on_ctrl_c(keeping="") as should_stop, progress(10) as on_report:
+
+        class Terminal(Silent):
+            def phase(self, what: str) -> None:
+                err.print(f"{what} ...")
+
+            def rows(self, name: str, counts: RowCounts, max_length: int) -> None:
+                say_rows(max_length)(name, counts)
+
+            def trained(self, report: Any) -> None:
+                on_report(report)
+
+            def distilled(self, step: int, total: int, loss: float) -> None:
+                if step % 25 == 0 or step == total:
+                    err.print(f"distilling scales: step {step}/{total}  loss {loss:.4f}")
+
+            def should_stop(self) -> bool:
+                return should_stop()
+
+        yield Terminal()

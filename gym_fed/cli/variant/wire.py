@@ -1,0 +1,292 @@
+"""`gym variant push`, `pull` and `hub`: variants between the store of this machine and a community's hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gym_fed import console
+from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store, store_folder
+from gym_fed.console import AsJson
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_client.hub.transport import HubClient
+    from gym_client.variants.variants import HubVariant, Progress
+
+    from gym_fed.identity.variant import SignedVariant, VariantManifest
+    from gym_fed.serving.store.records import VariantRecord
+    from gym_fed.serving.store.store import VariantStore
+
+Server = Annotated[
+    str | None, typer.Option("--server", help="host or host:port of the hub.", show_default="the one joined")
+]
+HomeFolder = Annotated[
+    Path | None,
+    typer.Option("--home", envvar="GYM_HOME", help="Your key and account.", show_default="~/.gym-fed"),
+]
+PassphraseFile = Annotated[
+    Path | None, typer.Option(help="Holds the key's passphrase.", show_default="$GYM_PASSPHRASE, or asked")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
+
+hub_app = typer.Typer(help="Your variants at a hub, and those that you may read there.", no_args_is_help=True)
+
+
+def push(
+    name: NameArgument,
+    server: Server = None,
+    readers: Annotated[
+        str | None,
+        typer.Option(
+            help="Ids of who else may read it, joined by commas.", show_default="as before; new ones: nobody"
+        ),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Everyone enrolled may read it.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Nobody else may read it any more.")] = False,
+    revision: Annotated[
+        int | None, typer.Option(min=1, help="Sign it anew with this number.", show_default="its own")
+    ] = None,
+    store: StoreOption = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a variant of the store to a hub, signed by your account there; cut short, the same command goes on."""
+    shown = _readers(readers, public, private)
+    with open_store(store) as opened, _enrolled(server, home, passphrase_file, insecure) as client:
+        from gym_client.variants.variants import push_variant, to_push
+
+        record, path = opened.get(name), opened.path(name)
+        before = record.signed()
+        manifest = _manifest(record, client.pin.contributor, revision)
+        signed = to_push(client, manifest, before if revision is None else None)
+        with _shown(as_json) as progress:
+            receipt = push_variant(client, path, signed, shown, progress)
+        if signed != before:  # the store has what the hub has
+            _keep(opened, path, signed, record.owner)
+    found = {**receipt, "server": client.pin.server, "file": str(path)}
+    console.print_result(
+        as_json,
+        found,
+        f"pushed {name}, revision {signed.manifest.revision}, to {client.address} as {signed.manifest.owner}",
+    )
+
+
+def pull(
+    name: NameArgument,
+    server: Server = None,
+    owner: Annotated[str, typer.Option(help="Id of its owner.", show_default="your own account")] = "",
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            help="Whose a variant of yours is in this store, as in create --user.",
+            show_default="as there; new ones: your account's",
+        ),
+    ] = None,
+    store: StoreOption = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a variant from a hub into the store, checked against its owner's signature and the hub's ledger."""
+    incoming = store_folder(store) / "incoming"
+    with _enrolled(server, home, passphrase_file, insecure) as client:
+        from gym_client.variants.variants import pull_variant
+
+        before, local = _local(store, name)
+        keeper = _keeper(before, name, owner or client.pin.contributor, client.pin.contributor, user)
+        with _shown(as_json) as progress:
+            found = pull_variant(client, owner, name, incoming, progress, local=local)
+    try:
+        with open_store(store, create=True) as opened:
+            record = _keep(opened, found.path, found.signed, keeper)
+    finally:
+        if found.path != local:
+            found.path.unlink()
+    told = {**record.to_dict(), "ledger_sequence": found.ledger_sequence}
+    console.print_result(
+        as_json, told, f"pulled {name}, revision {record.revision} of {record.owner}, from {client.address}"
+    )
+
+
+@hub_app.command("list")
+def list_hub(
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """List your variants at a hub, and those that you may read."""
+    from gym_fed.tables import TextTable
+
+    with _enrolled(server, home, passphrase_file, insecure) as client:
+        from gym_client.variants.variants import list_variants
+
+        found = list(list_variants(client))
+    table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", "note", box=None)
+    for variant in found:
+        said = variant.signed.manifest
+        row = (said.owner, said.variant, str(said.revision), variant.base, f"{said.size_bytes:,}")
+        who = _who_reads(variant, client.pin.contributor)
+        table.add_row(*row, who, variant.key_status, said.note)
+    console.print_result(
+        as_json, [variant.to_dict() for variant in found], lambda: console.print_table(table)
+    )
+
+
+@hub_app.command("remove")
+def remove_hub(
+    name: NameArgument,
+    server: Server = None,
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a variant of yours from a hub; nobody reads it there any more. The store keeps its own."""
+    with _enrolled(server, home, passphrase_file, insecure) as client:
+        from gym_client.variants.variants import remove_variant
+
+        receipt = remove_variant(client, name)
+    console.print_result(as_json, receipt, f"removed {name} from {client.address}")
+
+
+def _manifest(record: VariantRecord, account: str, revision: int | None) -> VariantManifest:
+    """What is to be signed, where what the store has is not signed by the account's present key."""
+    from gym_fed.identity.variant import VariantManifest
+    from gym_fed.serving.store.records import is_account
+
+    if is_account(record.owner) and record.owner != account:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"variant {record.name!r} is {record.owner}'s, and your account at this hub is {account}",
+            "push your own",
+        )
+    return VariantManifest(
+        variant=record.name,
+        owner=account,
+        base_model=record.base_model,
+        base_digest=record.base_digest,
+        delta_sha256=record.sha256,
+        size_bytes=record.size_bytes,
+        revision=revision or record.revision + int(record.is_signed),
+        note=record.note,
+    )
+
+
+def _local(store: Path | None, name: str) -> tuple[VariantRecord | None, Path | None]:
+    """What the store of this machine has under a name, and its file."""
+    try:
+        with open_store(store) as opened:
+            return opened.get(name), opened.path(name)
+    except GymError as error:
+        if error.code in (ErrorCode.FILE_NOT_FOUND, ErrorCode.NOT_FOUND):
+            return None, None
+        raise
+
+
+def _keeper(before: VariantRecord | None, name: str, account: str, own: str, user: str | None) -> str:
+    """Whose a pulled variant is in this store; refused before anything is fetched.
+
+    Its account's; or, as at `create --user`, a user id: the one named for a variant of one's own, or the one whose
+    variant of this name the same account signed.
+
+    Args:
+        before: What the store has under its name.
+        name: Of the variant.
+        account: Its owner's at the hub.
+        own: The caller's account there.
+        user: What ``--user`` says.
+    """
+    from gym_fed.serving.store.records import is_account, validate_owner
+
+    keeper = account
+    if user is not None:
+        validate_owner(user)
+        if account != own or (is_account(user) and user != own):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"--user {user}: variant {name!r} is {account}'s, and your account is {own}",
+                "--user names your own variants; leave it out",
+            )
+        keeper = user
+    elif before is not None and not is_account(before.owner):
+        signed = before.signed()
+        if signed is not None and signed.manifest.owner == account:
+            keeper = before.owner
+    if before is not None and before.owner != keeper:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"variant {name!r} is {before.owner}'s in this store, and this would be {keeper}'s",
+            f"if that is you: --user {before.owner}; else remove it first, or pull into another --store"
+            if account == own
+            else "remove it first, or pull into another --store",
+        )
+    return keeper
+
+
+def _keep(store: VariantStore, path: Path, signed: SignedVariant, owner: str) -> VariantRecord:
+    """Into the store, in the place of an older revision."""
+    from gym_fed.identity.keys import contributor_id
+
+    if (
+        contributor_id(signed.public_key) != owner
+    ):  # a later key of the account: hub and ledger say that it is
+        store.trust(owner, signed.public_key)
+    return store.add(path, signed, name=signed.manifest.variant, owner=owner, replace=True)
+
+
+def _readers(listed: str | None, public: bool, private: bool) -> list[str] | None:
+    if (listed is not None) + public + private > 1:
+        raise GymError(ErrorCode.USAGE, "--readers, --public and --private exclude each other", "give one")
+    if public:
+        return ["*"]
+    if private:
+        return []
+    if listed is None:
+        return None
+    names = [name.strip() for name in listed.split(",")]
+    if not all(names) or "*" in names:
+        raise GymError(ErrorCode.USAGE, f"--readers {listed!r} is no list of ids", "for everyone: --public")
+    return names
+
+
+def _who_reads(variant: HubVariant, account: str) -> str:
+    if variant.is_public:
+        return "everyone"
+    if variant.signed.manifest.owner != account:
+        return "you, among others perhaps"
+    return f"{variant.num_readers} others" if variant.num_readers else "you alone"
+
+
+@contextmanager
+def _shown(as_json: bool) -> Iterator[Progress]:
+    """Bars on a terminal, lines elsewhere, nothing beside JSON."""
+    from gym_client.cli.display import Display, make_display
+
+    display = Display() if as_json else make_display(console.err, False)
+    try:
+        yield lambda what, done, total: display.progress(what, done, total, None)
+    finally:
+        display.close()
+
+
+def _enrolled(
+    server: str | None, home: Path | None, passphrase_file: Path | None, insecure: bool
+) -> HubClient:
+    """A client of a hub that was joined before, whose ledger key is the pinned one."""
+    from gym_client.cli.keys import open_home
+    from gym_client.hub.known import enrolled_client
+
+    client = enrolled_client(open_home(home, passphrase_file), server, insecure)
+    client.status()
+    return client

@@ -1,0 +1,173 @@
+"""What a committed round is worth to its contributors: scores, free-riders, reputation, and the split of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.hub.amounts import MAX_AMOUNT
+from gym_fed.config.hub.soup import Option
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import MemberOf
+from gym_fed.config.schema.problems import Problem, Problems
+from gym_fed.kinds import CONTRIBUTIONS
+
+ScoreMethod = Annotated[str, MemberOf(CONTRIBUTIONS)]
+"""A file of ``gym_fed/soup/contributions``, or a contribution score of an installed package."""
+
+_DEFAULT_QUALITY = 0.8
+_OFF_WHERE_UPDATES_ARE_HIDDEN = (
+    "similarity_threshold",
+    "together_threshold",
+    "stale_threshold",
+    "min_norm_ratio",
+)
+
+Cosine = Annotated[float, Field(gt=0, le=1)]
+Factor = Annotated[float, Field(ge=0, le=1)]
+
+
+class ReputationConfig(StrictModel):
+    """How a contributor's standing in [0, 1] moves, once a committed round; a new account begins at 0."""
+
+    up: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """A round with a positive contribution takes this share of what is missing to 1: r += up (1 - r)."""
+
+    absence: Factor = 0.98
+    """A round without an update of theirs multiplies it by this."""
+
+    rejected: Factor = 0.5
+    """An update that a screen rejects (norm, held-out loss) multiplies it by this."""
+
+    cheating: Factor = 0.0
+    """Proven cheating multiplies it by this: a near copy, a stale update, an A that is not the round's."""
+
+
+class RewardsConfig(StrictModel):
+    """What a committed round is worth, and to whom."""
+
+    pool: int = Field(1000, ge=0, le=MAX_AMOUNT)
+    """Credits of one round."""
+
+    score: ScoreMethod = "participation"
+    """How an update's worth is measured. ``participation``: not at all. ``improvement``: how much it alone lowers the
+    held-out loss, at its share of the soup. The others share out what the whole soup improved (docs/contributions.md),
+    or are of installed packages. All but the first need ``gate.heldout``."""
+
+    score_options: dict[str, Option] = Field(default_factory=dict)
+    """Further keys of the method's own ``Config``; ``budget`` bounds the evaluations of those that sample."""
+
+    quality_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the pool that is split by max(0, score). Absent: 0 for ``participation``, 0.8 for every other score, or
+    what ``participation_weight`` leaves."""
+
+    participation_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the pool that merged updates get for having worked, free-riders excepted. Absent: the rest."""
+
+    participation_ramp: bool = True
+    """Split the participation part by the reputation that contributors had before the round, so that new keys earn
+    little; equally where nobody has any. ``false``: equally, always."""
+
+    min_score_ratio: Factor = 0.05
+    """A measured update whose score is not above this share of the mean positive score earns nothing this round."""
+
+    min_norm_ratio: Factor = 0.01
+    """An update whose norm is below this share of the round's median norm (of two: of the smaller) counts as one of
+    zeros, and is rejected."""
+
+    similarity_threshold: Cosine | None = 0.9
+    """From this cosine on (of whole updates, of their tensors one by one, or of their signs) two updates of different
+    contributors are one: the first is merged, the others are rejected. docs/rewards.md has what was measured. Null:
+    only copies of bytes are found."""
+
+    together_threshold: Cosine | None = 0.3
+    """Updates that are this far beyond the round's background b (the median cosine of its pairs), by (cosine - b) /
+    (1 - b), are merged and paid as one: so are those that share no weights while both leave many out. Null: everybody
+    is paid alone."""
+
+    stale_threshold: Cosine | None = 0.999
+    """From this cosine on an update is an earlier one of the contributor's own, or an earlier soup, sent again, and is
+    rejected; no standing is lost by likeness to one's own work, since honest work on few rows is that alike. (An
+    earlier update of somebody else is told by ``similarity_threshold``.) Null: not looked for."""
+
+    stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3
+    """How many earlier rounds are looked at for ``stale_threshold`` and ``similarity_threshold``."""
+
+    reputation: ReputationConfig = ReputationConfig()
+
+    hold_seconds: float = Field(7 * 24 * 3600, ge=0)
+    """Credits younger than this cannot be moved, and a transfer settles when it and the sender's key are as old; in
+    this time a stolen key's transfers are undone by revoking it."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether updates are compared with anything."""
+        return any((self.similarity_threshold, self.together_threshold, self.stale_threshold))
+
+    @property
+    def measures(self) -> bool:
+        """Whether scores come from held-out data."""
+        return bool(CONTRIBUTIONS.type_of(self.score).measures)
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Shares of the pool for quality and for participation; they sum to 1."""
+        if self.quality_weight is not None:
+            return self.quality_weight, 1.0 - self.quality_weight
+        if self.participation_weight is not None:
+            return 1.0 - self.participation_weight, self.participation_weight
+        return (_DEFAULT_QUALITY, 1.0 - _DEFAULT_QUALITY) if self.measures else (0.0, 1.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_split(cls, values: object) -> object:
+        if isinstance(values, dict) and "split" in values:
+            instead = {"equal": "participation"}.get(str(values["split"]), str(values["split"]))
+            raise ValueError(f"split is now called score: write `score: {instead}`")
+        return values
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> RewardsConfig:
+        quality, participation = self.quality_weight, self.participation_weight
+        if quality is not None and participation is not None and abs(quality + participation - 1.0) > 1e-9:
+            raise ValueError(
+                f"quality_weight {quality:g} and participation_weight {participation:g} do not sum to 1; leave one out"
+            )
+        if (quality, participation) != (None, None) and not self.measures and self.weights[0] > 0:
+            raise ValueError(
+                f"quality_weight: score {self.score} measures no quality; set it to 0, or choose a score such as "
+                "estimate"
+            )
+        if self.score_options and not CONTRIBUTIONS.type_of(self.score).Config.model_fields:
+            raise ValueError(f"score_options: score {self.score!r} has none")
+        return self
+
+    def check_gate(self, heldout: bool, screens: bool) -> None:
+        """Raises ``Problems`` where the gate lacks what the score is measured on."""
+        problems = []
+        if self.measures and not heldout:
+            problems.append(
+                Problem("rewards.score", f"{self.score!r} is measured on held-out data; set gate.heldout")
+            )
+        if not screens and CONTRIBUTIONS.type_of(self.score).from_screens:
+            problems.append(Problem("rewards.score", f"{self.score!r} needs gate.screen_updates: true"))
+        if problems:
+            raise Problems("", problems)
+
+    def looks_into_updates(self, section: str) -> Iterator[Problem]:
+        """Whatever looks into single updates, which ``section`` promises nobody does."""
+        if self.measures:
+            yield Problem(
+                "rewards.score",
+                f"{self.score!r} looks into single updates, which {section} hides; write rewards: {{score: "
+                "participation}",
+            )
+        for key in _OFF_WHERE_UPDATES_ARE_HIDDEN:
+            if getattr(self, key):
+                yield Problem(
+                    f"rewards.{key}",
+                    "compares updates with each other, and who is rejected would tell of them; write rewards: "
+                    f"{{{key}: {'0' if key == 'min_norm_ratio' else 'null'}}}",
+                )

@@ -1,0 +1,190 @@
+"""Differential privacy, as a hub's config, a merge without a server and a task say it.
+
+Opacus's words: ``noise_multiplier`` is the noise's standard deviation over the sensitivity, ``max_grad_norm`` the norm
+to which an example's gradient is clipped, ``target_delta`` what is never called delta, since a delta is an update here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import Problem, Problems
+from gym_fed.kinds import AGGREGATORS
+
+if TYPE_CHECKING:
+    from gym_fed.config.hub.soup import SoupRecipe
+
+TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
+"""The share of outcomes that epsilon does not speak of; with a large one any epsilon is had for nothing."""
+
+Mechanism = Literal["gaussian", "discrete_gaussian"]
+
+_FACTS: dict[Mechanism, str] = {"gaussian": "bounds_one", "discrete_gaussian": "counts_votes"}
+"""What is true of an aggregator whose L2 sensitivity to one contributor a mechanism covers."""
+
+_MAX_MULTIPLIER = 4096.0
+"""Above it noise on a lattice of 2^20 steps a clip has a standard deviation above ``gym_fed.privacy.noise.MAX_STD``."""
+
+
+class AdaptiveClipping(StrictModel):
+    """Follow a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871, algorithm 1)."""
+
+    target_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The share of updates that should be within the clipping norm, gamma."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.2
+    """Step of the geometric update of the norm, eta_C."""
+
+    count_noise_std: Annotated[float, Field(gt=0)]
+    """Standard deviation of the noise on the number of updates within the norm, sigma_b; a twentieth of the round's
+    contributors in the paper. What it costs is taken from the noise of the soup, so that a round costs the same."""
+
+
+class ReleasePrivacy(StrictModel):
+    """One noisy release of a merge: whose share is hidden, behind how much noise."""
+
+    mechanism: Mechanism = "gaussian"
+    """``gaussian`` noises the sum of clipped updates; ``discrete_gaussian`` noises whole-number votes on signs."""
+
+    noise_multiplier: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Standard deviation of a round's noise over what one contributor can change at most."""
+
+    clipping_norm: Annotated[float, Field(gt=0)] = 1.0
+    """L2 norm to which every update is scaled down; with ``discrete_gaussian`` the norm that a vote stands for."""
+
+    clipping: Literal["whole", "per_layer"] = "whole"
+    """``per_layer`` clips each of L tensors to ``clipping_norm / sqrt(L)`` (McMahan et al. 2018, arXiv:1710.06963)."""
+
+    target_delta: TargetDelta = 1e-5
+
+    @model_validator(mode="after")
+    def _votes_have_one_norm(self) -> ReleasePrivacy:
+        if self.mechanism == "discrete_gaussian" and self.clipping != "whole":
+            raise ValueError("clipping: votes are not clipped; per_layer belongs to mechanism: gaussian")
+        return self
+
+    def accounts_for(self, aggregator: str) -> bool:
+        """Whether this noise covers what one contributor can change in the result of ``aggregator``."""
+        return aggregator in AGGREGATORS and bool(
+            getattr(AGGREGATORS.type_of(aggregator), _FACTS[self.mechanism])
+        )
+
+    def accounted(self) -> tuple[str, ...]:
+        """Aggregators of ours that this noise covers."""
+        return AGGREGATORS.own_with(_FACTS[self.mechanism])
+
+    def refuse_unaccounted(self, soup: SoupRecipe) -> None:
+        """Raises ``Problems`` where what a merge by ``soup`` gives away is not accounted for."""
+        problems = list(self.unaccounted(soup))
+        if problems:
+            raise Problems("", problems)
+
+    def unaccounted(self, soup: SoupRecipe) -> Iterator[Problem]:
+        """What a merge by ``soup`` would give away beside what is accounted for."""
+        if not self.accounts_for(soup.aggregator):
+            yield Problem(
+                "soup.aggregator",
+                f"{soup.aggregator!r}: what one contributor can change in it has no known bound, so no noise accounts "
+                f"for it; with privacy.mechanism {self.mechanism!r} use {' or '.join(self.accounted())}",
+            )
+        if soup.pre_aggregators:
+            yield Problem(
+                "soup.pre_aggregators",
+                f"{soup.pre_aggregators}: they compare updates with each other, so one can change what becomes of "
+                "all; remove them (privacy.clipping_norm caps the norms)",
+            )
+        if soup.max_norm is not None:
+            yield Problem("soup.max_norm", ": privacy.clipping_norm clips; remove it")
+        if soup.weighting != "uniform":
+            yield Problem(
+                "soup.weighting",
+                f"{soup.weighting!r}: weights that depend on the data are not accounted for; use uniform",
+            )
+
+
+class PrivacyConfig(ReleasePrivacy):
+    """Contributor-level differential privacy at the hub: clip, add, noise, account; the run stops at the budget.
+
+    Adjacency: two runs are neighbours when every update of one contributor is replaced by nothing (zero-out, Kairouz et
+    al. 2021, arXiv:2103.00039). Who takes part is public (it is in the ledger), so no amplification by sampling is
+    claimed.
+    """
+
+    adaptive_clipping: AdaptiveClipping | None = None
+    """Let the clipping norm follow the updates; absent: it stays as it is."""
+
+    epsilon: Annotated[float, Field(gt=0)]
+    """The budget of the whole run. The round that would exceed it is not begun."""
+
+    end_when_spent: bool = False
+    """Allow ``rounds.num_rounds`` to be more than the budget pays for: the run ends when it is spent."""
+
+    @model_validator(mode="after")
+    def _count_fits(self) -> PrivacyConfig:
+        if self.adaptive_clipping is None:
+            return self
+        if self.mechanism == "discrete_gaussian":
+            raise ValueError(
+                "adaptive_clipping: votes on signs all have one norm, and there is nothing to adapt; use "
+                "mechanism: gaussian"
+            )
+        least = 0.5 * self.noise_multiplier
+        if self.adaptive_clipping.count_noise_std <= least:
+            raise ValueError(
+                f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {least:g}, or the count "
+                "alone costs more than a round may"
+            )
+        told = self.adaptive_clipping.count_noise_std
+        left = (self.noise_multiplier**-2 - (2 * told) ** -2) ** -0.5
+        if left > _MAX_MULTIPLIER:
+            raise ValueError(
+                f"adaptive_clipping.count_noise_std {told:g} leaves the sum so little "
+                f"of the budget that its noise is {left:.3g} times the clip, beyond what can be drawn; raise it"
+            )
+        return self
+
+
+class LocalPrivacy(StrictModel):
+    """DP-SGD on the contributor's machine (Abadi et al. 2016, arXiv:1607.00133): example-level, by Opacus.
+
+    Adjacency: two data sets are neighbours when one holds one example more. Batches are Poisson samples.
+    """
+
+    noise_multiplier: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """L2 norm to which the gradient of every example is clipped."""
+
+    target_delta: TargetDelta = 1e-5
+    grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
+    """How gradients of single examples are had; ``ghost`` needs only their norms, and less memory."""
+
+
+class SecureAggregationConfig(StrictModel):
+    """The hub learns the sum of the updates' votes and nothing about any of them (Bonawitz et al. 2017)."""
+
+    threshold: Annotated[int, Field(ge=2, le=200)] = 3
+    """Contributors that must stay to the end of a round; fewer than these learn nothing together, and neither does the
+    hub. More than half of a round's contributors is the least that withstands a hub that cheats; who comes after
+    2 * threshold - 1 have begun waits for the next round."""
+
+    begin_with: Annotated[int, Field(ge=2)] | None = None
+    """Contributors that a round waits for before keys are shared; those above the threshold may go without ending it.
+    Absent: the larger of threshold and rounds.min_contributors, so that none may go."""
+
+    stage_seconds: Annotated[float, Field(gt=0)] = 300
+    """How long the sharing of keys and the unmasking wait for those who are slow; training has the round's deadline."""
+
+    step_norm: Annotated[float, Field(gt=0)] | None = None
+    """L2 norm of the step that one contributor's votes stand for: a vote moves a weight by step_norm / sqrt(weights)
+    over the contributors. Required, but with ``privacy``, where it is privacy.clipping_norm."""
+
+
+class SecureTask(StrictModel):
+    """What a contributor must know of a secure round before it trains."""
+
+    threshold: Annotated[int, Field(ge=2)]
+    """Shares that give a secret back; more than half of those who begin, or the contributor refuses."""

@@ -1,0 +1,49 @@
+"""A round's recipe as the trainer's config, for whoever trains in a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.config.train.private_training import TrainingPrivacy
+from gym_fed.config.train.training import TrainingConfig
+
+_CHECKPOINTS_PER_ROUND = 10
+
+
+def round_training(
+    recipe: TrainingRecipe, server_round: int, output_dir: Path, device: str = "auto"
+) -> TrainingConfig:
+    """The recipe of a round; the round's number is added to the seed."""
+    schedule = recipe.lr_scheduler_type
+    return TrainingConfig(
+        algorithm=recipe.algorithm,
+        finetuning=recipe.finetuning,
+        **_sections(recipe),
+        max_steps=recipe.max_steps,
+        learning_rate=recipe.learning_rate,
+        per_device_train_batch_size=recipe.per_device_train_batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation_steps,
+        max_length=recipe.max_length,
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        lr_scheduler_type="constant_with_warmup"
+        if schedule == "constant" and recipe.warmup_steps
+        else schedule,
+        seed=recipe.seed + server_round,
+        device=device,
+        privacy=None if recipe.privacy is None else TrainingPrivacy.of(recipe.privacy),
+        packing=None if recipe.privacy is None else False,
+        output_dir=output_dir,
+        save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
+        save_final=False,
+    )
+
+
+def _sections(recipe: TrainingRecipe) -> dict[str, Any]:
+    """Those of the chosen algorithm and tuning method; what sends factors is described by ``lora``."""
+    sections = recipe.chosen_sections()
+    if recipe.sends_factors:
+        sections[recipe.finetuning] = recipe.lora.model_dump()
+    return sections

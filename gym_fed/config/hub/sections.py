@@ -1,0 +1,185 @@
+"""The sections of the hub's YAML file, each by itself, and the file as their list."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.data_source import DataFormat
+
+
+class EnrolmentConfig(StrictModel):
+    """Who may contribute."""
+
+    policy: Literal["open", "invite", "allow-list"] = "invite"
+    allow_list: list[str] = Field(default_factory=list)
+    """Ids of contributors (``gym-client id`` prints one's own); read by the policy ``allow-list``."""
+
+    @model_validator(mode="after")
+    def _list_only_with_its_policy(self) -> EnrolmentConfig:
+        if self.allow_list and self.policy != "allow-list":
+            raise ValueError(f"allow_list is given but policy is {self.policy!r}; set policy: allow-list")
+        return self
+
+
+class RoundsConfig(StrictModel):
+    """When a round is over, and how long anybody waits."""
+
+    num_rounds: int = Field(10, ge=1)
+    min_contributors: int = Field(3, ge=1)
+    """Quorum: a round with fewer admitted updates at its deadline is aborted."""
+    deadline_seconds: float = Field(1800, gt=0)
+    lease_seconds: float = Field(60, ge=1)
+    """A contributor that is silent for this long loses its task."""
+    grace_factor: float = Field(1.5, ge=1)
+    """Once the quorum is there, those still at work have this many times as long as nine in ten updates of the last
+    ten committed rounds took, from the round's start. Before three are known: a quarter of the deadline more."""
+    grace_min_seconds: float = Field(30, ge=0)
+    """The least that the others get after the quorum."""
+    grace_max_seconds: float | None = Field(None, gt=0)
+    """The most; absent: half the deadline. The deadline bounds it in any case."""
+    backoff_seconds: float = Field(5, gt=0)
+    """How long the hub waits after a round that was aborted; twice as long after each further one in a row. It goes on
+    at once when somebody comes who was not there yet."""
+    backoff_max_seconds: float = Field(300, gt=0)
+    learning_rate_decay: float = Field(1.0, gt=0, le=1)
+    """The recipe's learning rate is multiplied by it after every committed round. FedAvg on data that differs between
+    contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> RoundsConfig:
+        if self.grace_max_seconds is not None and self.grace_max_seconds < self.grace_min_seconds:
+            raise ValueError(f"grace_max_seconds is below grace_min_seconds ({self.grace_min_seconds:g})")
+        if self.backoff_max_seconds < self.backoff_seconds:
+            raise ValueError(f"backoff_max_seconds is below backoff_seconds ({self.backoff_seconds:g})")
+        return self
+
+
+class AdmissionConfig(StrictModel):
+    """What an update may be at most."""
+
+    max_update_bytes: int = Field(2 << 30, ge=1024)
+    max_norm: float | None = Field(None, gt=0)
+    """L2 norm above which an update is refused outright."""
+    norm_ratio: float | None = Field(4.0, gt=1)
+    """An update whose norm is above this multiple of the round's median norm is rejected (from 3 updates on)."""
+
+
+class GateConfig(StrictModel):
+    """The coordinator's held-out set: what a soup, and each update in it, must not make worse."""
+
+    heldout: str | None = None
+    """A data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none: no gate."""
+    format: DataFormat = "auto"
+    max_examples: int = Field(200, ge=1)
+    max_length: int = Field(256, ge=8)
+    max_loss_increase: float = Field(0.02, ge=0)
+    """In nats: a soup that raises the held-out loss by more is rolled back."""
+    screen_updates: bool = True
+    """Also try each update alone at its share of the soup; reject what raises the loss by more than allowed below."""
+    max_update_loss_increase: float = Field(0.05, ge=0)
+
+
+class RootConfig(StrictModel):
+    """The coordinator's own training data, for aggregators that judge by it: ``fltrust_caf``, ``fltrust``."""
+
+    data: str
+    """A data file, or ``task:NAME`` entries joined by commas; it must not be the gate's held-out set."""
+    format: DataFormat = "auto"
+    max_examples: int = Field(200, ge=1)
+
+
+class VariantsConfig(StrictModel):
+    """Personal variants that contributors keep on the hub, for their other machines and for each other."""
+
+    enabled: bool = True
+    max_per_contributor: int = Field(100, ge=1)
+    max_bytes: int | None = Field(None, ge=1024)
+    """Of one variant; by default what an update may have, ``admission.max_update_bytes``."""
+    max_total_bytes: int = Field(64 << 30, ge=1024)
+    """Of all variants that the hub has now. Files of replaced and removed ones, and uploads that nothing was made of,
+    are bounded by ``limits.unreferenced_bytes_per_account``."""
+    max_changes_per_hour: int = Field(100, ge=1)
+    """Puts and removals of one contributor that the ledger records; beyond it puts are refused for a while."""
+
+
+class LimitsConfig(StrictModel):
+    """What one account, one address, or everybody together may use of the hub. Whoever asks for more is refused with
+    ``busy`` or ``quota-exceeded``; nobody else is slowed down."""
+
+    nodes_per_account: int = Field(8, ge=1)
+    """Installations (``instance``) of one account; beyond it the one that was idle for longest is forgotten."""
+    streams_per_account: int = Field(4, ge=1)
+    """Work streams at once. One round's task goes to one node of an account."""
+    calls_per_account: int = Field(8, ge=1)
+    """Calls under way at once."""
+    calls_per_second_of_account: float = Field(10, gt=0)
+    """Bursts of eight seconds' worth are let through."""
+    calls_per_second: float = Field(30, gt=0)
+    """Of one address before it has logged in; bursts of four seconds' worth are let through."""
+    calls_per_address: int = Field(64, ge=1)
+    """Calls under way at once that need no login, and logins, from one address."""
+    connections: int = Field(8000, ge=16)
+    """TCP connections in all, as far as the process may open so many files."""
+    connections_per_address: int = Field(256, ge=1)
+    """Beyond it those that never made a call are closed first. A class or company behind one address may need more."""
+    handshake_seconds: float = Field(5, gt=0)
+    """A connection that has not finished its TLS handshake by then is closed."""
+    idle_upload_seconds: float = Field(30, gt=0)
+    """An upload from which no byte comes for this long is ended; it can be resumed."""
+    enrolments_per_minute: float = Field(6, gt=0)
+    """Of new accounts, from one address; guesses of invites count too."""
+    enrolment_work_bits: int = Field(20, ge=0, le=24)
+    """Proof of work for enrolment under the policy ``open``: 2**bits hashes, about a second of one core at 20."""
+    account_changes_per_hour: int = Field(12, ge=1)
+    """How often one account may replace its key or come back after it left: each is an entry of the ledger."""
+    transfers_per_hour: int = Field(60, ge=1)
+    """Transfers of credits that one account may ask for: each is two entries of the ledger."""
+    unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
+    """Bytes of uploads that no update and no variant names, unfinished ones included."""
+
+
+class StorageConfig(StrictModel):
+    """Where state lives; relative paths are inside the hub's folder."""
+
+    database: str = Field("sqlite:///hub.db", repr=False)
+    """``sqlite:///FILE``, or ``postgresql+psycopg://USER@HOST/DATABASE`` with the password in ``PGPASSFILE``."""
+    objects: str = "objects"
+    """A folder; ``s3://BUCKET/PREFIX`` with the credentials in the environment; or any fsspec URL."""
+    max_local_copy_bytes: int = Field(8 << 30, ge=1 << 20)
+    """Of a remote object store: copies beyond it go from this machine, those unused for longest first."""
+
+
+class ServerSections(StrictModel):
+    """The keys of ``gym-server.yaml``; how they must fit each other is with ``ServerConfig``."""
+
+    name: str = Field("a gym-fed community", max_length=80)
+    listen: str = "127.0.0.1:9443"
+    """host:port; port 0 takes any free one."""
+    advertise: str | None = None
+    """host:port that invites carry, when it differs from ``listen``."""
+    base_model: str = "gym-nano"
+    """``gym-nano``, a model folder, or a hub name that is on this machine."""
+    enrolment: EnrolmentConfig = EnrolmentConfig()
+    rounds: RoundsConfig = RoundsConfig()
+    recipe: TrainingRecipe = TrainingRecipe()
+    codec: CodecPolicy = CodecPolicy()
+    soup: SoupRecipe = SoupRecipe()
+    admission: AdmissionConfig = AdmissionConfig()
+    root: RootConfig | None = None
+    gate: GateConfig = GateConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    privacy: PrivacyConfig | None = None
+    """Contributor-level differential privacy of the soups; absent: none is promised."""
+    secure_aggregation: SecureAggregationConfig | None = None
+    """Hide every single update from the hub; absent: it sees them, as its robust rules must."""
+    variants: VariantsConfig = VariantsConfig()
+    limits: LimitsConfig = LimitsConfig()
+    storage: StorageConfig = StorageConfig()

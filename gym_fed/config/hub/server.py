@@ -1,0 +1,81 @@
+"""The hub's YAML file: one file configures a community."""
+
+from __future__ import annotations
+
+from pydantic import field_validator, model_validator
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.private import check_private
+from gym_fed.config.hub.sections import ServerSections
+from gym_fed.config.hub.secure import check_secure
+from gym_fed.config.hub.task import TrainingRecipe, check_distillation, check_frozen_a
+from gym_fed.config.schema.endpoint import Endpoint
+from gym_fed.config.schema.problems import Problem, Problems
+from gym_fed.errors import GymError
+
+
+class ServerConfig(ServerSections):
+    """The whole of ``gym-server.yaml``."""
+
+    @property
+    def max_variant_bytes(self) -> int:
+        """What one variant may have."""
+        most = self.variants.max_bytes
+        return self.admission.max_update_bytes if most is None else most
+
+    def recipe_at(self, height: int) -> TrainingRecipe:
+        """The recipe of the round that starts from version ``height``."""
+        rate = self.recipe.learning_rate * self.rounds.learning_rate_decay**height
+        return self.recipe.model_copy(update={"learning_rate": rate})
+
+    @model_validator(mode="after")
+    def _soups_of_factors_by_default(self) -> ServerConfig:
+        """LoRA rounds send the soup back as it is merged, as factors, unless ``soup.codec`` says how."""
+        if self.recipe.sends_factors and "codec" not in self.soup.model_fields_set:
+            soup = self.soup.model_copy(update={"codec": CodecPolicy(codec="as-merged")})
+            object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
+        return self
+
+    @field_validator("listen")
+    @classmethod
+    def _can_listen(cls, text: str) -> str:
+        Endpoint.parse(text, least_port=0)
+        return text
+
+    @field_validator("advertise")
+    @classmethod
+    def _can_be_reached(cls, text: str | None) -> str | None:
+        if text is not None and Endpoint.parse(text).is_everywhere:
+            raise ValueError(f"nobody can connect to {text}; name the host as contributors reach it")
+        return text
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> ServerConfig:
+        self.rewards.check_gate(self.gate.heldout is not None, self.gate.screen_updates)
+        if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
+            raise Problems(
+                "",
+                [
+                    Problem(
+                        "root.data", "is the gate's held-out set: what judges must not have been trained on"
+                    )
+                ],
+            )
+        if self.max_variant_bytes > self.admission.max_update_bytes:
+            what = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
+            raise Problems("", [Problem("variants.max_bytes", what)])
+        check_secure(self)
+        check_private(self)
+        check_distillation(self.recipe, self.codec)
+        check_frozen_a(self.recipe, self.codec)
+        if self.codec.codec == "as-merged":
+            text = "is 'as-merged', which is for soups alone; name the codec of an update"
+            raise Problems("", [Problem("codec.codec", text)])
+        if self.soup.codec.distill_steps:
+            text = ": a hub has no contributor's text to distil on; set it to 0"
+            raise Problems("", [Problem("soup.codec.distill_steps", text)])
+        try:
+            self.soup.check_feasible(self.rounds.min_contributors)
+        except GymError as error:
+            raise Problems("", [Problem("soup", f"and rounds.min_contributors: {error}")]) from error
+        return self

@@ -1,0 +1,214 @@
+"""What a hub may ask of a contributor: the task of one round, as it travels.
+
+A contributor's agent parses this strictly: a key that is not listed here (a path, a command, code) refuses the
+task. Names follow TRL and PEFT, as in ``TrainingConfig``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from gym_fed.config.algorithms.preference import (
+    DpoSettings,
+    KtoSettings,
+    OrpoSettings,
+    SimpoSettings,
+    TdpoSettings,
+)
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.privacy import LocalPrivacy, SecureTask
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import MemberOf
+from gym_fed.config.schema.open_keys import OpenModel
+from gym_fed.config.schema.plugins import Plugins, only_recorded, read_plugins, require_plugins
+from gym_fed.config.schema.problems import Problem, Problems
+from gym_fed.kinds import ALGORITHMS, TUNING
+
+_DIGEST = r"^sha256:[0-9a-f]{64}$"
+
+
+class LoraRecipe(StrictModel):
+    """LoRA's factors, in PEFT's names; only read when they are what ``finetuning`` sends."""
+
+    r: int = Field(8, ge=1, le=1024)
+    lora_alpha: int = Field(16, ge=1, le=4096)
+    lora_dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    freeze_a: bool = False
+    """A is drawn from the recipe's seed plus the round's number, the same for every contributor of a round and another
+    in the next, and not trained: only B is. Rules that decide coordinate by coordinate are then exact on LoRA too, for
+    their result on the B, times A, has the same rank."""
+
+
+RecipeAlgorithm = Annotated[str, MemberOf(ALGORITHMS, fact="federates")]
+"""What a hub may ask for: algorithms that need nothing but the contributor's own rows."""
+
+RecipeTuning = Annotated[str, MemberOf(TUNING, fact="federates")]
+"""What a hub may ask for: methods whose difference travels as values or as LoRA's factors."""
+
+
+class TrainingRecipe(OpenModel):
+    """How every contributor trains in a round. Data, devices and folders are the contributor's own affair."""
+
+    algorithm: RecipeAlgorithm = "sft"
+    dpo: DpoSettings | None = None
+    kto: KtoSettings | None = None
+    orpo: OrpoSettings | None = None
+    simpo: SimpoSettings | None = None
+    tdpo: TdpoSettings | None = None
+    finetuning: RecipeTuning = "full"
+    lora: LoraRecipe = LoraRecipe()
+    max_steps: int = Field(50, ge=1, le=100_000)
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    per_device_train_batch_size: int = Field(16, ge=1, le=4096)
+    gradient_accumulation_steps: int = Field(1, ge=1, le=1024)
+    max_length: int = Field(256, ge=8, le=1_000_000)
+    warmup_steps: int = Field(0, ge=0)
+    """Steps in which the learning rate rises to ``learning_rate``, under every schedule."""
+
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    seed: int = 0
+    """The round's number is added to it, so that rounds see different batches."""
+
+    privacy: LocalPrivacy | None = None
+    """DP-SGD on the contributor's machine; absent: none."""
+
+    @property
+    def sends_factors(self) -> bool:
+        """Whether an update is LoRA's factors, as ``lora`` describes them, instead of values."""
+        return bool(TUNING.type_of(self.finetuning).sends_factors)
+
+    @model_validator(mode="after")
+    def _private_losses_are_of_single_examples(self) -> TrainingRecipe:
+        if self.privacy is not None and not ALGORITHMS.type_of(self.algorithm).per_example:
+            those = " or ".join(ALGORITHMS.own_with("per_example"))
+            raise ValueError(f"privacy: {self.algorithm} is not accounted for; use {those}, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> TrainingRecipe:
+        chosen = self.chosen_sections().get(self.algorithm)
+        if chosen is None:
+            return self
+        least = ALGORITHMS.type_of(self.algorithm).least_batch(chosen)
+        if self.per_device_train_batch_size < least:
+            raise ValueError(
+                f"per_device_train_batch_size: {self.algorithm} learns from {least} rows at once; take at least {least}"
+            )
+        switched_off = getattr(chosen, "disable_dropout", False)
+        if switched_off and self.lora.lora_dropout and self.sends_factors:
+            raise ValueError(
+                f"lora.lora_dropout: {self.algorithm} switches dropout off; remove it, or set "
+                f"{self.algorithm}.disable_dropout: false"
+            )
+        return self
+
+
+def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
+    """Raises ``Problems`` where the codec's distillation has nothing to work on, or looks past the noise."""
+    problems = []
+    if codec.distill_steps and recipe.privacy is not None:
+        text = ": distillation looks at the data without noise, and recipe.privacy is asked for; set it to 0"
+        problems.append(Problem("codec.distill_steps", text))
+    if codec.distill_steps and recipe.sends_factors:
+        text = f"is for full deltas; with recipe.finetuning {recipe.finetuning} set it to 0"
+        problems.append(Problem("codec.distill_steps", text))
+    if problems:
+        raise Problems("", problems)
+
+
+def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
+    """Raises ``Problems`` where the codec would not keep the A that all contributors share."""
+    if recipe.sends_factors and recipe.lora.freeze_a and codec.quantises_factors:
+        text = (
+            f"needs factors as they were trained, but codec.factors is {codec.factors!r}, which writes other factors "
+            "of the same product; set codec.factors to bfloat16 or float32"
+        )
+        raise Problems("", [Problem("recipe.lora.freeze_a", text)])
+
+
+class SoupReference(StrictModel):
+    """One committed soup: the object to fetch, and the version that it leads to."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size_bytes: int = Field(ge=1)
+    version_digest: str = Field(pattern=_DIGEST)
+    server_round: int | None = Field(default=None, ge=1)
+    """The round that made the version, without which its digest cannot be recomputed; None only in a task of 0.1."""
+
+    @model_serializer(mode="wrap")
+    def _as_it_came(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A task of 0.1 is written as it was read: its bytes are compared with those on disk."""
+        data: dict[str, Any] = handler(self)
+        if self.server_round is None:
+            data.pop("server_round", None)
+        return data
+
+
+class TaskSpec(StrictModel):
+    """Everything a contributor needs for one round, and nothing else."""
+
+    format: Literal["gym-task-1"] = "gym-task-1"
+    server: str = Field(pattern=r"^s[0-9a-f]{16}$")
+    """Id of the hub: derived from the key that signs its ledger."""
+    server_round: int = Field(ge=1)
+    base_model: str = Field(max_length=256)
+    """A name for people; what counts is the digest."""
+    base_digest: str = Field(pattern=_DIGEST)
+    version_digest: str = Field(pattern=_DIGEST)
+    """The global version to start from; equals ``base_digest`` while ``soups`` is empty."""
+    soups: list[SoupReference] = Field(default_factory=list, max_length=100_000)
+    recipe: TrainingRecipe = TrainingRecipe()
+    codec: CodecPolicy = CodecPolicy()
+    max_update_bytes: int = Field(ge=1)
+    deadline_seconds: float = Field(gt=0)
+    """Unix time after which the round no longer waits."""
+    secure_aggregation: SecureTask | None = None
+    """Send masked votes, whose sum alone the hub learns; absent: the update itself."""
+
+    plugins: Plugins = Field(default_factory=list)
+    """Whose code the round needs beside gym-fed's, as the hub has it; a contributor that lacks it refuses the task."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _has_its_plugins(cls, values: Any, read: ModelWrapValidatorHandler[TaskSpec]) -> TaskSpec:
+        """Before anything else is read: without them a name would only be unknown, and no other is imported."""
+        named = values.get("plugins") if isinstance(values, dict) else None
+        recorded = read_plugins(named) if named else []
+        require_plugins(recorded, "the task")
+        with only_recorded(recorded, "the task"):
+            return read(values)
+
+    @model_serializer(mode="wrap")
+    def _without_plugins_as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A task of gym-fed's own members alone is written as it always was."""
+        data: dict[str, Any] = handler(self)
+        if not self.plugins:
+            data.pop("plugins", None)
+        return data
+
+    @model_validator(mode="after")
+    def _distills_full_deltas_only(self) -> TaskSpec:
+        check_distillation(self.recipe, self.codec)
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_frozen_factors(self) -> TaskSpec:
+        check_frozen_a(self.recipe, self.codec)
+        return self
+
+    @model_validator(mode="after")
+    def _chain_ends_at_version(self) -> TaskSpec:
+        end = self.soups[-1].version_digest if self.soups else self.base_digest
+        if end != self.version_digest:
+            raise ValueError(f"the soups end at {end}, not at version_digest {self.version_digest}")
+        return self

@@ -1,0 +1,139 @@
+"""Keys of a schema whose value is the name of a member, such as an aggregator, and entries that a member validates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gym_quant.registry import Registry
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.kinds import Kind
+
+
+@dataclass(frozen=True)
+class MemberOf:
+    """``Annotated[str, MemberOf(AGGREGATORS)]``: the value is the name of a member of that kind, ours or installed.
+
+    The JSON schema lists the members of this machine. A member is looked up by name and not imported.
+
+    Attributes:
+        kind: The registry.
+        also: Further words that the key takes, such as ``none``.
+        fact: An attribute of the class that must be true, such as ``federates``; "" takes every member. One that is
+            named is then imported, and the schema lists those of other packages, which it does not import, unasked.
+        others: Further kinds whose members the key takes.
+    """
+
+    kind: Registry[Any]
+    also: tuple[str, ...] = ()
+    fact: str = ""
+    others: tuple[Registry[Any], ...] = ()
+
+    @property
+    def kinds(self) -> tuple[Registry[Any], ...]:
+        """All kinds whose members the key takes."""
+        return (self.kind, *self.others)
+
+    def words(self) -> tuple[str, ...]:
+        """Everything that the key takes."""
+        names = (name for kind in self.kinds for name in kind.names())
+        if not self.fact:
+            return (*self.also, *names)
+        own, able = set(self.kind.own()), set(self.kind.own_with(self.fact))
+        return (*self.also, *(name for name in names if name not in own or name in able))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.words())}
+
+    def _known(self, name: str) -> str:
+        if name in self.also:
+            return name
+        if all(name not in kind for kind in self.kinds):
+            kinds = " or ".join(kind.kind for kind in self.kinds)
+            raise ValueError(f"unknown {kinds} {name!r} (known: {', '.join(self.words())})")
+        if self.fact and not getattr(self.kind.type_of(name), self.fact):
+            able = ", ".join((*self.also, *self.kind.own_with(self.fact)))
+            raise ValueError(f"{self.kind.kind} {name!r} cannot be used here; use one of {able}")
+        return name
+
+
+class ByMember(StrictModel):
+    """What entries have in common, each of which is held against the ``Settings`` of the member that it names.
+
+    ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
+    that are named are imported; the JSON schema, which says what each takes, imports all of them and leaves out
+    those of other packages that cannot be used.
+    """
+
+    member_key: ClassVar[str]
+    """The field that names the member."""
+
+    member_kind: ClassVar[Kind[Any]]
+
+    @classmethod
+    def settings_of(cls, name: str) -> type[ByMember]:
+        """The class that an entry of the member ``name`` is held against.
+
+        Raises:
+            GymError: ``MISSING_DEPENDENCY`` for a member of another package that cannot be used.
+        """
+        settings = cls.member_kind.type_of(name).Settings
+        if not (isinstance(settings, type) and issubclass(settings, cls)):
+            raise cls.member_kind.broken(
+                name,
+                f"{cls.member_kind.kind} {name!r}: its Settings is no {cls.__name__}",
+                "repair or remove the package that brings it",
+            )
+        return settings
+
+    @classmethod
+    def chosen(cls, entry: Any) -> type[ByMember]:
+        """The class that an entry is held against; this one where it names no member."""
+        name = entry.get(cls.member_key) if isinstance(entry, Mapping) else None
+        settings: type[ByMember] = cls
+        if isinstance(name, str) and name in cls.member_kind:
+            settings = cls.settings_of(name)
+        return settings
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Marks a value of a subclass of ``base`` that its member chooses."""
+
+    base: type[ByMember]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._held, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        key, kind = self.base.member_key, self.base.member_kind
+        entries = []
+        for name in kind.usable(self.base.settings_of):
+            settings = self.base.settings_of(name)
+            entry = dict(handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__)))
+            entry["properties"] = {**entry["properties"], key: {"const": name, "type": "string"}}
+            entries.append(entry)
+        return {"oneOf": entries, "discriminator": {"propertyName": key}}
+
+    def _held(self, entry: Any) -> Any:
+        key, kind = self.base.member_key, self.base.member_kind
+        if isinstance(entry, Mapping):
+            if entry.get(key) not in kind.names():  # refused by its name alone
+                entry = {key: entry[key]} if key in entry else {}
+            return self.base.chosen(entry).model_validate(entry)
+        if isinstance(entry, self.base) and not isinstance(entry, self.base.settings_of(getattr(entry, key))):
+            raise ValueError(
+                f"{type(entry).__name__} is not what {kind.kind} {getattr(entry, key)!r} is set up by"
+            )
+        return entry

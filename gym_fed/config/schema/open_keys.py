@@ -1,0 +1,167 @@
+"""Keys that a registry adds to a schema: the section of an algorithm or tuning method, the key of a feature.
+
+Those of ours are fields, so that ``config.lora.r`` has a type. A member that has no field of its name, of an installed
+package or a file that was dropped in, names the class of its section as ``Settings``; the section is held against that
+class, and what is wrong in it is said as for a field, with file, line and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict, GetJsonSchemaHandler, TypeAdapter, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING, Kind
+
+
+@dataclass(frozen=True)
+class _Added:
+    """The value of a key that is no field.
+
+    Attributes:
+        value: As it came.
+        wanted: What it must be; None for a key that nothing reads.
+        idle: Whose section it is, where that one is not chosen.
+    """
+
+    value: Any
+    wanted: Any = None
+    idle: str = ""
+
+    def __repr__(self) -> str:
+        return repr(self.value)  # what a complaint quotes
+
+
+def _checked(added: Any) -> Any:
+    """The value as its member wants it."""
+    if not isinstance(added, _Added):
+        return added
+    if added.idle:
+        raise PydanticCustomError(
+            "idle_section", "is given, but {chosen}; remove the section", {"chosen": added.idle}
+        )
+    if added.wanted is None:
+        raise PydanticKnownError("extra_forbidden")
+    return TypeAdapter(added.wanted).validate_python(added.value)
+
+
+class OpenModel(StrictModel):
+    """A schema with a section for what its keys choose; every other key that is no field is refused.
+
+    Only the section of what is chosen may be given, and it is there even when nothing in it is set.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_checked)]]
+
+    choices: ClassVar[tuple[tuple[str, Kind[Any]], ...]] = (("algorithm", ALGORITHMS), ("finetuning", TUNING))
+    """The keys that choose a member, and of which kind; each has a default without a section."""
+
+    features: ClassVar[Kind[Any] | None] = None
+    """The kind each of whose members is a key."""
+
+    @classmethod
+    def sections(cls, kind: Kind[Any]) -> list[str]:
+        """The fields that are sections of members of ours."""
+        return [name for name in kind.own() if name in cls.model_fields]
+
+    @classmethod
+    def added_key(cls, name: str) -> Any:
+        """What the key ``name``, which is no field, holds when its member is chosen; None when there is none.
+
+        Raises:
+            GymError: ``MISSING_DEPENDENCY`` for a member of another package that cannot be used.
+        """
+        found = [kind.type_of(name).Settings for _, kind in cls.choices if name in kind]
+        if cls.features is not None and name in cls.features:
+            found.append(cls.features.type_of(name).Settings or bool)
+        found = [settings for settings in found if settings is not None]
+        if len(found) > 1:
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY,
+                f"{name}: two members of that name have a section",
+                "remove one of the packages that bring them",
+            )
+        return found[0] if found else None
+
+    def chosen_sections(self) -> dict[str, Any]:
+        """The sections of what is chosen, by name; a member without a section has none here."""
+        fields, added = type(self).model_fields, self.__pydantic_extra__ or {}
+        chosen = [(kind, getattr(self, key)) for key, kind in self.choices]
+        return {name: added[name] for _, name in chosen if name in added} | {
+            name: getattr(self, name) for kind, name in chosen if name in kind.own() and name in fields
+        }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_of_the_chosen(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        filled = dict(values)
+        for key, kind in cls.choices:
+            chosen = values.get(key)
+            if not isinstance(chosen, str) or chosen not in kind:
+                continue  # refused at its own key
+            if chosen in kind.own() and chosen in cls.model_fields:
+                if cls.model_fields[chosen].default is None and filled.get(chosen) is None:
+                    filled[chosen] = {}
+            elif kind.type_of(chosen).Settings is not None:
+                if chosen in cls.model_fields:
+                    raise kind.broken(
+                        chosen, f"{kind.kind} {chosen!r}: its section would be a key of ours", "rename it"
+                    )
+                filled[chosen] = {} if filled.get(chosen) is None else filled[chosen]
+        return {
+            key: value
+            if not isinstance(key, str) or key in cls.model_fields
+            else cls._added(key, value, values)
+            for key, value in filled.items()
+        }
+
+    @classmethod
+    def _added(cls, name: str, value: Any, values: dict[str, Any]) -> _Added:
+        if isinstance(value, _Added):
+            return value
+        for key, kind in cls.choices:
+            chosen = values.get(key, cls.model_fields[key].default)
+            if name in kind and name != chosen:
+                return _Added(value, idle=f"{key} is {chosen}")
+        return _Added(value, wanted=cls.added_key(name))
+
+    @model_validator(mode="after")
+    def _no_idle_sections(self) -> OpenModel:
+        """A section that nothing would read is a mistake, not a comment."""
+        for key, kind in self.choices:
+            chosen = getattr(self, key)
+            for name in self._idle(kind, chosen):
+                raise ValueError(f"{name}: is given, but {key} is {chosen}; remove the section")
+        return self
+
+    def _idle(self, kind: Kind[Any], chosen: str) -> Iterator[str]:
+        fields = type(self).model_fields
+        for name in self.sections(kind):
+            if name != chosen and fields[name].default is None and getattr(self, name) is not None:
+                yield name
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The fields, and what members of this machine add; those of other packages are listed and not imported."""
+        found = handler.resolve_ref_schema(handler(schema))
+        found["additionalProperties"] = False
+        for key, kind in cls.choices:
+            for name in kind.names():
+                if name not in cls.model_fields and (name not in kind.own() or kind.type_of(name).Settings):
+                    found["properties"].setdefault(
+                        name, {"type": "object", "description": f"Of {key}: {name}."}
+                    )
+        for name in () if cls.features is None else cls.features.names():
+            if name not in cls.model_fields:
+                found["properties"].setdefault(name, {"description": f"The feature {name}."})
+        return found

@@ -1,0 +1,278 @@
+"""Which installed packages a config's members come from, written down so that another machine can hold itself to it.
+
+    plugins_of(config)                        # what the config uses of other packages, with version and digest
+    require_plugins(recorded, "the task")     # refuses by name where one is missing here, or is another
+    with only_recorded(recorded, "the task"): # imports no other while names of elsewhere are read
+
+Nothing is imported because a record names it: members are looked up among the entry points that are installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from gym_quant.registry import Origin, Registry, checked_by
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import ByMember, MemberOf
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALL, FEATURES
+from gym_fed.text import plain
+
+MAX_PLUGINS = 64
+"""Records of one document."""
+
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+class PluginRecord(StrictModel):
+    """A member of another package, as it was where it was recorded."""
+
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,39}$")]
+    """What it is, as messages say it: ``aggregator``."""
+
+    name: Word
+    """The member, as configs call it."""
+
+    distribution: Word
+    """The package, by its name in an index."""
+
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}$")]
+    """Of the package."""
+
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Sha256 over the package's files (``gym_quant.registry.digest_of``)."""
+
+
+Plugins = Annotated[list[PluginRecord], Field(max_length=MAX_PLUGINS)]
+
+
+class _Recorded(BaseModel):
+    """The records of a document, whatever else is in it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    plugins: Plugins = []
+
+
+def plugins_of(*models: BaseModel) -> list[PluginRecord]:
+    """Every member of another package that the configs name, once each, in order of kind and name.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` where two packages have one of them, or where its name cannot be recorded.
+    """
+    return records(pair for model in models for pair in members_of(model))
+
+
+def records(members: Iterable[tuple[Registry[Any], str]]) -> list[PluginRecord]:
+    """Those of ``members`` (kind and name) that are of another package, as records, once each and sorted."""
+    found = {}
+    for kind, name in members:
+        origin = kind.origin(name) if name in kind else None
+        if origin is not None:
+            found[kind.kind, name] = _record(kind, name, origin)
+    return [found[key] for key in sorted(found)]
+
+
+def as_json(recorded: Sequence[PluginRecord]) -> list[dict[str, Any]]:
+    """Plain values of records."""
+    return [record.model_dump(mode="json") for record in recorded]
+
+
+def read_records(values: object, where: str) -> list[PluginRecord]:
+    """Records from plain values that came from elsewhere.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for what is no list of records.
+    """
+    try:
+        return read_plugins(values)
+    except ValidationError as error:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: {plain(first_problem(error))}") from error
+
+
+def read_plugins(values: object) -> list[PluginRecord]:
+    """As ``read_records``, inside a schema's validator; raises pydantic's ``ValidationError``."""
+    return _Recorded.model_validate({"plugins": values}).plugins
+
+
+def recorded_in(text: str) -> list[PluginRecord]:
+    """The records of a JSON document that a stranger sent; none where it has none that can be read.
+
+    What is wrong with the document, its records included, is for its own schema to say.
+    """
+    try:
+        return _Recorded.model_validate_json(text).plugins
+    except ValidationError:
+        return []
+
+
+def require_plugins(
+    recorded: Sequence[PluginRecord], where: str, used: Sequence[PluginRecord] | None = None
+) -> None:
+    """Refuse to go on without the very plug-ins that were recorded.
+
+    Args:
+        recorded: What ``where`` names.
+        where: The document, at the beginning of messages: "the task".
+        used: What this machine would use for it; each of them must be recorded. None: not known yet.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` naming kind, name, package and versions.
+    """
+    for record in recorded:
+        _require(record, where)
+    names = {(record.kind, record.name) for record in recorded}
+    for record in used or ():
+        if (record.kind, record.name) not in names:
+            raise _unrecorded(record, where)
+
+
+@contextmanager
+def only_recorded(recorded: Sequence[PluginRecord], where: str) -> Iterator[None]:
+    """Refuse every plug-in that ``where`` names and does not record, before it is imported.
+
+    Around whatever reads names that come from elsewhere; ``require_plugins`` first compares those that are recorded.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` as ``require_plugins``.
+    """
+    names = {(record.kind, record.name) for record in recorded}
+
+    def check(kind: Registry[Any], name: str) -> None:
+        if (kind.kind, name) not in names and (origin := kind.origin(name)) is not None:
+            raise _unrecorded(_record(kind, name, origin), where)
+
+    with checked_by(check):
+        yield
+
+
+def _unrecorded(used: PluginRecord, where: str) -> GymError:
+    return GymError(
+        ErrorCode.MISSING_DEPENDENCY,
+        f"{where} names {used.kind} {used.name!r} and no package of it; here it is of {used.distribution} "
+        f"{used.version}",
+        f"remove {used.distribution}, or update gym-fed",
+    )
+
+
+def require_run_plugins(folder: Path) -> None:
+    """Refuse to resume the run in a folder without the plug-ins that it began with; any other folder is let pass.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY``; ``CONFIG_INVALID`` for a broken record.
+    """
+    file = folder / "run.json"
+    if not file.is_file() or (folder / "result.json").exists():
+        return
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return  # the run folder's own check says so
+    if isinstance(told, Mapping):
+        require_plugins(read_records(told.get("plugins", []), str(file)), f"{folder}: the unfinished run")
+
+
+def _require(record: PluginRecord, where: str) -> None:
+    kind = next((kind for kind in ALL if kind.kind == record.kind), None)
+    whose = f"{record.distribution} {record.version} (sha256 {record.digest[:12]})"
+    what = f"{where} needs {record.kind} {record.name!r} of {whose}"
+    remedy = f"pip install {record.distribution}=={record.version}, if you trust it"
+    if kind is None:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY, f"{what}, and this release knows no {record.kind}", "update gym-fed"
+        )
+    if record.name not in kind:
+        raise GymError(ErrorCode.MISSING_DEPENDENCY, f"{what}, which is not installed here", remedy)
+    origin = kind.origin(record.name)
+    if origin is None:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{what}, and here {record.name!r} is gym-fed's own",
+            "use the release of gym-fed that it was recorded with",
+        )
+    if (origin.distribution, origin.version) != (record.distribution, record.version):
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{what}, and here it is of {origin.distribution} {origin.version}",
+            remedy,
+        )
+    if origin.digest != record.digest:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{what}, and what is installed under that version has other files (sha256 {origin.digest[:12]})",
+            "install it from where the other side has it, if you trust it",
+        )
+
+
+def _record(kind: Registry[Any], name: str, origin: Origin) -> PluginRecord:
+    try:
+        return PluginRecord(
+            kind=kind.kind,
+            name=name,
+            distribution=origin.distribution,
+            version=origin.version,
+            digest=origin.digest,
+        )
+    except ValidationError as error:
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            f"{kind.kind} {plain(name)!r} of {plain(origin.distribution)} {plain(origin.version)} cannot be recorded: "
+            f"{plain(first_problem(error))}",
+            "ask the package's author for another name",
+        ) from error
+
+
+def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
+    """Kind and name of everything that a config names by a ``MemberOf``, and of its entries that are a ``ByMember``."""
+    if isinstance(model, ByMember):
+        yield model.member_kind, str(getattr(model, model.member_key))
+    for name, field in type(model).model_fields.items():
+        yield from _named(getattr(model, name), markers_of(field))
+    for key, value in (
+        model.model_extra or {}
+    ).items():  # a key of an installed feature, or a member's section
+        if key in FEATURES:
+            yield FEATURES, key
+        yield from _named(value, ())
+
+
+def markers_of(field: FieldInfo) -> list[MemberOf]:
+    """Of which kinds the names in a field's value are, at any depth of lists and mappings."""
+    return [*_markers(field.metadata), *_markers(get_args(field.annotation)), *_own(field.annotation)]
+
+
+def _named(value: object, markers: Sequence[MemberOf]) -> Iterator[tuple[Registry[Any], str]]:
+    if isinstance(value, BaseModel):
+        yield from members_of(value)
+    elif isinstance(value, str):
+        for marker in markers:
+            if value not in marker.also:
+                yield from ((kind, str(value)) for kind in marker.kinds)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _named(inner, markers)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _named(inner, markers)
+
+
+def _own(annotation: object) -> Iterator[MemberOf]:
+    yield from _markers(getattr(annotation, "__metadata__", ()))
+
+
+def _markers(parts: Iterable[object]) -> Iterator[MemberOf]:
+    """The markers among the parts of an annotation, at any depth."""
+    for part in parts:
+        if isinstance(part, MemberOf):
+            yield part
+        else:
+            yield from _own(part)
+            yield from _markers(get_args(part))

@@ -1,0 +1,47 @@
+"""What is wrong with a combination of settings: several reasons at once, each with the key that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+
+class Problem(NamedTuple):
+    """One reason for a refusal."""
+
+    key: str
+    """The offending key, as ``gate.screen_updates``; it need not be in the file."""
+
+    text: str
+    """What is wrong with it and what to write instead; reads on from the key."""
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.text}" if self.text[:1] != ":" else f"{self.key}{self.text}"
+
+
+class Problems(ValueError):
+    """Raised by validators; ``gym_fed.config.yaml.file`` makes a line of each problem, with its place in the file.
+
+    Args:
+        cause: The section that does not go with the keys, as ``privacy``; empty for none.
+        found: At least one.
+    """
+
+    def __init__(self, cause: str, found: Iterable[Problem]) -> None:
+        self.cause, self.found = cause, list(found)
+        text = "; ".join(map(str, self.found))
+        super().__init__(f"{cause}: {text}" if cause else text)
+
+
+def first_problem(error: ValidationError, whole: str = "") -> str:
+    """The first thing that a schema found wrong, as ``field.part: reason``.
+
+    Args:
+        error: What was raised.
+        whole: What to call the document where the reason is about no field of it.
+    """
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or whole
+    return f"{where}: {first['msg']}"

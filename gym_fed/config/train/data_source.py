@@ -1,0 +1,148 @@
+"""Where rows come from: the ``data`` list of a config, and how rows are cut, joined and labelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import MemberOf
+from gym_fed.kinds import FORMATS, TASKS
+
+DataFormat = Annotated[str, MemberOf(FORMATS, ("auto",))]
+_ONLY_WITH = {
+    "format": ("path", "hub"),
+    "columns": ("path", "hub"),
+    "subset": ("hub",),
+    "split": ("hub",),
+    "dataset_info": ("dataset",),
+    "max_turns": ("tasks",),
+}
+
+
+class DataConfig(StrictModel):
+    """One source of rows: ``path``, ``tasks``, ``hub`` or ``dataset``, exactly one of them."""
+
+    path: (
+        Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] | None
+    ) = None
+    """A file (.json, .jsonl, .csv, .tsv, .parquet, .txt, or one of them in .gz), a folder of such files, a pattern such
+    as ``data/*.jsonl``, or an fsspec URL of any of these. Relative paths are taken from the working directory."""
+
+    tasks: list[Annotated[str, MemberOf(TASKS)]] | None = None
+    """Names of generated tasks (`gym data tasks` lists them), mixed in equal shares."""
+
+    hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
+    """A dataset of the Hugging Face hub, ``owner/name``: from the local cache, else streamed from the network."""
+
+    dataset: str | None = Field(default=None, min_length=1)
+    """A name in ``dataset_info``."""
+
+    dataset_info: Path | None = None
+    """LLaMA-Factory's ``dataset_info.json``, or the folder that holds it; needed with ``dataset``."""
+
+    subset: str | None = None
+    """For ``hub``: the configuration of the dataset."""
+
+    split: str | None = None
+    """For ``hub``: the split; ``train`` where none is given."""
+
+    format: DataFormat = "auto"
+    """How rows of a file are laid out; ``auto`` looks at the first row."""
+
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Names of columns in the files, by the name that the format expects: ``{prompt: question}``."""
+
+    num_examples: int | None = Field(default=None, ge=1)
+    """For tasks: how many rows to generate. For the others: use the first so many rows (by default all)."""
+
+    max_turns: int = Field(default=1, ge=1)
+    """For tasks: above 1, one row in five is a conversation of up to so many questions."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """Share of this source: its rows are repeated ``weight`` times; the fraction is drawn by the seed."""
+
+    seed: int = 0
+    """Seed of generated rows, and of the sample that ``num_samples`` in ``dataset_info`` asks for."""
+
+    role: Literal["learn", "forget"] = "learn"
+    """``forget`` marks rows that ``gradient_difference`` and ``npo`` unlearn; they keep the others."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataConfig:
+        given = [key for key in ("path", "tasks", "hub", "dataset") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError("give either path or tasks or hub or dataset")
+        for key, sources in _ONLY_WITH.items():
+            if getattr(self, key) not in (None, "auto", 1, {}) and given[0] not in sources:
+                raise ValueError(f"{key} is for {' and '.join(sources)}, not for {given[0]}")
+        if self.tasks is not None and not self.tasks:
+            raise ValueError("tasks is empty")
+        if self.tasks is not None and self.num_examples is None:
+            raise ValueError("tasks need num_examples")
+        if self.dataset is not None and self.dataset_info is None:
+            raise ValueError("dataset needs dataset_info, the path of a dataset_info.json")
+        return self
+
+
+class DataSections(StrictModel):
+    """Keys of the YAML's top level."""
+
+    data: list[DataConfig] = Field(default_factory=list)
+    """The training rows. May be empty only when rows are handed to ``Trainer.train`` directly."""
+
+    eval_data: list[DataConfig] = Field(default_factory=list)
+    """Rows that are never trained on; the loss on them is measured every ``eval_steps``."""
+
+    group_by_length: bool = False
+    """Batch rows of like length together: less padding, and a slightly less random order."""
+
+    max_length: int = Field(default=256, ge=2)
+    """Longest row in tokens. Longer rows are cut (sft), or continued in the next row (packing)."""
+
+    eval_split: float = Field(default=0.0, ge=0)
+    """Instead of ``eval_data``: so many rows of ``data`` (below 1: this share), drawn by ``seed``, are held out."""
+
+    packing: bool | Literal["bfd"] | None = None
+    """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd`` cuts
+    none: whole rows share a row of ``max_length`` (best fit, decreasing), and do not see each other."""
+
+    assistant_only_loss: bool | None = None
+    """In conversations, learn from the assistant's words only. Default: on for ``sft``, off for ``pretrain``."""
+
+    train_on_prompt: bool = False
+    """Learn the prompts, too: the same as ``assistant_only_loss: false``."""
+
+    mask_history: bool = False
+    """Of a conversation's answers, learn the last one alone."""
+
+    reasoning: Literal["learn", "drop"] = "learn"
+    """What becomes of ``reasoning_content`` (or ``thinking``) of the assistant's messages: it is learned with the
+    answer, or left out. A row whose reasoning the chat template cannot show is refused unless it is dropped."""
+
+    chat_template: str | None = Field(default=None, min_length=1)
+    """Instead of the tokenizer's chat template: the path of a Jinja file, Jinja itself, or a name such as ``chatml``
+    (docs/chat-templates.md lists them). It is saved with the result."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompts_are_learned(cls, values: Any) -> Any:
+        if (
+            isinstance(values, dict)
+            and values.get("train_on_prompt") is True
+            and values.get("assistant_only_loss") is None
+        ):
+            return {**values, "assistant_only_loss": False}
+        return values
+
+    @model_validator(mode="after")
+    def _one_wish(self) -> DataSections:
+        if self.train_on_prompt and self.assistant_only_loss:
+            raise ValueError("train_on_prompt and assistant_only_loss exclude each other")
+        if self.mask_history and (self.train_on_prompt or self.assistant_only_loss is False):
+            raise ValueError("mask_history learns the last answer alone; train_on_prompt learns everything")
+        if self.mask_history and self.packing is True:
+            raise ValueError("mask_history and packing exclude each other; packing: bfd does not")
+        return self

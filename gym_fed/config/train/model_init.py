@@ -1,0 +1,30 @@
+"""The architecture of a model that starts from random weights."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+
+
+class ModelInit(StrictModel):
+    """The architecture of a model that starts from random weights (Qwen3's, decoder only)."""
+
+    tokenizer: str = "gym-nano"
+    """Where the tokenizer comes from: ``gym-nano`` (bytes), or a model folder."""
+
+    hidden_size: int = Field(ge=8)
+    num_hidden_layers: int = Field(ge=1)
+    intermediate_size: int = Field(ge=8)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=4)
+    max_position_embeddings: int = Field(default=256, ge=8)
+    rope_theta: float = Field(default=10000.0, gt=0)
+    tie_word_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelInit:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+        return self

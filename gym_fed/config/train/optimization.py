@@ -1,0 +1,118 @@
+"""How weights are updated: optimiser, learning rate and its schedule; words are TRL's."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import MemberOf
+from gym_fed.kinds import OPTIMIZERS
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
+
+# What each schedule of transformers takes beside the numbers of steps, and what it cannot do without.
+_SCHEDULES: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "constant": (),
+    "constant_with_warmup": (),
+    "cosine": ("num_cycles",),
+    "cosine_with_restarts": ("num_cycles",),
+    "polynomial": ("lr_end", "power"),
+    "inverse_sqrt": ("timescale",),
+    "cosine_with_min_lr": ("min_lr", "min_lr_rate", "num_cycles"),
+    "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate", "num_cycles", "warmup_lr_rate"),
+    "warmup_stable_decay": (
+        "num_decay_steps",
+        "num_stable_steps",
+        "warmup_type",
+        "decay_type",
+        "min_lr_ratio",
+        "num_cycles",
+    ),
+}
+
+
+class OptimizationSections(StrictModel):
+    """Keys of the YAML's top level."""
+
+    optimizer: Annotated[str, MemberOf(OPTIMIZERS)] = "adamw"
+    """A registered optimiser: the name of an entry of ``gym_fed/training/optimizers``."""
+
+    optimizer_args: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the optimiser; unknown ones are refused."""
+
+    learning_rate: float = Field(default=1e-3, gt=0)
+    lr_scheduler_type: Literal[
+        "linear",
+        "cosine",
+        "constant",
+        "constant_with_warmup",
+        "cosine_with_restarts",
+        "polynomial",
+        "inverse_sqrt",
+        "cosine_with_min_lr",
+        "cosine_warmup_with_min_lr",
+        "warmup_stable_decay",
+    ] = "linear"
+    lr_scheduler_kwargs: dict[str, float | int | str] = Field(default_factory=dict)
+    """Further arguments of the schedule, such as ``min_lr_rate`` or ``num_decay_steps``; unknown ones are refused."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """Instead of ``warmup_steps``: this share of all steps."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    """Gradients are clipped to this norm; 0 leaves them alone."""
+
+    max_steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps; wins over ``num_train_epochs``."""
+
+    num_train_epochs: float = Field(default=1.0, gt=0)
+    per_device_train_batch_size: int = Field(default=8, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+
+    @field_validator("optimizer_args", "lr_scheduler_kwargs", mode="before")
+    @classmethod
+    def _numbers_without_a_point(cls, values: Any) -> Any:
+        """YAML reads ``1e-4`` as text, and nothing says here which arguments are numbers."""
+        if not isinstance(values, dict):
+            return values
+        return {name: _number(value) for name, value in values.items()}
+
+    @model_validator(mode="after")
+    def _schedule_is_whole(self) -> OptimizationSections:
+        kind, given = self.lr_scheduler_type, self.lr_scheduler_kwargs
+        known = _SCHEDULES[kind]
+        for name in given:
+            if name not in known:
+                takes = ", ".join(known) or "none"
+                raise ValueError(f"lr_scheduler_kwargs: {kind} has no argument {name!r}; it takes {takes}")
+        if "min_lr" in known and ("min_lr" in given) == ("min_lr_rate" in given):
+            raise ValueError(f"lr_scheduler_kwargs: {kind} needs either min_lr or min_lr_rate")
+        if kind == "warmup_stable_decay" and "num_decay_steps" not in given:
+            raise ValueError("lr_scheduler_kwargs: warmup_stable_decay needs num_decay_steps")
+        if kind == "polynomial" and float(given.get("lr_end", 1e-7)) >= self.learning_rate:
+            raise ValueError("lr_scheduler_kwargs: lr_end is not below learning_rate")
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError("give either warmup_steps or warmup_ratio, not both")
+        for key in ("warmup_steps", "warmup_ratio"):
+            if kind != "constant" or not getattr(self, key):
+                continue
+            # One that takes the place of a schedule wants this one and warms up by itself, or refuses the key.
+            if not OPTIMIZERS.new(self.optimizer).replaces_schedule:
+                raise ValueError(
+                    f"{key}: lr_scheduler_type constant has no warm-up; use constant_with_warmup"
+                )
+        return self
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        return float(value)
+    return value

@@ -1,0 +1,53 @@
+"""The graders that reward answers: the ``rewards`` list of a config, one entry a grader."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import ByMember, Chosen, MemberOf
+from gym_fed.kinds import GRADERS, Kind
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+class GraderConfig(ByMember):
+    """What every entry has beside the keys of its own grader."""
+
+    member_key: ClassVar[str] = "grader"
+    member_kind: ClassVar[Kind[Any]] = GRADERS
+
+    grader: Annotated[str, MemberOf(GRADERS)]
+    weight: float = 1.0
+    """The grader's value is multiplied by this; a negative weight is a penalty."""
+
+    clip: tuple[float, float] | None = None
+    """Lowest and highest value of the grader, before the weight."""
+
+    name: str | None = Field(default=None, min_length=1)
+    """How the reward is called in metrics; by default the grader's own name."""
+
+    @model_validator(mode="after")
+    def _clip_is_a_range(self) -> GraderConfig:
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise ValueError("clip: the first number must be below the second")
+        return self
+
+
+class RewardSections(StrictModel):
+    """Keys of the YAML's top level."""
+
+    rewards: list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]] = Field(default_factory=list)
+    """What rewards an answer, for ``ppo``, ``grpo``, ``gspo`` and ``rloo``; the rewards are summed by weight."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> RewardSections:
+        names = [entry.name or entry.grader for entry in self.rewards]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"rewards: two graders are called {twice!r}; give one of them another name")
+        if self.rewards and all(entry.weight == 0 for entry in self.rewards):
+            raise ValueError("rewards: every weight is 0")
+        return self

@@ -1,0 +1,106 @@
+"""How a run goes: where it is kept, how often it is saved, logged and evaluated, and when it stops or turns back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.compute import Dtype
+
+
+class Reproducibility(StrictModel):
+    """What makes a run repeatable, and what is written down about where it ran."""
+
+    deterministic: Literal["warn"] | bool = False
+    """True: torch refuses operations without a deterministic form; ``warn`` tells of them. A CPU run repeats anyway."""
+
+    record: bool = True
+    """Write ``environment.json``: versions, hardware, git commit and digests; a resume tells what has changed."""
+
+
+class EarlyStopping(StrictModel):
+    """Stop when the figure on ``eval_data`` no longer gets better (Prechelt 1998)."""
+
+    metric: str = "eval_loss"
+    """A figure that evaluation logs."""
+
+    direction: Literal["minimize", "maximize"] = "minimize"
+    patience: int = Field(default=3, ge=1)
+    """So many evaluations in a row without an improvement end the run."""
+
+    min_delta: float = Field(default=0.0, ge=0)
+    """A smaller improvement is none."""
+
+    restore_best: bool = True
+    """End with the weights of the best evaluation, not of the last step. Also when the run is not stopped early."""
+
+
+class LossSpikes(StrictModel):
+    """Go back to a checkpoint and skip the batches since, when the loss jumps; Chowdhery et al. 2022, 5.1 (PaLM)."""
+
+    factor: float = Field(default=3.0, gt=1)
+    """A loss above ``factor`` times the median of the last ``window`` losses is a spike, and so is NaN."""
+
+    grad_norm_factor: float | None = Field(default=None, gt=1)
+    """The same rule for the norm of the gradient before clipping; by default it is not looked at."""
+
+    window: int = Field(default=20, ge=2)
+    """Losses that are looked back on; nothing is a spike before there are so many (except what is not finite)."""
+
+    rollback: bool = True
+    """False only writes spikes down, in ``spikes.json``."""
+
+    max_rollbacks: int = Field(default=3, ge=1)
+    """One more spike ends the run with an error."""
+
+
+class AutoBatchSize(StrictModel):
+    """Find the largest ``per_device_train_batch_size`` that fits, by trying; the global batch stays as configured."""
+
+    memory_share: float = Field(default=0.8, gt=0, le=1)
+    """How much of the memory that is free at the start may be used."""
+
+    memory_gib: float | None = Field(default=None, gt=0)
+    """Instead of a share: so many GiB beyond what the loaded model takes."""
+
+
+class RunSections(StrictModel):
+    """Keys of the YAML's top level."""
+
+    output_dir: Path = Path("runs/train")
+    """Where config, metrics, checkpoints and the result go; relative to the working directory."""
+
+    seed: int = 0
+    logging_steps: int = Field(default=10, ge=1)
+    save_steps: int = Field(default=0, ge=0)
+    """A checkpoint every so many steps; 0 saves one only when interrupted."""
+
+    save_total_limit: int = Field(default=1, ge=1)
+    """How many checkpoints are kept."""
+
+    save_final: bool = True
+    """Write the trained model (or adapter) into ``output_dir`` at the end."""
+
+    save_dtype: Dtype | None = None
+    """Type of the weights on disk at the end; by default the one they were trained in."""
+
+    eval_steps: int = Field(default=0, ge=0)
+    """Where there is ``eval_data``: evaluate every so many steps; 0 does so after every epoch and at the end."""
+
+    reproducibility: Reproducibility = Field(default_factory=Reproducibility)
+    early_stopping: EarlyStopping | None = None
+    loss_spikes: LossSpikes | None = None
+    auto_batch_size: AutoBatchSize | None = None
+
+    @model_validator(mode="after")
+    def _a_checkpoint_before_a_spike(self) -> RunSections:
+        spikes = self.loss_spikes
+        if spikes is not None and spikes.rollback and not 0 < self.save_steps <= spikes.window:
+            raise ValueError(
+                f"loss_spikes: to go back there must be a checkpoint; set save_steps between 1 and the window "
+                f"of {spikes.window} (it is {self.save_steps}), or rollback: false"
+            )
+        return self

@@ -1,0 +1,89 @@
+"""The YAML of `gym train`: which model, which data, which algorithm, how long. Names are TRL's and PEFT's.
+
+Nothing here imports torch; the values are turned into TRL arguments by ``gym_fed.training``. Keys of the top level
+stand together by subject, a file of this folder each; an algorithm or tuning method has a section of its own name
+(``open_keys.py``). What is true of one is asked of its class, where a value needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import model_validator
+
+from gym_fed.config.algorithms import AlgorithmSections
+from gym_fed.config.schema.member import MemberOf
+from gym_fed.config.schema.open_keys import OpenModel
+from gym_fed.config.train.compute import ComputeSections
+from gym_fed.config.train.data_source import DataConfig, DataSections
+from gym_fed.config.train.distributed import DistributedSections
+from gym_fed.config.train.model_init import ModelInit
+from gym_fed.config.train.optimization import OptimizationSections
+from gym_fed.config.train.private_training import PrivacySections
+from gym_fed.config.train.rewards import RewardSections
+from gym_fed.config.train.run import RunSections
+from gym_fed.config.train.tracking import TrackingSections
+from gym_fed.config.train.tuning import LoraSettings, TuningSections
+from gym_fed.config.train.vision import VisionSections
+from gym_fed.kinds import ALGORITHMS, FEATURES, TUNING, Kind
+
+__all__ = ["DataConfig", "LoraSettings", "ModelInit", "TrainingConfig"]
+
+
+class TrainingConfig(
+    AlgorithmSections,
+    TuningSections,
+    VisionSections,
+    OptimizationSections,
+    DataSections,
+    RewardSections,
+    ComputeSections,
+    DistributedSections,
+    PrivacySections,
+    RunSections,
+    TrackingSections,
+    OpenModel,
+):
+    """Everything that decides a run. Two runs of one config on one machine are bit-identical (CPU, one process)."""
+
+    features: ClassVar[Kind[Any] | None] = FEATURES
+
+    algorithm: Annotated[str, MemberOf(ALGORITHMS)] = "sft"
+    """A registered algorithm: the name of a file in ``gym_fed/training/algorithms``, or an installed package's."""
+
+    model: str | None = None
+    """``gym-nano``, a model folder, a LoRA run folder, or a Hugging Face name that is in the local cache."""
+
+    model_init: ModelInit | None = None
+    """Instead of ``model``: train from random weights."""
+
+    @model_validator(mode="after")
+    def _rows_and_rewards_are_read(self) -> TrainingConfig:
+        if self.rewards and not ALGORITHMS.type_of(self.algorithm).needs_graders:
+            those = ", ".join(ALGORITHMS.own_with("needs_graders"))
+            raise ValueError(f"rewards: {self.algorithm} does not use them; {those} do")
+        forgets = any(source.role == "forget" for source in (*self.data, *self.eval_data))
+        if forgets and not ALGORITHMS.type_of(self.algorithm).forgets:
+            those = " and ".join(ALGORITHMS.own_with("forgets"))
+            raise ValueError(f"data: role forget is for {those}, not for {self.algorithm}")
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingConfig:
+        if self.model is not None and self.model_init is not None:
+            raise ValueError("give either model or model_init, not both")
+        if self.model_init is not None and TUNING.type_of(self.finetuning).is_adapter:
+            raise ValueError(f"finetuning: {self.finetuning} needs a trained model, not model_init")
+        if self.packing is True and self.assistant_only_loss:
+            raise ValueError("packing and assistant_only_loss exclude each other; packing: bfd does not")
+        learns_all = self.mask_history and not ALGORITHMS.type_of(self.algorithm).assistant_only_default
+        if learns_all and not self.assistant_only_loss:
+            raise ValueError(
+                f"mask_history: {self.algorithm} learns everything; set assistant_only_loss: true as well"
+            )
+        if self.packing == "bfd" and not ALGORITHMS.type_of(self.algorithm).packs:
+            those = " and ".join(ALGORITHMS.own_with("packs"))
+            raise ValueError(f"packing: bfd is for {those}, not for {self.algorithm}")
+        if self.eval_split and self.eval_data:
+            raise ValueError("give either eval_data or eval_split, not both")
+        return self

@@ -1,0 +1,262 @@
+"""YAML files to validated schemas; every error reads ``file:line:column: path: message``.
+
+Positions come from the YAML parser's own marks, kept beside the values: a pydantic error on ``training.lr``
+points at that key (an item of a list: at the item; a missing key: at its parent), and an error in a value
+from the command line names ``--set``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from gym_fed.config.schema.member import ByMember
+from gym_fed.config.schema.named_members import models_in, place_of
+from gym_fed.config.schema.open_keys import OpenModel
+from gym_fed.config.schema.problems import Problems
+from gym_fed.config.yaml.strict import (
+    KeyPath,
+    Mark,
+    StrictLoader,
+    dotted,
+    parse_config,
+    read_config_text,
+    shown,
+)
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import UnusableMember
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
+    """Read a YAML file into ``schema``.
+
+    Args:
+        path: The file; must be UTF-8 and at most 1 MiB.
+        schema: A pydantic model.
+        overrides: ``a.b=value`` settings that win over the file; values are parsed as YAML.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``, ``USAGE`` for a malformed override, ``MISSING_DEPENDENCY`` for the first member
+            that cannot be used, or ``CONFIG_INVALID`` listing every problem, a line each.
+    """
+    file = Path(path)
+    values, marks = parse_config(file, read_config_text(file))
+    values = _unshared(values)
+    placed = place_overrides(values, overrides)
+    marks = {k: v for k, v in marks.items() if not any(k[: len(place)] == place for place in placed)}
+    return validate(values, schema, str(file), marks, placed)
+
+
+def validate(
+    values: dict[str, Any],
+    schema: type[ConfigT],
+    source: str,
+    marks: dict[KeyPath, Mark] | None = None,
+    from_command_line: set[KeyPath] | None = None,
+) -> ConfigT:
+    """Validate plain values; see ``load_config`` for the errors."""
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        lines = [
+            line
+            for e in error.errors(include_url=False)
+            for line in _lines(e, values, schema, source, marks or {}, from_command_line or set())
+        ]
+        raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(dict.fromkeys(lines))) from error
+    except UnusableMember as error:
+        path = place_of(error.kind, error.name, values, schema)
+        said = _placed(path, error.message, source, marks or {}, from_command_line or set())
+        raise GymError(error.code, said, error.hint) from error
+
+
+def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
+    """``["a.b=3"]`` to ``[(("a", "b"), 3)]``; a key of digits alone is an index into a list.
+
+    Raises:
+        GymError: ``USAGE`` for text without ``=`` or with an empty key, ``CONFIG_INVALID`` for bad YAML.
+    """
+    parsed: list[tuple[KeyPath, Any]] = []
+    for text in overrides:
+        key, equals, raw = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise GymError(ErrorCode.USAGE, f"--set {text!r} is not of the form a.b=value")
+        try:
+            value = yaml.load(raw, Loader=StrictLoader)
+        except (yaml.YAMLError, RecursionError) as error:
+            raise GymError(ErrorCode.CONFIG_INVALID, f"--set {text!r}: the value is not YAML") from error
+        parsed.append((tuple(int(k) if k.isdecimal() else k for k in key.split(".")), value))
+    return parsed
+
+
+def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[KeyPath]:
+    """Put settings into plain values; gives where they stand. Raises as ``parse_overrides``."""
+    return {_set(values, key_path, value) for key_path, value in parse_overrides(overrides)}
+
+
+def dump_yaml(config: BaseModel) -> str:
+    """The resolved config as YAML, in schema order, readable by ``load_config`` again; absent sections are left out."""
+    fields = type(config).model_fields
+    values = {
+        key: value
+        for key, value in config.model_dump(mode="json").items()
+        if value is not None or (key in fields and fields[key].default is not None)
+    }
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which an alias is a value of its own, so that setting one place leaves the others."""
+    if isinstance(value, dict):
+        return {k: _unshared(v) for k, v in value.items()}
+    return [_unshared(v) for v in value] if isinstance(value, list) else value
+
+
+def _set(values: Any, path: KeyPath, value: Any) -> KeyPath:
+    """Put ``value`` at ``path``, making the mappings on the way; gives the path with keys typed as found."""
+    place: KeyPath = ()
+    for key in path[:-1]:
+        key = _key_for(values, key, path)
+        child = values[key] if isinstance(values, list) else values.get(key)
+        place = (*place, key)
+        if child is None:
+            child = values[key] = {}
+        if not isinstance(child, dict | list):
+            raise GymError(ErrorCode.CONFIG_INVALID, f"--set {dotted(path)}: {dotted(place)} is a value")
+        values = child
+    last = _key_for(values, path[-1], path)
+    values[last] = value
+    return (*place, last)
+
+
+def _key_for(container: dict[str, Any] | list[Any], key: str | int, path: KeyPath) -> Any:
+    """The key as its container wants it: a name for a mapping, an index that exists for a list."""
+    if isinstance(container, dict):
+        return str(key)
+    if isinstance(key, int) and key < len(container):
+        return key
+    message = f"--set {dotted(path)}: no item {key!r} in a list of {len(container)}"
+    raise GymError(ErrorCode.CONFIG_INVALID, message, "items count from 0; to lengthen a list, set it whole")
+
+
+def _lines(
+    error: Any,
+    values: dict[str, Any],
+    schema: type[BaseModel],
+    source: str,
+    marks: dict[KeyPath, Mark],
+    overridden: set[KeyPath],
+) -> Iterator[str]:
+    """One line, or for a combination that is refused one for each reason."""
+    raised = error.get("ctx", {}).get("error")
+    if not isinstance(raised, Problems):
+        yield _describe(error, values, schema, source, marks, overridden)
+        return
+    cause: KeyPath = (*error["loc"], raised.cause) if raised.cause else ()
+    for problem in raised.found:
+        its_own = not raised.cause or problem.key.startswith(f"{raised.cause}.")
+        said = "" if its_own else f"{raised.cause}: "
+        path = (*error["loc"], *problem.key.split("."))
+        if any(path[: len(o)] == o for o in overridden):
+            yield f"--set: {said}{problem}"
+            continue
+        line, column = _mark(path, marks, otherwise=_mark(cause, marks))
+        yield f"{source}:{line}:{column}: {said}{problem}"
+
+
+def _mark(path: KeyPath, marks: dict[KeyPath, Mark], otherwise: Mark = (1, 1)) -> Mark:
+    """Where a key stands in the file, or the section that lacks it."""
+    known = path
+    while known not in marks and known:
+        known = known[:-1]
+    return marks.get(known, otherwise) if known else otherwise
+
+
+def _describe(
+    error: Any,
+    values: dict[str, Any],
+    schema: type[BaseModel],
+    source: str,
+    marks: dict[KeyPath, Mark],
+    overridden: set[KeyPath],
+) -> str:
+    path = _place(tuple(error["loc"]), values)
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = "unknown key" + _suggest(path, schema, values)
+    elif error["type"] == "missing":
+        message = "required, but not given"
+    elif not isinstance(error["input"], dict | list):
+        message = f"{message} (got {shown(error['input'])})"
+    return _placed(path, message, source, marks, overridden)
+
+
+def _placed(
+    path: KeyPath, message: str, source: str, marks: dict[KeyPath, Mark], overridden: set[KeyPath]
+) -> str:
+    """The message after its place in the file, or on the command line."""
+    if any(path[: len(o)] == o for o in overridden):
+        return f"--set: {dotted(path)}: {message}" if path else f"--set: {message}"
+    line, column = _mark(path, marks, marks.get((), (1, 1)))
+    return f"{source}:{line}:{column}: {dotted(path) or '(file)'}: {message}"
+
+
+def _place(loc: KeyPath, values: Any) -> KeyPath:
+    """Pydantic's location without the names of union members, which are no keys of the file."""
+    place: KeyPath = ()
+    for depth, key in enumerate(loc):
+        last = depth == len(loc) - 1
+        if isinstance(values, dict) and (key in values or last):
+            values = values.get(key)
+        elif isinstance(values, list) and isinstance(key, int) and key < len(values):
+            values = values[key]
+        else:
+            continue
+        place = (*place, key)
+    return place
+
+
+_ELSEWHERE = {
+    "model_name_or_path": "model", "dataset_name": "data", "chat_template_path": "chat_template",
+    "base_model": "model", "datasets": "data", "sequence_len": "max_length", "sample_packing": "packing",
+    "micro_batch_size": "per_device_train_batch_size", "num_epochs": "num_train_epochs", "lr_scheduler":
+    "lr_scheduler_type", "adapter": "finetuning", "lora_r": "lora", "lora_alpha": "lora", "use_peft": "finetuning",
+    "val_set_size": "eval_split", "load_in_4bit": "quantization",
+}  # fmt: skip
+"""Ours by the names that TRL's and Axolotl's files have, where spelling does not show it."""
+
+_MOST_NAMES = 30  # more of them help nobody
+
+
+def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:
+    """`` (did you mean 'x'?)`` when a known key at the same level is close."""
+    level: list[Any] = [schema]
+    for key in path[:-1]:
+        level = [inner for annotation in level for inner in _below(annotation, key)]
+        values = values[key]
+    models = (m.chosen(values) if issubclass(m, ByMember) else m for m in models_in(level))
+    names = list(dict.fromkeys(name for model in models for name in model.model_fields))
+    elsewhere = _ELSEWHERE.get(str(path[-1]))
+    close = [elsewhere] if elsewhere in names else difflib.get_close_matches(str(path[-1]), names, n=1)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (known: {', '.join(names)})" if 0 < len(names) <= _MOST_NAMES else ""
+
+
+def _below(annotation: Any, key: str | int) -> list[Any]:
+    """The annotations found under ``key``: a field's own, or for lists and mappings their elements'."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(str(key))
+        if field is None and issubclass(annotation, OpenModel):
+            return [annotation.added_key(str(key))]
+        return [field.annotation] if field is not None else []
+    models = list(models_in([annotation]))
+    inside = [inner for model in models for inner in _below(model, key)]
+    return inside or list(models)

@@ -1,0 +1,343 @@
+"""Runs a batch: as many requests at once as the engine takes, answers appended as they come, the rest where it stopped.
+
+Each request without a seed gets one that follows from the run's seed and its custom_id, so that a run that was killed
+and continued has the answers of one that was not. Lines are appended whole, so that the same command goes on after a
+kill. Beside ``out.jsonl`` stands ``out.jsonl.batch.json``, which says of which input and which model the answers are.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.files import drop_torn_line, write_atomically
+from gym_fed.serving.batch.input import BatchInput, BatchRequest
+from gym_fed.serving.openai.refusals import error_body
+
+Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""URL and body in, OpenAI's answer out; raises ``GymError``, ``BUSY`` when as many wait as may."""
+
+_LINES_OWN = (ErrorCode.DEADLINE_EXCEEDED,)
+"""Server errors that are one request's own. Any other ends the run: the next request would meet it, too."""
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """How far a run is, or came.
+
+    Attributes:
+        total: Requests of the input.
+        done: With a line, from runs before this one too.
+        failed: Of these.
+        resumed: Of these, those that had a line before this run.
+        prompt_tokens: Of this run.
+        completion_tokens: Of this run.
+        seconds: Of this run.
+    """
+
+    total: int
+    done: int
+    failed: int
+    resumed: int
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.completion_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """As long as the requests until now suggest."""
+        answered = self.done - self.resumed
+        return self.seconds / answered * (self.total - self.done) if answered else None
+
+
+OnReport = Callable[[BatchReport], None]
+
+
+@dataclass(frozen=True)
+class _Sent:
+    request: BatchRequest
+    alone: bool
+
+
+def run_batch(
+    given: BatchInput,
+    output: BatchOutput,
+    answer: Answer,
+    *,
+    at_once: int,
+    seed: int,
+    on_report: OnReport = lambda report: None,
+    on_stop: Callable[[], None] = lambda: None,
+) -> BatchReport:
+    """Answer what has no line yet.
+
+    Args:
+        given: A checked input.
+        output: Where lines go, in order of completion.
+        answer: Called from ``at_once`` threads.
+        at_once: Requests that run or wait in the engine's queue.
+        seed: Of requests that name none.
+        on_report: Called after every line, and about once a second.
+        on_stop: Makes the calls of ``answer`` that are under way return soon; called when the run ends early.
+
+    Raises:
+        GymError: What is not one request's own failure.
+        KeyboardInterrupt: On Ctrl-C; what was written stays, and the same call goes on.
+    """
+    began = time.monotonic()
+    before = frozenset(output.done)
+    prompt_tokens = completion_tokens = 0
+    waiting = (request for request in given.requests() if request.custom_id not in before)
+    again: deque[BatchRequest] = deque()
+    flying: dict[Future[dict[str, Any]], _Sent] = {}
+    is_full = False  # the engine's queue: new requests wait until one has ended
+
+    def report() -> BatchReport:
+        seconds = time.monotonic() - began
+        done, failed = len(output.done), output.num_failed
+        total, resumed = len(given.custom_ids), len(before)
+        return BatchReport(total, done, failed, resumed, prompt_tokens, completion_tokens, seconds)
+
+    with ExitStack() as stack:
+        pool = ThreadPoolExecutor(at_once, thread_name_prefix="gym-batch")
+        stack.callback(pool.shutdown)
+        stack.push(lambda kind, error, trace: on_stop() if kind is not None else None)
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        while True:
+            while len(flying) < at_once and not (is_full and flying):
+                request = again.popleft() if again else next(waiting, None)
+                if request is None:
+                    break
+                future = pool.submit(answer, request.url, seeded(request, seed))
+                flying[future] = _Sent(request, alone=not flying)
+            if not flying:
+                return report()
+            ended, _ = wait(flying, timeout=1.0, return_when=FIRST_COMPLETED)
+            for future in ended:
+                sent = flying.pop(future)
+                error = future.exception()
+                if isinstance(error, GymError) and error.code is ErrorCode.BUSY and not sent.alone:
+                    again.append(sent.request)
+                    is_full = True
+                    continue
+                if error is not None and not _is_own(error):
+                    raise error
+                body = error_body(error) if isinstance(error, GymError) else future.result()
+                status = error.code.http_status if isinstance(error, GymError) else 200
+                output.write(line_of(given, sent.request, status, body), failed=error is not None)
+                usage = body.get("usage") or {}
+                prompt_tokens += usage.get("prompt_tokens", 0)
+                completion_tokens += usage.get("completion_tokens", 0)
+                failpoint("batch-line")
+                on_report(report())
+                is_full = False
+            if not ended:
+                on_report(report())
+
+
+def _is_own(error: BaseException) -> bool:
+    return isinstance(error, GymError) and (error.code.http_status < 500 or error.code in _LINES_OWN)
+
+
+def seeded(request: BatchRequest, seed: int) -> dict[str, Any]:
+    """The body, with a seed where none is given and one means something."""
+    if request.body.get("seed") is not None or request.url == "/v1/embeddings":
+        return request.body
+    digest = hashlib.sha256(f"{seed}\n{request.custom_id}".encode()).digest()
+    return {**request.body, "seed": int.from_bytes(digest[:6], "little")}  # 48 bits: exact in any JSON
+
+
+def line_of(given: BatchInput, request: BatchRequest, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's line of an answer or a refusal."""
+    name = hashlib.sha256(f"{given.sha256}\n{request.custom_id}".encode()).hexdigest()[:24]
+    return {
+        "id": f"batch_req_{name}",
+        "custom_id": request.custom_id,
+        "response": {"status_code": status, "request_id": f"req_{name}", "body": body},
+        "error": None,
+    }
+
+
+SYNC_SECONDS = 2.0
+"""Lines reach the file at once, and the disk at most so much later: a power cut may cost that much work."""
+
+
+class BatchOutput:
+    """Where answers go; one process at a time.
+
+    Args:
+        path: Of the answers, and of failures where ``errors`` is None.
+        errors: Of failures.
+        belongs_to: Input and model, as JSON values; an output of another run is refused, unless it has no line yet.
+        custom_ids: Of the input.
+
+    Attributes:
+        done: Ids that have a line already.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` for answers of another run, ``STATE_CORRUPT`` for lines that no run wrote,
+            ``STATE_LOCKED`` when another process writes there.
+    """
+
+    def __init__(
+        self, path: Path, errors: Path | None, *, belongs_to: dict[str, Any], custom_ids: frozenset[str]
+    ) -> None:
+        self.path = path
+        self.errors = errors
+        self.done: set[str] = set()
+        self.num_failed = 0
+        self._description = path.with_name(f"{path.name}.batch.json")
+        self._files: list[int] = []
+        self._synced = time.monotonic()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            begins = self._claim(belongs_to)
+            self._answers = self._open(path, custom_ids)
+            self._failures = self._open(errors, custom_ids) if errors is not None else self._answers
+            if begins and not self.done:
+                self._describe(belongs_to)
+            elif begins:  # it has written since
+                self._require_same(self._described(), belongs_to)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, line: dict[str, Any], *, failed: bool) -> None:
+        """Append; after this a kill of the process does not lose the line."""
+        data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        file = self._failures if failed else self._answers
+        while data:
+            data = data[os.write(file, data) :]
+        self.done.add(line["custom_id"])
+        self.num_failed += failed
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self._sync()
+
+    def pin(self, more: dict[str, Any]) -> None:
+        """Add to what the answers belong to; what is known once the model is loaded.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` where answers of another model stand already.
+        """
+        known = self._described()
+        if more.keys() <= known.keys() and self.done:
+            self._require_same(known, {**known, **more})
+        else:
+            self._describe({**known, **more})
+
+    def close(self) -> None:
+        """What was written is on the disk."""
+        if self._files:
+            self._sync()
+        while self._files:
+            os.close(self._files.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _claim(self, belongs_to: dict[str, Any]) -> bool:
+        """Make the description, or refuse what belongs to another run.
+
+        Returns:
+            Whether another run left its description and no line: it is replaced once the files are locked.
+        """
+        if self._description.exists():
+            known = self._described()
+            if not self._has_lines() and any(known.get(key) != belongs_to[key] for key in belongs_to):
+                return True
+            self._require_same(known, belongs_to)
+            return False
+        for path in (self.path, self.errors):
+            if path is not None and path.exists():
+                raise GymError(
+                    ErrorCode.FILE_EXISTS, f"{path}: exists, and no batch wrote it", "name another file"
+                )
+        self._describe(belongs_to)
+        return False
+
+    def _has_lines(self) -> bool:
+        return any(
+            path is not None and path.exists() and path.stat().st_size for path in (self.path, self.errors)
+        )
+
+    def _require_same(self, known: dict[str, Any], now: dict[str, Any]) -> None:
+        for key in now:
+            if known.get(key) != now[key]:
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.path} belongs to another run: {key} was {known.get(key)!r}, and is {now[key]!r}",
+                    f"name another output, or remove {self.path} and {self._description}",
+                )
+
+    def _described(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self._description.read_text(encoding="utf-8"))
+        except ValueError:
+            known = None
+        if not isinstance(known, dict):
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"{self._description}: not a JSON object", "name another output"
+            )
+        return known
+
+    def _describe(self, belongs_to: dict[str, Any]) -> None:
+        text = json.dumps(belongs_to, indent=2, sort_keys=True) + "\n"
+        write_atomically(self._description, text.encode())
+
+    def _open(self, path: Path, custom_ids: frozenset[str]) -> int:
+        """Lock the file, cut off a torn last line, and note what it has."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._files.append(file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise GymError(
+                ErrorCode.STATE_LOCKED,
+                f"{path}: another process writes there",
+                "wait for it, or name another",
+            ) from error
+        drop_torn_line(path)
+        with path.open("rb") as lines:
+            for number, raw in enumerate(lines, start=1):
+                try:
+                    line = json.loads(raw)
+                    custom_id, response = line["custom_id"], line["response"]
+                    status = response["status_code"]
+                except (ValueError, KeyError, TypeError) as error:
+                    raise GymError(
+                        ErrorCode.STATE_CORRUPT, f"{path}: line {number} is not an answer", "remove that line"
+                    ) from error
+                if custom_id not in custom_ids or custom_id in self.done:
+                    what = "is answered twice" if custom_id in self.done else "is not in the input"
+                    raise GymError(
+                        ErrorCode.STATE_CORRUPT,
+                        f"{path}: line {number}: {custom_id!r} {what}",
+                        "remove that line",
+                    )
+                self.done.add(custom_id)
+                self.num_failed += status != 200
+        return file
+
+    def _sync(self) -> None:
+        for file in self._files:
+            os.fsync(file)
+        self._synced = time.monotonic()

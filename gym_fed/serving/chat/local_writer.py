@@ -1,0 +1,168 @@
+"""Answers from the model in this process, through the same service that `gym api` puts on a port."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.openai.catalogue import LOCAL, Caller
+from gym_fed.serving.openai.refusals import RequestError
+
+if TYPE_CHECKING:
+    from gym_fed.serving.setup import Serving
+
+_UNSERVABLE = re.compile(r"[^A-Za-z0-9._/-]")
+
+
+class Service(Protocol):
+    """What is used of ``OpenAIService``."""
+
+    def stream(self, url: str, body: Any, caller: Caller) -> Generator[dict[str, Any]]: ...
+
+
+class LocalWriter:
+    """A ``Writer`` over a service.
+
+    Args:
+        service: Writes the answers.
+        base: The served name.
+        tokenizer: Counts what a prompt takes.
+        context: Tokens that prompt and answer may have together.
+        variants: Names them, as often as it is asked.
+        on_close: Frees model and engine.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        base: str,
+        tokenizer: Any,
+        context: int,
+        variants: Callable[[], list[str]] = list,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.base = base
+        self.variants = variants
+        self.close = on_close
+        self._service = service
+        self._tokenizer = tokenizer
+        self._context = context
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return bool(self._tokenizer.chat_template)
+
+    def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
+        """See ``Writer``. At least half of the context, or ``max_tokens`` if that is less, is kept for the answer."""
+        from gym_fed.data.encoding import prompt_ids
+
+        wanted = body.get("max_tokens") or self._context
+        length = len(prompt_ids(self._tokenizer, body["messages"] if "messages" in body else body["prompt"]))
+        room = self._context - min(wanted, self._context // 2)
+        if length > room:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"the message takes {length} tokens, and the model has room for {room}",
+                "shorten it, or lower max_tokens",
+            )
+        most = min(wanted, self._context - length)
+        try:
+            with closing(self._service.stream(url, {**body, "max_tokens": most}, LOCAL)) as chunks:
+                yield from chunks
+        except RequestError as error:
+            if error.name != "context_length_exceeded":
+                raise
+            raise GymError(ErrorCode.TOO_LARGE, error.message, error.hint) from error
+
+
+def open_engine(model: str, *, variants: Path | None = None, device: str = "auto") -> LocalWriter:
+    """One model and its variants, for one conversation.
+
+    Args:
+        model: As for ``load_model``; adapters are merged.
+        variants: Folder of a variant store.
+        device: As for ``pick_device``.
+
+    Raises:
+        GymError: As ``open_serving``; ``MODEL_INVALID`` for a model that the engine cannot serve.
+    """
+    from gym_fed.config.serving import EngineConfig, ServingConfig
+    from gym_fed.models import model_name
+    from gym_fed.serving.setup import open_serving
+
+    require_store(variants)
+    _require_mergeable(model)
+    serving = open_serving(
+        ServingConfig(
+            base=model,
+            served_name=_UNSERVABLE.sub("-", model_name(model)).lstrip("._/-")[:128] or "model",
+            variants=variants,
+            device=device,
+            engine=EngineConfig(max_concurrent=1),
+        )
+    )
+    return LocalWriter(
+        serving.service,
+        base=serving.served_name,
+        tokenizer=serving.tokenizer,
+        context=serving.engine.limits.context,
+        variants=lambda: _names(serving),
+        on_close=serving.close,
+    )
+
+
+def _names(serving: Serving) -> list[str]:
+    """Of the store's variants, those of this base."""
+    if serving.store is None:
+        return []
+    return [record.name for record in serving.store.list() if record.base_digest == serving.base.digest]
+
+
+def open_plain(model: str, *, device: str = "auto") -> LocalWriter:
+    """A model that the engine cannot serve, by transformers' own generation."""
+    from gym_fed.models import load_model, model_name
+    from gym_fed.serving.chat.plain_writer import PlainGeneration
+
+    loaded = load_model(model, device=device)
+    return LocalWriter(
+        PlainGeneration(loaded.model, loaded.tokenizer),
+        base=model_name(model),
+        tokenizer=loaded.tokenizer,
+        context=int(getattr(loaded.model.config, "max_position_embeddings", 2048)),
+    )
+
+
+def require_store(folder: Path | None) -> None:
+    """Refuse a folder that has no variants, rather than make an empty store there.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``.
+    """
+    if folder is not None:
+        from gym_fed.serving.store.store import VariantStore
+
+        VariantStore.open(folder, create=False).close()
+
+
+def _require_mergeable(model: str) -> None:
+    """Refuse an adapter of virtual tokens, which has no place in the weights."""
+    from gym_fed.models import resolve
+
+    folder = Path(resolve(model))
+    if not (folder / "adapter_config.json").is_file():
+        return
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(str(folder))
+    if config.is_prompt_learning:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{model} cannot be served: {getattr(config.peft_type, 'value', config.peft_type)} changes no weights",
+            "serve its base, or train another kind of adapter",
+        )

@@ -1,0 +1,130 @@
+"""Answers from a model that the mixed step cannot compute, one at a time, by transformers' own generation."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from gym_fed.data.encoding import prompt_ids
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_KNOWN = frozenset({"model", "messages", "prompt", "max_tokens", "seed", *_SAMPLING})
+
+
+class PlainGeneration:
+    """The part of ``OpenAIService`` that a ``LocalWriter`` needs, over ``model.generate``.
+
+    Args:
+        model: Any causal LM of transformers, or a PEFT model around one.
+        tokenizer: Its tokenizer.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+
+    def stream(self, url: str, body: dict[str, Any], caller: object) -> Generator[dict[str, Any]]:
+        """Chunks of one answer.
+
+        Raises:
+            GymError: ``USAGE`` for a field that it does not know.
+        """
+        for name in body.keys() - _KNOWN:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{name} is not supported for this model, which is not served by the engine",
+                f"there are: {', '.join(sorted(_KNOWN - {'model', 'messages', 'prompt'}))}",
+            )
+        return self._chunks(body)
+
+    def _chunks(self, body: dict[str, Any]) -> Generator[dict[str, Any]]:
+        ids = prompt_ids(self._tokenizer, body["messages"] if "messages" in body else body["prompt"])
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        stop = _Stop()
+        done: list[int] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                done.append(self._generate(ids, body, _Pieces(self._tokenizer, pieces), stop))
+            except Exception as error:  # noqa: BLE001  # raised again by the thread that reads
+                failed.append(error)
+            finally:
+                pieces.put(None)
+
+        thread = threading.Thread(target=work, name="gym-generate", daemon=True)
+        thread.start()
+        try:
+            while (piece := pieces.get()) is not None:
+                if piece:
+                    yield {"choices": [{"index": 0, "delta": {"content": piece}}]}
+        finally:
+            stop.asked = True
+            thread.join()
+        if failed:
+            raise failed[0]
+        reason = "length" if done[0] >= int(body["max_tokens"]) else "stop"
+        yield {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+
+    @torch.inference_mode()
+    def _generate(self, ids: list[int], body: dict[str, Any], streamer: _Pieces, stop: _Stop) -> int:
+        """Number of new tokens, the end token not counted."""
+        if body.get("seed") is not None:
+            torch.manual_seed(body["seed"])
+        prompt = torch.tensor([ids], device=next(self._model.parameters()).device)
+        sampling: dict[str, Any] = {name: body[name] for name in _SAMPLING if name in body}
+        sampling["do_sample"] = sampling.get("temperature", 1.0) > 0
+        if not sampling["do_sample"]:
+            sampling = {k: v for k, v in sampling.items() if k in ("do_sample", "repetition_penalty")}
+        out = self._model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=body["max_tokens"],
+            pad_token_id=self._tokenizer.pad_token_id,
+            streamer=streamer,
+            stopping_criteria=StoppingCriteriaList([stop]),
+            **sampling,
+        )
+        ends = self._model.generation_config.eos_token_id
+        known = ends if isinstance(ends, list) else [ends]
+        return int(out.shape[1]) - len(ids) - (int(out[0, -1]) in known)
+
+
+class _Stop(StoppingCriteria):
+    """Ends generation after the current token."""
+
+    asked = False
+
+    def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
+        return torch.full((input_ids.shape[0],), self.asked, device=input_ids.device)
+
+
+class _Pieces(BaseStreamer):
+    """Hands on text as soon as it is whole, as the engine does."""
+
+    def __init__(self, tokenizer: Any, pieces: queue.SimpleQueue[str | None]) -> None:
+        self._decoder = TextDecoder(tokenizer)
+        self._pieces = pieces
+        self._stream: TextStream | None = None
+
+    def put(self, value: torch.Tensor) -> None:
+        """The prompt first, then a token at a time."""
+        ids = value.flatten().tolist()
+        if self._stream is None:
+            self._stream = self._decoder.stream(ids)
+            return
+        for token_id in ids:
+            self._pieces.put(self._stream.push(token_id))
+
+    def end(self) -> None:
+        """Hand on what was held back."""
+        if self._stream is not None:
+            self._pieces.put(self._stream.finish())

@@ -1,0 +1,290 @@
+"""From logits to tokens, all rows of a step together: as much in one operation as the rows have in common.
+
+Temperature, top-k, top-p, min-p and the repetition penalty are transformers' logits processors, in its order (what two
+of them sort is found faster here, and is the same). Presence and frequency penalties and the bias are OpenAI's: added
+to the logits before the temperature, the penalties for tokens of the answer only.
+
+A row draws by a race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): whoever has the smallest
+``exponential noise / share`` wins. Blocks of 128 neighbouring tokens race first, then the tokens of the block. The
+noise comes from the row's own generator and belongs to a block or to a token's place in its block, whatever top-k or
+top-p leave of the vocabulary. So the rounding of a batch of another size changes a draw only where two are as good as
+level, some draws in a million; a cumulative sum over the vocabulary would move with every share before the one drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.engine.request import SamplingParams, TokenLogprob
+
+_COLDEST = 1e-4
+"""Temperatures below this are greedy: the limit, without its overflows."""
+
+_BLOCK = 128
+_NUCLEUS = 256
+"""Likeliest tokens among which a nucleus is looked for first."""
+
+_SMALLEST_NOISE = 1e-300
+"""Above 0, so that what has no share never wins."""
+
+
+class RowSampler:
+    """How one request chooses: its parameters, its random numbers, and what it has written so far."""
+
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
+        self.greedy = params.temperature < _COLDEST
+        self.settings = (float(params.temperature), params.top_k, float(params.top_p), float(params.min_p))
+        self.logprobs = params.logprobs
+        self._params = params
+        self._penalised = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._repetition = params.repetition_penalty != 1.0
+        self._counts: Counter[int] = Counter()
+        self._seen = dict.fromkeys(prompt_ids) if self._repetition else {}
+        self._added: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        self._generator: torch.Generator | None = None
+        if not self.greedy:
+            seed = secrets.randbits(63) if params.seed is None else params.seed % 2**63
+            self._generator = torch.Generator().manual_seed(seed)
+        self.shaped = self._penalised or self._repetition or bool(params.logit_bias)
+
+    def shape(self, scores: Tensor) -> None:
+        """Penalties and bias, in place, on ``[vocab] float32``."""
+        if self._repetition:
+            ids = torch.tensor([list(self._seen)], device=scores.device)
+            scores.copy_(_repetition_penalty(self._params.repetition_penalty)(ids, scores[None])[0])
+        if self._penalised or self._params.logit_bias:
+            if self._added is None:
+                self._added = np.zeros(scores.shape[0], dtype=np.float32)
+                for token_id, bias in self._params.logit_bias.items():
+                    self._added[token_id] = bias
+            scores.add_(torch.from_numpy(self._added).to(scores.device))
+
+    def noise(self, size: int) -> Tensor:
+        """The next exponential random numbers, ``[size] float64``."""
+        drawn = torch.rand(size, generator=self._generator, dtype=torch.float64)
+        return drawn.neg_().log1p_().neg_().clamp_(min=_SMALLEST_NOISE)
+
+    def push(self, token_id: int) -> None:
+        """This token was chosen."""
+        if self._penalised and self._added is not None:
+            params = self._params
+            self._counts[token_id] += 1
+            penalty = params.presence_penalty + params.frequency_penalty * self._counts[token_id]
+            self._added[token_id] = params.logit_bias.get(token_id, 0.0) - penalty
+        if self._repetition:
+            self._seen[token_id] = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of logits: who chooses, and what a guide forbids (``[vocab] bool``), if it has one."""
+
+    sampler: RowSampler
+    banned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The token, or why there is none."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+    error: GymError | None = None
+
+
+def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]) -> list[Choice]:
+    """One token a row.
+
+    Args:
+        logits: ``[rows, vocab] float32``; left as they are.
+        rows: In the same order.
+        token_text: For the texts of logprobs.
+    """
+    ids, peaks = _best(logits)
+    errors: dict[int, GymError] = {
+        number: _not_numbers(peak) for number, peak in enumerate(peaks) if not math.isfinite(peak)
+    }
+    special = [
+        number
+        for number, row in enumerate(rows)
+        if number not in errors and (row.sampler.shaped or row.banned is not None or not row.sampler.greedy)
+    ]
+    if special:
+        _choose_specially(logits, rows, special, ids, errors)
+    told = [
+        number for number, row in enumerate(rows) if row.sampler.logprobs is not None and number not in errors
+    ]
+    logprobs = _logprobs(logits, rows, told, ids, token_text) if told else {}
+    return [Choice(token_id, logprobs.get(number), errors.get(number)) for number, token_id in enumerate(ids)]
+
+
+def _choose_specially(
+    logits: Tensor,
+    rows: Sequence[Row],
+    special: list[int],
+    ids: list[int],
+    errors: dict[int, GymError],
+) -> None:
+    """Rows that are shaped, masked or drawn; fills in their ``ids``."""
+    scores = logits if len(special) == len(rows) else logits[special]
+    changed = [
+        place
+        for place, number in enumerate(special)
+        if rows[number].sampler.shaped or rows[number].banned is not None
+    ]
+    if changed:
+        scores = scores.clone() if scores is logits else scores
+        for place in changed:
+            row = rows[special[place]]
+            row.sampler.shape(scores[place])
+            if row.banned is not None:
+                scores[place].masked_fill_(torch.from_numpy(row.banned).to(scores.device), -math.inf)
+        found, peaks = _best(scores)
+        for number, token_id, peak in zip(special, found, peaks, strict=True):
+            ids[number] = token_id
+            if not math.isfinite(peak):
+                errors[number] = _nothing_left()
+    groups: dict[tuple[float, int, float, float], list[int]] = defaultdict(list)
+    for place, number in enumerate(special):
+        if not rows[number].sampler.greedy and number not in errors:
+            groups[rows[number].sampler.settings].append(place)
+    for settings, places in groups.items():
+        group = scores if len(places) == len(special) else scores[places]
+        for warper in _warpers(settings):
+            group = warper(None, group)
+        size = noise_size(group.shape[1])
+        noise = torch.stack([rows[special[place]].sampler.noise(size) for place in places])
+        for place, token_id in zip(places, _draw(group, noise.to(group.device)), strict=True):
+            ids[special[place]] = token_id
+
+
+def _best(logits: Tensor) -> tuple[list[int], list[float]]:
+    """Each row's likeliest token (the first of equals) and its logit; NaN where there is one."""
+    if logits.device.type == "cpu":  # numpy's search is ten times faster than torch's
+        array = logits.numpy()
+        places = array.argmax(axis=-1)
+        return places.tolist(), array[np.arange(len(array)), places].tolist()
+    values, best = logits.max(dim=-1)
+    return best.tolist(), values.tolist()
+
+
+def noise_size(vocabulary: int) -> int:
+    """Random numbers that one draw takes."""
+    return -(-vocabulary // _BLOCK) + _BLOCK
+
+
+def _draw(scores: Tensor, noise: Tensor) -> list[int]:
+    """One token a row: the winner of the race of blocks, then of the race in its block.
+
+    Args:
+        scores: ``[rows, vocab] float32``; -inf where a token is out.
+        noise: ``[rows, noise_size(vocab)] float64``, exponential: of the blocks, then of the places in a block.
+    """
+    shares = torch.softmax(scores, dim=-1)
+    blocks = functional.pad(shares, (0, -shares.shape[1] % _BLOCK)).view(len(shares), -1, _BLOCK)
+    first = noise[:, : blocks.shape[1]] / blocks.sum(dim=-1)
+    block = first.argmin(dim=-1)
+    within = noise[:, blocks.shape[1] :] / blocks[torch.arange(len(blocks), device=blocks.device), block]
+    drawn: list[int] = (block * _BLOCK + within.argmin(dim=-1)).tolist()
+    return drawn
+
+
+def _logprobs(
+    logits: Tensor, rows: Sequence[Row], told: list[int], ids: list[int], token_text: Callable[[int], str]
+) -> dict[int, TokenLogprob]:
+    shares = torch.log_softmax(logits[told].float(), dim=-1)
+    chosen = shares.gather(1, torch.tensor([[ids[number]] for number in told], device=logits.device))
+    most = max(rows[number].sampler.logprobs or 0 for number in told)
+    values, places = shares.topk(min(most, shares.shape[1]), dim=-1)
+    found: dict[int, TokenLogprob] = {}
+    lists = zip(told, chosen.flatten().tolist(), values.tolist(), places.tolist(), strict=True)
+    for number, own, top_values, top_ids in lists:
+        count = rows[number].sampler.logprobs or 0
+        top = tuple(
+            (token_id, token_text(token_id), value)
+            for token_id, value in zip(top_ids[:count], top_values[:count], strict=True)
+        )
+        found[number] = TokenLogprob(ids[number], token_text(ids[number]), own, top)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _warpers(settings: tuple[float, int, float, float]) -> tuple[Any, ...]:
+    from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
+
+    temperature, top_k, top_p, min_p = settings
+    wanted: list[Any] = []
+    if temperature != 1.0:
+        wanted.append(TemperatureLogitsWarper(temperature))
+    if top_k:
+        wanted.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        wanted.append(_TopP(top_p))
+    if min_p > 0.0:
+        wanted.append(partial(_min_p, min_p))
+    return tuple(wanted)
+
+
+class _TopP:
+    """transformers' ``TopPLogitsWarper``, without its sort of the vocabulary where the nucleus is small."""
+
+    def __init__(self, top_p: float) -> None:
+        from transformers.generation.logits_process import TopPLogitsWarper
+
+        self._top_p = top_p
+        self._whole = TopPLogitsWarper(top_p)
+
+    def __call__(self, _ids: None, scores: Tensor) -> Tensor:
+        if scores.shape[1] <= _NUCLEUS:
+            return cast("Tensor", self._whole(None, scores))
+        values, places = scores.topk(_NUCLEUS, dim=-1)
+        sums = (values - scores.logsumexp(dim=-1, keepdim=True)).exp().cumsum(dim=-1)
+        if bool((sums[:, -1] < self._top_p).any()):
+            large = sums[:, -1] < self._top_p
+            kept = scores.clone()
+            kept[large] = self._whole(None, scores[large])
+            if not bool(large.all()):
+                kept[~large] = self(None, scores[~large])
+            return kept
+        # A token stays if those before it do not make up top_p yet.
+        values[:, 1:].masked_fill_(sums[:, :-1] >= self._top_p, -math.inf)
+        return torch.full_like(scores, -math.inf).scatter_(1, places, values)
+
+
+def _min_p(min_p: float, _ids: None, scores: Tensor) -> Tensor:
+    """As transformers' ``MinPLogitsWarper``, which sorts the vocabulary for it."""
+    return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + math.log(min_p), -math.inf)
+
+
+@lru_cache(maxsize=256)
+def _repetition_penalty(penalty: float) -> Any:
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    return RepetitionPenaltyLogitsProcessor(float(penalty))
+
+
+def _not_numbers(peak: float) -> GymError:
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"the model's logits are not numbers (the largest is {peak})",
+        "its weights, or the variant's, are broken: try the base without a variant",
+    )
+
+
+def _nothing_left() -> GymError:
+    return GymError(
+        ErrorCode.DATA_INVALID,
+        "no token is left to choose: the JSON schema or the logit_bias excludes all of them",
+    )

@@ -1,0 +1,223 @@
+"""One request on its way through the engine: what it has read and written, and when it is done."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
+from gym_fed.serving.engine.generation import Generation, HiddenMean
+from gym_fed.serving.engine.request import Completion, Event, FinishReason, TokenLogprob
+from gym_fed.serving.engine.sampling import Choice, RowSampler
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from torch import Tensor
+
+    from gym_fed.errors import GymError
+    from gym_fed.serving.engine.guided import Guide
+    from gym_fed.serving.forward.loaded import LoadedVariant
+
+
+class Work:
+    """What an answer and an embedding have in common; the engine's thread alone touches it once it was submitted.
+
+    Args:
+        user: Whose turn it uses up.
+        variant_name: None: the base.
+        prompt_ids: What is read.
+        kv_bytes: What it may come to need of KV cache.
+    """
+
+    hidden: HiddenMean | None = None
+    """Where the last hidden states of its tokens go."""
+
+    def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int], kv_bytes: int) -> None:
+        self.user = user
+        self.variant_name = variant_name
+        self.prompt_ids = prompt_ids
+        self.kv_bytes = kv_bytes
+        self.variant: LoadedVariant | None = None
+        self.cache: Any = None
+        self.read = 0
+        """Prompt tokens in the cache."""
+        self.passed = 0.0
+        """When its turn came first and there was no room for its variant."""
+        self.started = 0.0
+        self.ended = False
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that it may come to have in its cache."""
+        return len(self.prompt_ids)
+
+    @property
+    def length(self) -> int:
+        """Tokens in its cache."""
+        return self.read
+
+    def fail(self, error: GymError) -> None:
+        """Tell who waits; nothing where that was told of an end already."""
+        raise NotImplementedError
+
+    def call_off(self) -> None:
+        """Tell who waits that it was cancelled."""
+        raise NotImplementedError
+
+
+class Sequence(Work):
+    """State of one generation.
+
+    Args:
+        generation: The caller's end.
+        decoder: Of the tokenizer.
+        max_tokens: Most tokens of the answer.
+        kv_bytes: What it may come to need of KV cache.
+        end_ids: Tokens that end it.
+        guide: Of its JSON schema.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        decoder: TextDecoder,
+        *,
+        max_tokens: int,
+        kv_bytes: int,
+        end_ids: frozenset[int],
+        guide: Guide | None,
+    ) -> None:
+        request = generation.request
+        super().__init__(request.user, request.variant, request.prompt_ids, kv_bytes)
+        self.generation = generation
+        self.max_tokens = max_tokens
+        self.guide = guide
+        self.sampler = RowSampler(request.sampling, request.prompt_ids)
+        self.token_ids: list[int] = []
+        self.last_token_at = 0.0
+        self.submitted = time.monotonic()
+        self._end_ids = end_ids
+        self._text = decoder.stream(request.prompt_ids)
+        self._stops = StopTexts(request.sampling.stop)
+        self._pieces: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._told = 0  # tokens that events had
+        self._first_token_seconds = 0.0
+        self._last: tuple[Event, Completion] | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether its prompt is read."""
+        return self.read >= len(self.prompt_ids)
+
+    @property
+    def cache_tokens(self) -> int:
+        return len(self.prompt_ids) + self.max_tokens
+
+    @property
+    def length(self) -> int:
+        return self.read + max(0, len(self.token_ids) - 1)
+
+    def fail(self, error: GymError) -> None:
+        self.generation._fail(error)
+
+    def call_off(self) -> None:
+        self.finish("cancelled")
+        self.deliver()
+
+    def push(self, choice: Choice, now: float) -> FinishReason | None:
+        """Its next token; tells the reader what may be shown. Returns why it is done, if it is.
+
+        Raises:
+            GymError: Of the guide.
+        """
+        token_id = choice.token_id
+        self.token_ids.append(token_id)
+        self.sampler.push(token_id)
+        if choice.logprob is not None:
+            self._logprobs.append(choice.logprob)
+        if len(self.token_ids) == 1:
+            self._first_token_seconds = now - self.submitted
+        if self.guide is not None:
+            self.guide.push(token_id)
+        reason: FinishReason | None = None
+        text = ""
+        if token_id in self._end_ids:
+            reason = "stop"
+        else:
+            text = self._stops.push(self._text.push(token_id))
+            if self._stops.matched or (self.guide is not None and self.guide.complete):
+                reason = "stop"
+            elif len(self.token_ids) >= self.max_tokens:
+                reason = "length"
+        if reason is not None:
+            return self.finish(reason, text)
+        if text:
+            self.generation._put(self._event(text))
+        return None
+
+    def finish(self, reason: FinishReason, text: str = "") -> FinishReason:
+        """Make the last event, which ``deliver`` tells; returns the reason: what was left may have a stop text."""
+        if not self._stops.matched:
+            text += self._stops.push(self._text.finish())
+            if not self._stops.matched:
+                text += self._stops.finish()
+            elif reason == "length":
+                reason = "stop"
+        event = self._event(text, reason)
+        seconds = time.monotonic() - self.submitted
+        completion = Completion(
+            text="".join(self._pieces),
+            token_ids=tuple(self.token_ids),
+            finish_reason=reason,
+            logprobs=tuple(self._logprobs),
+            prompt_tokens=len(self.prompt_ids),
+            seconds_to_first_token=self._first_token_seconds if self.token_ids else seconds,
+            seconds=seconds,
+        )
+        self._last = event, completion
+        return reason
+
+    def deliver(self) -> None:
+        """Tell the reader that it is done: after its place and its variant are free."""
+        if self._last is not None:
+            self.generation._put(*self._last)
+
+    def _event(self, text: str, reason: FinishReason | None = None) -> Event:
+        self._pieces.append(text)
+        told, self._told = self._told, len(self.token_ids)
+        return Event(text, tuple(self.token_ids[told:]), tuple(self._logprobs[told:]), reason)
+
+
+class Embedding(Work):
+    """State of one embedding.
+
+    Args:
+        future: The caller's end.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: list[int],
+        variant_name: str | None,
+        user: str,
+        kv_bytes: int,
+        future: Future[Tensor],
+    ) -> None:
+        super().__init__(user, variant_name, prompt_ids, kv_bytes)
+        self.future = future
+        self.hidden = HiddenMean()
+
+    def deliver(self) -> None:
+        """Its text is read."""
+        assert self.hidden is not None
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(self.hidden.unit())
+
+    def fail(self, error: GymError) -> None:
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+    def call_off(self) -> None:
+        self.future.cancel()

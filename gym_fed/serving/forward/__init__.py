@@ -1,0 +1,1 @@
+"""One forward pass for rows of different variants: caches, attention, and what each variant adds to a module."""

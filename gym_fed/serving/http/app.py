@@ -1,0 +1,263 @@
+"""The FastAPI application: routes, who may use them, a cap on a body's size, and every refusal in OpenAI's form.
+
+``/health`` and ``/ready`` are open to all, for those who watch the process; everything else needs a key where keys are
+set, and ``/metrics`` one that was made for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.http.gateway import Gateway
+from gym_fed.serving.http.metrics import Metrics
+from gym_fed.serving.http.waiting import ClientGone, EventStream, Patience
+from gym_fed.serving.openai.pending import Pending, PendingVectors
+from gym_fed.serving.openai.refusals import RequestError, error_body
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, URLS
+from gym_fed.version import __version__
+
+GONE_STATUS = 499
+"""What metrics call a request whose client went away; nobody is sent it."""
+
+_log = logging.getLogger(__name__)
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The application over a gateway, which may get its model later."""
+    app = FastAPI(title="gym-fed", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    metrics = Metrics(gateway)
+    app.add_middleware(_Measured, gateway=gateway, metrics=metrics)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        gateway.require_ready()
+        return {"status": "ready"}
+
+    @app.get("/metrics")
+    async def prometheus(request: Request) -> Response:
+        if not gateway.gate.caller(request.headers).metrics:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                "this key may not read the metrics, which tell of everybody's requests",
+                "make one that may: gym api keys add NAME --metrics --no-base",
+            )
+        text, kind = await run_in_threadpool(metrics.text)
+        return Response(text, media_type=kind)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> JSONResponse:
+        caller = gateway.gate.caller(request.headers)
+        catalogue = gateway.open().service.catalogue
+
+        def data() -> list[dict[str, Any]]:
+            return [model.to_dict() for model in catalogue.list(caller)]
+
+        return JSONResponse({"object": "list", "data": await run_in_threadpool(data)})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str, request: Request) -> JSONResponse:
+        caller = gateway.gate.caller(request.headers)
+        catalogue = gateway.open().service.catalogue
+        found = await run_in_threadpool(catalogue.resolve, name, caller)
+        return JSONResponse(found.to_dict())
+
+    @app.post(CHAT)
+    async def chat(request: Request) -> Response:
+        return await _answer(gateway, CHAT, request)
+
+    @app.post(COMPLETIONS)
+    async def completions(request: Request) -> Response:
+        return await _answer(gateway, COMPLETIONS, request)
+
+    @app.post(EMBEDDINGS)
+    async def embeddings(request: Request) -> Response:
+        return await _answer(gateway, EMBEDDINGS, request)
+
+    _tell_errors(app, gateway)
+    return app
+
+
+async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
+    caller = gateway.gate.caller(request.headers)
+    service = gateway.open().service
+    try:
+        async with asyncio.timeout(gateway.request_timeout_seconds):
+            body = await read_json(request)
+    except TimeoutError as error:
+        raise GymError(ErrorCode.DEADLINE_EXCEEDED, "the request's body did not come in time") from error
+    patience = Patience(request.receive, gateway.request_timeout_seconds, gateway.stopped)
+    pending: Pending | PendingVectors
+    async with gateway.turn_of(caller):
+        if url == EMBEDDINGS:
+            pending = await run_in_threadpool(service.begin_vectors, body, caller)
+        else:
+            pending = await run_in_threadpool(service.begin, url, body, caller)
+    if isinstance(pending, Pending) and body.get("stream"):
+        return await _stream(pending, patience)
+    try:
+        return await run_in_threadpool(JSONResponse, await patience.wait(pending.arun()))
+    finally:
+        pending.end()
+
+
+async def _stream(pending: Pending, patience: Patience) -> Response:
+    """A stream from its first chunk on, so that what fails before has a status of its own."""
+    chunks = pending.achunks()
+
+    async def next_one() -> dict[str, Any]:
+        return await anext(chunks)
+
+    try:
+        first = await patience.wait(next_one())
+    except BaseException:
+        pending.end()
+        raise
+    return EventStream(pending, first, chunks, patience)
+
+
+def _tell_errors(app: FastAPI, gateway: Gateway) -> None:
+    """Every refusal as OpenAI's clients read it."""
+
+    def told(error: GymError) -> JSONResponse:
+        headers = {}
+        if (seconds := gateway.retry_after(error)) is not None:
+            headers["Retry-After"] = str(seconds)
+        if error.code is ErrorCode.UNAUTHENTICATED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(error_body(error), error.code.http_status, headers)
+
+    @app.exception_handler(GymError)
+    async def refused(request: Request, error: GymError) -> Response:
+        if error.code.http_status == ErrorCode.INTERNAL.http_status:
+            _log.error("%s failed", request.url.path, exc_info=error)
+        return told(error)
+
+    @app.exception_handler(ClientGone)
+    async def gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=GONE_STATUS)
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"
+        refused = RequestError(
+            message,
+            name="method_not_allowed" if error.status_code == 405 else None,
+            code=ErrorCode.NOT_FOUND,
+            hint=f"there are GET /v1/models, POST {', '.join(URLS)}",
+        )
+        return JSONResponse(error_body(refused), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def defect(request: Request, error: Exception) -> Response:
+        return told(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
+
+
+class _Measured:
+    """ASGI middleware: counts requests, and those for answers while they are under way."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway, metrics: Metrics) -> None:
+        self._app = app
+        self._gateway = gateway
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, ended = GONE_STATUS, False
+
+        async def sending(message: Message) -> None:
+            nonlocal status, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        began = time.monotonic()
+        try:
+            if scope["method"] == "POST" and scope["path"] in URLS:
+                with self._gateway.counting():
+                    await self._app(scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
+        except Exception:
+            status, ended = ErrorCode.INTERNAL.http_status, True
+            raise
+        finally:
+            self._metrics.observe(scope["path"], status if ended else GONE_STATUS, time.monotonic() - began)
+
+
+MAX_BODY_BYTES = 8 * 2**20
+
+
+async def read_json(request: Request) -> Any:
+    """The parsed body.
+
+    Raises:
+        GymError: ``TOO_LARGE``; ``USAGE`` for another content type (which a form of a web page would have) or no JSON.
+        ClientGone: The client went away before it was done.
+    """
+    kind, _, more = request.headers.get("content-type", "").partition(";")
+    kind = kind.strip().lower()
+    if kind != "application/json":
+        raise RequestError(f"content type {kind!r} is not application/json", hint="send JSON")
+    charset = more.strip().lower().replace('"', "")
+    if charset not in ("", "charset=utf-8", "charset=utf8"):
+        raise RequestError(f"content type with {charset!r} is not supported: JSON is UTF-8")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RequestError(f"content encoding {encoding!r} is not supported", hint="send it as it is")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise _too_large()
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > MAX_BODY_BYTES:
+                raise _too_large()
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    try:
+        return json.loads(data, parse_constant=_no_number, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError) as error:
+        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(f"the body is not JSON: {said}", name="invalid_json") from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """One of two values would be ignored."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:80]!r} is there twice in one object")
+        found[name] = value
+    return found
+
+
+def _too_large() -> GymError:
+    return RequestError(
+        f"the body is larger than {MAX_BODY_BYTES} bytes",
+        code=ErrorCode.TOO_LARGE,
+        hint="send less text at once",
+    )

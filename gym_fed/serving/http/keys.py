@@ -1,0 +1,349 @@
+"""Who is let in: the API key of a request, or on a machine without keys, that it comes from no web page elsewhere.
+
+A key is ``gym-`` and 32 random bytes. A file has what each key may use and its sha256, which is enough for what is
+random; the key itself is shown once. The file is read again when it changes: keys can be added and revoked while a
+server runs.
+
+Without keys the server listens on loopback, and any program of this machine may use it. A browser would let pages of
+other sites do so too: by a form or script that posts to 127.0.0.1 (told by ``Origin``), or under a name of the site's
+own that its DNS has turned to 127.0.0.1 (DNS rebinding, told by ``Host``). Both are refused. With keys neither can
+do harm, for the page has no key.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import ipaddress
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.identity.variant import Sha256, VariantName
+from gym_fed.serving.openai.catalogue import LOCAL, Caller
+
+_log = logging.getLogger(__name__)
+
+
+class Gate:
+    """Tells who asks.
+
+    Args:
+        keys: The file of keys; None lets everyone on this machine in.
+    """
+
+    def __init__(self, keys: KeyFile | None) -> None:
+        self._keys = keys
+        self._trouble = ""  # with the file of keys, as it was logged
+
+    def caller(self, headers: Mapping[str, str]) -> Caller:
+        """Who asks.
+
+        Args:
+            headers: Of the request, names in lower case.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` for a missing or wrong key; ``PERMISSION_DENIED`` for a page of elsewhere;
+                ``UNAVAILABLE`` where the file of keys cannot be used.
+        """
+        if self._keys is None:
+            require_local(headers)
+            return LOCAL
+        key = bearer_token(headers.get("authorization"))
+        if key is None:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                "no API key was given",
+                "send the header `Authorization: Bearer KEY` (the openai client's api_key)",
+            )
+        with self._trouble_of_ours():
+            caller = self._keys.caller(key)
+        if caller is None:
+            raise GymError(ErrorCode.UNAUTHENTICATED, "the API key is unknown here, or has expired")
+        return caller
+
+    def require_usable(self) -> None:
+        """Raises:
+        GymError: ``UNAVAILABLE`` where the file of keys cannot be used.
+        """
+        if self._keys is not None:
+            with self._trouble_of_ours():
+                self._keys.keys()
+
+    @contextmanager
+    def _trouble_of_ours(self) -> Iterator[None]:
+        """The file of keys is the operator's business: the log says, once, why it cannot be used."""
+        try:
+            yield
+        except GymError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.error("the API keys cannot be used: %s", error)
+            raise GymError(
+                ErrorCode.UNAVAILABLE, "the server cannot read its API keys", "its log tells why"
+            ) from error
+        self._trouble = ""
+
+
+def require_local(headers: Mapping[str, str]) -> None:
+    """Refuse a request that names another host than this machine, or comes from a page that does.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED``.
+    """
+    host = headers.get("host", "")
+    if not _is_loopback(f"//{host}"):
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"host {host!r} is not this machine, and without API keys only this machine is served",
+            "use http://127.0.0.1:PORT, or set api_keys",
+        )
+    origin = headers.get("origin")
+    if origin is not None and not _is_loopback(origin):
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"a page of {origin!r} may not use this server, which has no API keys",
+            "open the page from this machine, or set api_keys",
+        )
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+PREFIX = "gym-"
+MAX_FILE_BYTES = 16 * 2**20
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$"
+_OWNER = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}$"
+
+
+class ApiKey(StrictModel):
+    """One key, without the key."""
+
+    name: str = Field(pattern=_NAME)
+    """Of whoever has it: in the usage log, and whose turn it is in the queue."""
+
+    sha256: Sha256
+    base: bool = True
+    """Whether the base itself may be used."""
+
+    everything: bool = False
+    """Whether all variants may."""
+
+    variants: tuple[VariantName, ...] = ()
+    """Variants that may, by name."""
+
+    owners: tuple[Annotated[str, Field(pattern=_OWNER)], ...] = ()
+    """Owners (accounts or user ids) all of whose variants may, later ones too."""
+
+    metrics: bool = False
+    """Whether the server's metrics may be read."""
+
+    created_at: int = Field(ge=0)
+    """Unix seconds."""
+
+    expires_at: int | None = Field(default=None, ge=0)
+    """Unix seconds; None: never."""
+
+    def caller(self) -> Caller:
+        variants, owners = frozenset(self.variants), frozenset(self.owners)
+        return Caller(self.name, self.base, self.everything, variants, owners, self.metrics)
+
+
+class _Document(StrictModel):
+    format: Literal["gym-api-keys"] = "gym-api-keys"
+    version: Literal[1] = 1
+    keys: tuple[ApiKey, ...] = ()
+
+
+def hashed(key: str) -> str:
+    """Hex sha256 of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class KeyFile:
+    """The file of keys; from any thread.
+
+    Args:
+        path: JSON, mode 0600.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._seen: tuple[int, ...] | None = None
+        self._keys: tuple[ApiKey, ...] = ()
+
+    def caller(self, key: str) -> Caller | None:
+        """Whose key this is; None for an unknown or expired one. Looks at every key, whichever matches.
+
+        Raises:
+            GymError: As ``keys``.
+        """
+        found: ApiKey | None = None
+        digest = hashed(key)
+        for known in self.keys():
+            if hmac.compare_digest(known.sha256, digest):
+                found = known
+        if found is None or (found.expires_at is not None and found.expires_at <= time.time()):
+            return None
+        return found.caller()
+
+    def keys(self) -> tuple[ApiKey, ...]:
+        """All keys, as the file has them now.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND``, ``CONFIG_INVALID``, or ``PERMISSION_DENIED`` for a file that others may write.
+        """
+        with self._lock:
+            try:
+                status = self.path.stat()
+                seen = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode)
+                if seen != self._seen:
+                    _require_safe(self.path, status)
+                    self._keys, self._seen = self._read(), seen
+            except OSError as error:
+                self._seen = None
+                raise GymError(
+                    ErrorCode.FILE_NOT_FOUND,
+                    f"no API keys at {self.path}: {error.strerror}",
+                    f"make one with: gym api keys add NAME --file {self.path}",
+                ) from error
+            return self._keys
+
+    def add(
+        self,
+        name: str,
+        *,
+        base: bool = True,
+        everything: bool = False,
+        variants: tuple[str, ...] = (),
+        owners: tuple[str, ...] = (),
+        metrics: bool = False,
+        expires_at: int | None = None,
+    ) -> str:
+        """Make a key; the file is made where there is none.
+
+        Returns:
+            The key, which is kept nowhere.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` for a name that has one; ``USAGE`` for values that are off, or a key for nothing.
+        """
+        if not (base or everything or variants or owners or metrics):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"key {name!r} could use nothing",
+                "give --variant, --owner, --all-variants, --base or --metrics",
+            )
+        key = PREFIX + secrets.token_urlsafe(32)
+        try:
+            made = ApiKey(
+                name=name,
+                sha256=hashed(key),
+                base=base,
+                everything=everything,
+                variants=tuple(dict.fromkeys(variants)),
+                owners=tuple(dict.fromkeys(owners)),
+                metrics=metrics,
+                created_at=int(time.time()),
+                expires_at=expires_at,
+            )
+        except ValidationError as error:
+            raise GymError(ErrorCode.USAGE, f"API key: {first_problem(error)}") from error
+        with self._changing() as known:
+            if any(other.name == name for other in known):
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.path} has a key {name!r} already",
+                    f"take it away first: gym api keys remove {name} --file {self.path}",
+                )
+            self._write((*known, made))
+        return key
+
+    def remove(self, name: str) -> None:
+        """Take a key away; a running server refuses it from its next request on.
+
+        Raises:
+            GymError: ``NOT_FOUND``.
+        """
+        with self._changing() as known:
+            left = tuple(key for key in known if key.name != name)
+            if len(left) == len(known):
+                raise GymError(
+                    ErrorCode.NOT_FOUND, f"{self.path} has no key {name!r}", "gym api keys list shows them"
+                )
+            self._write(left)
+
+    @contextmanager
+    def _changing(self) -> Iterator[tuple[ApiKey, ...]]:
+        """The keys as they are, while no other process changes them."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(
+            self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self.keys() if self.path.exists() else ()
+        finally:
+            os.close(lock)
+
+    def _write(self, keys: tuple[ApiKey, ...]) -> None:
+        text = _Document(keys=keys).model_dump_json(indent=2)
+        write_atomically(self.path, f"{text}\n".encode(), mode=0o600)
+
+    def _read(self) -> tuple[ApiKey, ...]:
+        data = self.path.read_bytes()
+        if len(data) > MAX_FILE_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"{self.path}: more than {MAX_FILE_BYTES} bytes of API keys")
+        try:
+            return _Document.model_validate_json(data).keys
+        except ValidationError as error:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{self.path}: {first_problem(error, 'file')}",
+                "it is written by gym api keys alone; restore it",
+            ) from error
+
+
+_BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
+
+
+def bearer_token(header: str | None) -> str | None:
+    """The key of an ``Authorization`` header; None where there is none of that form."""
+    found = _BEARER.fullmatch(header or "")
+    return found[1] if found else None
+
+
+def _require_safe(path: Path, status: os.stat_result) -> None:
+    """Whoever may write the file may let themselves in; whoever may read it only learns names."""
+    if status.st_mode & 0o022:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{path} may be written by others (mode {status.st_mode & 0o777:o})",
+            f"chmod 600 {path}",
+        )

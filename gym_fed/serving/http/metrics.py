@@ -1,0 +1,158 @@
+"""Prometheus metrics: requests by route and status, the engine's and the store's own figures.
+
+No label holds what a user can choose: routes and statuses are few, and there is none for a variant, key or model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import Histogram as PrometheusHistogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from gym_fed.serving.http.gateway import Gateway
+
+ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/health",
+    "/ready",
+    "/metrics",
+)
+_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+_ENGINE_COUNTS = {
+    "refused": "Requests refused because too many waited.",
+    "prompt_tokens": "Tokens of prompts that were read.",
+    "generated_tokens": "Tokens that were written.",
+    "embeddings": "Embeddings made.",
+    "steps": "Forwards of the model.",
+    "failed_steps": "Forwards that raised.",
+    "rows": "Pieces of all steps.",
+    "rows_with_variants": "Pieces of all steps for a variant.",
+    "busy_seconds": "Seconds in turns that had a step.",
+    "model_seconds": "Seconds in forwards.",
+}
+_ENGINE_COUNTS_BY = {
+    "finished": ("reason", "Requests by how they ended."),
+    "sign_products": ("kernel", "Products of layers' sign deltas, by kernel."),
+    "packed_products": ("form", "Products of layers' packed deltas other than signs, by form."),
+}
+_ENGINE_STATES = {
+    "running": "Requests that generate.",
+    "queued": "Requests that wait.",
+    "kv_bytes_used": "Bytes of KV caches with tokens in them.",
+    "kv_bytes_reserved": "Bytes that running requests may come to need.",
+    "kv_bytes_limit": "Most bytes of KV caches.",
+}
+_ENGINE_TIMES = {
+    "first_token": "Seconds from submission to the first token.",
+    "per_token": "Seconds from one token of an answer to its next.",
+}
+_STORE_COUNTS = {
+    "hits": "Uses of a variant that was in memory.",
+    "misses": "Uses of a variant that had to be loaded.",
+    "loads": "Variants loaded.",
+    "evictions": "Variants that made room for others.",
+    "errors": "Loads that failed.",
+    "load_seconds": "Seconds of all loads together.",
+}
+_STORE_STATES = {
+    "cache_bytes": "Most bytes of variants in memory.",
+    "resident": "Variants in memory.",
+    "resident_bytes": "What they take.",
+    "pinned": "Those of them in use.",
+    "loading": "Variants on their way into memory.",
+}
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "gym_api_requests",
+            "Requests by route and HTTP status.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self._seconds = PrometheusHistogram(
+            "gym_api_request_seconds",
+            "Seconds from a request to the last byte of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        active = Gauge("gym_api_active_requests", "Requests for answers under way.", registry=self._registry)
+        active.set_function(lambda: gateway.active)
+        self._registry.register(_Served(gateway))
+
+    def observe(self, path: str, status: int, seconds: float) -> None:
+        """One request has ended; 499 is one whose client went away."""
+        route = path if path in ROUTES else "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> tuple[bytes, str]:
+        """The exposition, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class _Served(Collector):
+    """Reads engine and store when it is scraped."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        serving = self._gateway.serving
+        if serving is None:
+            return
+        engine = serving.engine.stats()
+        yield GaugeMetricFamily(
+            "gym_engine_healthy", "Whether the engine's loop is alive.", value=float(engine.healthy)
+        )
+        for name, (label, told) in _ENGINE_COUNTS_BY.items():
+            family = CounterMetricFamily(f"gym_engine_{name}", told, labels=[label])
+            for value, count in getattr(engine, name).items():
+                family.add_metric([value], count)
+            yield family
+        yield from _plain("gym_engine", engine, _ENGINE_COUNTS, _ENGINE_STATES)
+        for name, told in _ENGINE_TIMES.items():
+            yield _histogram(f"gym_engine_{name}_seconds", told, getattr(engine, name))
+        if serving.usage_log is not None:
+            yield CounterMetricFamily(
+                "gym_api_usage_lost",
+                "Lines that the usage log did not take; the process's log has them.",
+                value=serving.usage_log.lost,
+            )
+        if serving.store is not None:
+            yield from _plain("gym_variants", serving.store.stats(), _STORE_COUNTS, _STORE_STATES)
+
+
+def _plain(prefix: str, stats: Any, counts: dict[str, str], states: dict[str, str]) -> Iterator[Metric]:
+    for name, told in counts.items():
+        yield CounterMetricFamily(f"{prefix}_{name}", told, value=getattr(stats, name))
+    for name, told in states.items():
+        yield GaugeMetricFamily(f"{prefix}_{name}", told, value=getattr(stats, name))
+
+
+def _histogram(name: str, told: str, found: Any) -> Metric:
+    """From counts of each bucket alone to Prometheus's, which add up."""
+    buckets, total = [], 0
+    for bound, count in zip([*map(str, found.bounds), "+Inf"], found.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return HistogramMetricFamily(name, told, buckets=buckets, sum_value=found.sum)

@@ -1,0 +1,221 @@
+"""Runs the application: listens at once, loads the model beside it, and drains when it is told to leave.
+
+The first Ctrl-C or SIGTERM refuses new requests with 503 and lets those under way finish for some seconds; what is
+left then, or at a second signal, is broken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from gym_fed.config.serving import ServingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.http.app import create_app
+from gym_fed.serving.http.connections import Connections
+from gym_fed.serving.http.gateway import Gateway
+from gym_fed.serving.http.keys import Gate, KeyFile
+from gym_fed.serving.setup import Serving, open_serving
+
+DRAIN_SECONDS = 20.0
+_LAST_WORDS_SECONDS = 2
+
+OnListening = Callable[[str], None]
+"""Told the server's address, ``http://host:port``, once it accepts connections (and answers 503 to most)."""
+
+OnReady = Callable[[str, Serving], None]
+"""Told the address and what is served, once answers are given."""
+
+OnDraining = Callable[[int], None]
+"""Told how many answers are under way, when the server was told to leave."""
+
+
+def run_server(
+    config: ServingConfig,
+    *,
+    drain_seconds: float = DRAIN_SECONDS,
+    on_listening: OnListening = lambda address: None,
+    on_ready: OnReady = lambda address, serving: None,
+    on_draining: OnDraining = lambda active: None,
+) -> bool:
+    """Serve until a signal says otherwise. For the main thread.
+
+    Args:
+        config: What, and where.
+        drain_seconds: How long answers under way may go on after the first signal.
+        on_listening: See ``OnListening``.
+        on_ready: See ``OnReady``.
+        on_draining: See ``OnDraining``.
+
+    Returns:
+        Whether every answer that was under way was finished.
+
+    Raises:
+        GymError: What cannot be loaded, ``ADDRESS_IN_USE``, ``USAGE`` for an address that cannot be listened at.
+    """
+    keys = None if config.api_keys is None else KeyFile(config.api_keys)
+    if keys is not None:
+        keys.keys()  # unreadable ones are told now, and not to the first caller
+    with listen(config) as listener:
+        life = _Life(config, Gate(keys), listener, drain_seconds, on_listening, on_ready, on_draining)
+        return asyncio.run(life.run())
+
+
+class _Life:
+    """One run of the server."""
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        gate: Gate,
+        listener: socket.socket,
+        drain_seconds: float,
+        on_listening: OnListening,
+        on_ready: OnReady,
+        on_draining: OnDraining,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._drain_seconds = drain_seconds
+        self._on_listening, self._on_ready, self._on_draining = on_listening, on_ready, on_draining
+        self._gateway = Gateway(gate, request_timeout_seconds=config.request_timeout_seconds)
+        self._address = _address(listener)
+        self._draining: asyncio.Task[None] | None = None
+        self._finished = True
+
+    async def run(self) -> bool:
+        connections = Connections(self._config.connections)
+        uvicorn_config = uvicorn.Config(
+            create_app(self._gateway),
+            http=connections.protocol(),
+            ws="none",
+            access_log=False,
+            log_config=None,
+            log_level="error",  # a warning for every malformed request would fill the disk
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+        )
+        self._server = _QuietServer(uvicorn_config)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
+        watching = asyncio.ensure_future(connections.watch())
+        loading = self._load()
+        self._on_listening(self._address)
+        try:
+            ends: list[asyncio.Future[Any]] = [serving, loading]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                loading.cancel()
+            elif loading.exception() is not None:
+                self._server.should_exit = True
+            else:
+                self._gateway.serving = loading.result()
+                self._on_ready(self._address, loading.result())
+            await serving
+        finally:
+            watching.cancel()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            if loading.done() and not loading.cancelled() and loading.exception() is None:
+                await asyncio.to_thread(loading.result().close)
+        if loading.done() and not loading.cancelled():
+            loading.result()  # raises why it could not be loaded
+        return self._finished
+
+    def _load(self) -> asyncio.Future[Serving]:
+        """Loads the model in a thread that a process which is told to leave does not wait for."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Serving] = loop.create_future()
+
+        def settle(found: Serving | None, error: BaseException | None) -> None:
+            if future.done():  # the server has left meanwhile
+                if found is not None:
+                    found.close()
+            elif error is not None:
+                future.set_exception(error)
+            elif found is not None:
+                future.set_result(found)
+
+        def load() -> None:
+            found, error = None, None
+            try:
+                found = open_serving(self._config)
+            except Exception as raised:  # noqa: BLE001  # handed to whoever waits
+                error = raised
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, found, error)
+
+        threading.Thread(target=load, name="gym-api-load", daemon=True).start()
+        return future
+
+    def _on_signal(self) -> None:
+        if self._draining is None:
+            self._gateway.draining = True
+            self._on_draining(self._gateway.active)
+            self._draining = asyncio.ensure_future(self._drain())
+        else:
+            self._leave()
+
+    async def _drain(self) -> None:
+        until = asyncio.get_running_loop().time() + self._drain_seconds
+        while self._gateway.active and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.05)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._finished = self._finished and not self._gateway.active
+        self._gateway.stopped.set()
+        self._server.should_exit = True
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to ``_Life``."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def listen(config: ServingConfig) -> socket.socket:
+    """The socket of ``host`` and ``port``, whose connections send what is small at once.
+
+    Raises:
+        GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.
+    """
+    try:
+        info = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        # The protocol too: asyncio turns Nagle's algorithm off (40 ms an answer) only where it is said to be TCP.
+        listener = socket.socket(*info[:3])
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(info[4])
+            listener.listen(1024)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        raise GymError(
+            ErrorCode.ADDRESS_IN_USE if in_use else ErrorCode.USAGE,
+            f"cannot listen at {config.host} port {config.port}: {error.strerror}",
+            "give another --port, or 0 for a free one",
+        ) from error
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

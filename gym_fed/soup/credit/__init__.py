@@ -1,0 +1,1 @@
+"""What a round is worth to whom: shares of a soup, credits, reputation."""

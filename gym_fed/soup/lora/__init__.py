@@ -1,0 +1,1 @@
+"""Soups of LoRA factors that stay factors."""

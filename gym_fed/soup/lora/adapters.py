@@ -1,0 +1,117 @@
+"""A soup of LoRA factors that is itself LoRA factors: stacked exactly, then cut back to a rank.
+
+The mean of products is not the product of means: averaging A and B apart misses the true combination by 15% to 95% of
+its norm. Stacked factors are the true combination; cut to rank r by QR and a small SVD they are the best of that rank,
+and what that lacks is factors too. Singhal et al. 2025, "FedEx-LoRA: Exact Aggregation for Federated and Efficient
+Fine-Tuning of Large Language Models", keeps that residual beside the adapter; so does ``residual_path``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from gym_quant.codecs.lora import cancels
+from gym_quant.registry import CODECS, get_codec
+from torch import Tensor
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import EncodeReport, lora_delta
+from gym_fed.soup.aggregator import Aggregator, CoordinateRule
+from gym_fed.soup.linalg.gram import Mixture
+from gym_fed.soup.lora.low_rank import LowRank, powers_of_two, refactor, rows_of
+from gym_fed.soup.stacks import FactorStack, Stack
+
+_EXACT = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
+_LIKE_SIZE = 40
+"""Components whose peaks in both factors lie within two to the plus and minus this are written as they are."""
+_MOST_CANCELLED = 64.0
+"""Components that cancel further are made anew, for what is left of them would be lost when they are rounded."""
+
+
+def write_adapters(
+    stacks: Sequence[Stack],
+    plan: Mixture,
+    rule: Aggregator,
+    learning_rate: float,
+    policy: CodecPolicy,
+    out_path: Path,
+    spec: BaseSpec,
+    extra: Mapping[str, str] | None,
+    residual_path: Path | None,
+    on_tensor: Callable[[str], None],
+) -> tuple[EncodeReport, dict[str, float]] | None:
+    """Write ``learning_rate`` times the merged updates as factors: of at most ``policy.lora_rank``, or, for codec
+    ``as-merged``, all of them, with the values themselves for a tensor of which factors would be no smaller.
+
+    Args:
+        stacks: The round's tensors.
+        plan: What the rules make of the updates.
+        rule: The aggregator.
+        residual_path: Where the rest goes as a delta of its own, exact float32 factors; None drops it.
+        on_tensor: Called with the name of every tensor that is merged, once it is certain that the soup is factors.
+
+    Returns:
+        What was written, and for every tensor the part of its norm that the rank leaves out; None where the soup has to
+        be written by way of full matrices: another codec, error feedback, tensors that are no factors, or a rule on
+        coordinates of updates whose A differ.
+    """
+    if not writes_factors(policy) or policy.error_feedback:
+        return None
+    if not all(isinstance(stack, FactorStack) for stack in stacks):
+        return None
+    certain = len(plan.matrix) == 1 and not isinstance(rule, CoordinateRule)
+    kept: dict[str, tuple[Tensor, Tensor, float]] = {}
+    rest: dict[str, tuple[Tensor, Tensor, float]] = {}
+    values: dict[str, Tensor] = {}
+    lost: dict[str, float] = {}
+    for stack in stacks:
+        whole = stack.merged(plan, rule) if isinstance(stack, FactorStack) else None
+        if whole is None:
+            return None
+        lost[stack.name] = 0.0
+        if policy.lora_rank is None and whole.rank > largest_rank(whole.shape):
+            values[stack.name] = rows_of(whole, 0, whole.shape[0]) * learning_rate
+        else:
+            rank = min(policy.lora_rank or whole.rank, *whole.shape)
+            if whole.rank > rank or cancels(whole.a, whole.b, _MOST_CANCELLED):
+                cut = refactor(whole, rank)
+                whole, lost[stack.name] = cut.kept, cut.relative_residual
+                if cut.residual.rank:
+                    rest[stack.name] = _factors(cut.residual, learning_rate)
+            if whole.rank:
+                kept[stack.name] = _factors(whole, learning_rate)
+        stack.release()
+        if certain:
+            on_tensor(stack.name)
+    if not certain:
+        for stack in stacks:
+            on_tensor(stack.name)
+    report = lora_delta(kept, out_path, spec, extra, policy, values=values)
+    if residual_path is not None:
+        lora_delta(rest, residual_path, spec, {"residual_of": report.sha256}, _EXACT)
+    return report, lost
+
+
+def writes_factors(policy: CodecPolicy) -> bool:
+    """Whether a soup of factors may be written as factors: as it is merged, or by a codec of factors."""
+    return policy.codec == "as-merged" or (policy.codec in CODECS and get_codec(policy.codec).low_rank)
+
+
+def largest_rank(shape: tuple[int, int]) -> int:
+    """The largest rank at which a matrix's two factors hold fewer numbers than the matrix itself."""
+    rows, cols = shape
+    return (rows * cols - 1) // (rows + cols)
+
+
+def _factors(found: LowRank, scale: float) -> tuple[Tensor, Tensor, float]:
+    """A, B and scaling. Where the components of one are far larger than those of the other, a power of two moves
+    between them: their product fits the codec's numbers, and so must they."""
+    a, b = found.a, found.b * scale
+    exponents = [np.frexp(powers_of_two(rows).numpy())[1] for rows in (a, b.T)]
+    far = np.maximum(*np.abs(exponents)) > _LIKE_SIZE
+    moved = torch.from_numpy(np.ldexp(1.0, np.where(far, (exponents[1] - exponents[0]) // 2, 0)))
+    return a * moved[:, None], b / moved, 1.0

@@ -1,0 +1,1 @@
+"""Updates that are suspiciously alike or large."""

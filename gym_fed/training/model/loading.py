@@ -1,0 +1,62 @@
+"""The model that a config names, ready to be prepared for training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.models import load_model
+from gym_fed.training.model.quantization import quantization_arguments
+from gym_fed.training.processes.sharding import loading_arguments
+from gym_fed.training.vision.conversations import is_vision_model, load_vision_model
+
+
+def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
+    """The model and tokenizer (or processor, where images are read) of ``config.model`` or ``config.model_init``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an adapter on an adapter; see ``load_model`` for the others.
+    """
+    if config.model_init is not None:
+        from gym_fed.training.model.scratch import init_model
+
+        return init_model(config.model_init, seed=config.seed, dtype=config.dtype)
+    assert config.model is not None  # the trainer refuses this
+    if config.unsloth:
+        from gym_fed.training.features.unsloth import load_by_unsloth
+
+        return load_by_unsloth(config)
+    if ALGORITHMS.type_of(config.algorithm).reads_images and is_vision_model(config.model):
+        return load_vision_model(config.model, dtype=config.dtype, arguments=loading_arguments(config))
+    arguments = {**loading_arguments(config), **quantization_arguments(config)}
+    loaded = load_model(config.model, dtype=config.dtype, arguments=arguments)
+    if not hasattr(loaded.model, "merge_and_unload"):
+        return loaded.model, loaded.tokenizer
+    if TUNING.type_of(config.finetuning).is_adapter:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"model: {config.model} is itself an adapter",
+            "train on with finetuning: full, or start from its base model",
+        )
+    return loaded.model.merge_and_unload(), loaded.tokenizer
+
+
+def require_dtype(model: Any, config: TrainingConfig) -> None:
+    """Refuse a model in memory whose weights are not of the type that is asked for; it is trained as it is.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    found = str(model.dtype).removeprefix("torch.")
+    if (
+        "dtype" in config.model_fields_set
+        and found != config.dtype
+        and not getattr(model, "is_quantized", False)
+    ):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"dtype: {config.dtype} is asked for, and the model in memory is in {found}",
+            f"give model.to(torch.{config.dtype}), or remove the key",
+        )

@@ -1,0 +1,151 @@
+"""Bases whose weights are held in few bits: quantised while they are read (QLoRA), or before and elsewhere.
+
+Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs"; bitsandbytes does it on CPU, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import TUNING
+from gym_fed.models import pick_device, resolve
+from gym_fed.training.run.requirements import require_cuda, require_package
+
+# Methods of models that come quantised: the packages that transformers 5.23 reads them with, and whether it does so on
+# a CPU. (EETQ's kernels are fetched by the package kernels; AWQ's by gptqmodel, no longer by autoawq.)
+_PREQUANTISED: dict[str, tuple[tuple[str, ...], bool]] = {
+    "bitsandbytes": (("bitsandbytes",), True),
+    "gptq": (("gptqmodel", "optimum"), True),
+    "awq": (("gptqmodel",), True),
+    "aqlm": (("aqlm",), False),
+    "eetq": (("kernels",), False),
+    "hqq": (("hqq",), False),
+    "torchao": (("torchao",), True),
+    "quanto": (("optimum.quanto",), True),
+}
+
+
+def check_quantization(config: TrainingConfig) -> None:
+    """Refuse a quantised base that this machine or installation cannot train on.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the method and what is missing.
+    """
+    method = prequantised(config.model)
+    if config.quantization is not None:
+        what = f"quantization.method: {config.quantization.method}"
+        if method is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"quantization: {config.model} is quantised already, by {method}",
+                "remove the section",
+            )
+        require_package("bitsandbytes", what, "quant")
+        if pick_device(config.device).type == "mps":
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"{what} runs on CUDA and CPU, not on mps", "set device to cpu"
+            )
+    if method is None:
+        return
+    if not TUNING.type_of(config.finetuning).on_quantized:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"finetuning: {config.finetuning} cannot train {config.model}, whose weights are quantised by {method}",
+            "use finetuning: lora",
+        )
+    what = f"model: {config.model} is quantised by {method}, which"
+    if method not in _PREQUANTISED:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{what} gym train does not know",
+            f"one of {', '.join(_PREQUANTISED)}",
+        )
+    packages, on_cpu = _PREQUANTISED[method]
+    for package in packages:
+        name = package.replace(".", "-")
+        remedy = f"pip install {name} (in an environment of its own where it conflicts)"
+        require_package(package, what, remedy=remedy)
+    if not on_cpu:
+        require_cuda(what)
+
+
+def prequantised(model: str | None) -> str | None:
+    """The method that ``config.json`` of the model names; None for plain models and those not on this machine."""
+    if model is None:
+        return None
+    try:
+        file = Path(resolve(model)) / "config.json"
+    except GymError:
+        return None  # loading will say so
+    if not file.is_file():
+        return None
+    found = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
+    if not found:
+        return None
+    name = str(found.get("quant_method", "unknown"))
+    return "bitsandbytes" if name.startswith("bitsandbytes") else name
+
+
+def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
+    """Keyword arguments for ``from_pretrained`` that quantise the base while it is read; empty without the section."""
+    settings = config.quantization
+    if settings is None:
+        return {}
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if settings.bits == 8:
+        how = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        how = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=settings.quant_type,
+            bnb_4bit_use_double_quant=settings.double_quant,
+            bnb_4bit_compute_dtype=getattr(torch, settings.compute_dtype or config.dtype),
+        )
+    return {"quantization_config": how, "device_map": {"": str(pick_device(config.device))}}
+
+
+def require_quantised(model: Any, config: TrainingConfig) -> None:
+    """Refuse a model in memory that is not in few bits although the config asks for it.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    if config.quantization is not None and not getattr(model, "is_quantized", False):
+        raise GymError(
+            ErrorCode.USAGE,
+            "quantization: the model in memory is not quantised, and only a model that is loaded can be",
+            "give model: NAME in the config, or quantise the model first and remove the section",
+        )
+
+
+def settle(model: Any) -> None:
+    """Keep 4-bit weights on a CPU as they are.
+
+    bitsandbytes would repack them in evaluation; some sizes do not do for that, and training cannot go on from it.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+@contextmanager
+def adapters_keep_their_type(model: Any) -> Iterator[None]:
+    """TRL casts adapters on quantised bases to bfloat16 unless the base does not say that it is one; here ``dtype``
+    alone decides."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    flags = [name for name in ("is_loaded_in_4bit", "is_loaded_in_8bit") if vars(base).get(name)]
+    for name in flags:
+        setattr(base, name, False)
+    try:
+        yield
+    finally:
+        for name in flags:
+            setattr(base, name, True)

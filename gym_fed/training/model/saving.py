@@ -1,0 +1,134 @@
+"""Writes the end of a run: a model folder, or a PEFT adapter with the name of its base."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.kinds import TUNING
+from gym_fed.modeling.rope import write_base_changes
+from gym_fed.models import NANO
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.processes.group import is_main, on_main
+from gym_fed.training.processes.sharding import is_split
+from gym_fed.training.tuning._peft import name_base
+
+
+def save_final(
+    trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, folder: Path
+) -> None:
+    """Save beside the run's other files; a kill half-way leaves the run unfinished, never half a model.
+
+    Args:
+        trainer: What has run.
+        model: The trained model or PEFT model; it is not changed.
+        tokenizer: Saved with it.
+        algorithm: Writes what it has beside the model.
+        config: Gives the tuning method, ``save_dtype`` and the base's name.
+        folder: The run folder.
+    """
+    part = folder / ".final.part"
+    on_main(lambda: _fresh(part))
+    if is_split(config):
+        _gather(trainer, config, part)
+    if not is_main():
+        return
+    if is_split(config):
+        _finish_adapter(model, config, part)
+    else:
+        save_tuned(model, config, part)
+    algorithm.save(trainer, part)
+    tokenizer.save_pretrained(str(part))
+    _move_into(part, folder)
+
+
+def _move_into(part: Path, folder: Path) -> None:
+    """Everything in ``part`` takes the place of what a save that was killed half-way has left in ``folder``."""
+    for entry in part.iterdir():
+        if (folder / entry.name).is_dir():
+            shutil.rmtree(folder / entry.name)  # a folder is not replaced by another that is not empty
+        entry.replace(folder / entry.name)
+    part.rmdir()
+
+
+def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
+    """Write what was tuned, whole in this process: a model folder, or an adapter with all that its base must be told.
+
+    Args:
+        model: The trained model or PEFT model; it is not changed.
+        config: Gives the tuning method, ``save_dtype`` and the base's name.
+        folder: A new one, or an empty one.
+    """
+    TUNING.new(config.finetuning).save(model, config, folder, _portable_name(config.model))
+    _finish_adapter(model, config, folder)
+
+
+def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
+    """What PEFT does not do: ``save_dtype``, and a note of what the base on disk has not."""
+    if not TUNING.new(config.finetuning).is_adapter:
+        return
+    if config.save_dtype is not None:
+        _cast(folder / "adapter_model.safetensors", config.save_dtype)
+    if config.rope_scaling is not None:
+        write_base_changes(model.get_base_model(), folder)
+
+
+def _cast(file: Path, dtype: str) -> None:
+    """Another type for the floating-point tensors of a file."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    wanted = getattr(torch, dtype)
+    tensors = load_file(file)
+    cast = {n: value.to(wanted) if value.is_floating_point() else value for n, value in tensors.items()}
+    save_file(cast, file, metadata={"format": "pt"})
+
+
+def _fresh(part: Path) -> None:
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+
+
+def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
+    """The parts of a model that is split over the processes, put together by the trainer; all of them take part."""
+    if trainer.is_deepspeed_enabled:
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        if is_main():
+            trainer.model.save_pretrained(str(part), state_dict=state)
+    else:
+        trainer.model.save_pretrained(str(part), is_main_process=is_main())
+    if not is_main():
+        return
+    if TUNING.new(config.finetuning).is_adapter:
+        name_base(part, _portable_name(config.model))
+        return
+    tied = dict(getattr(trainer.model, "_tied_weights_keys", None) or {})
+    _rewrite(
+        part, tied if trainer.model.config.tie_word_embeddings else {}, config.save_dtype or config.dtype
+    )
+
+
+def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
+    """Weights that share memory are gathered twice: once is enough; and all of them get the type they are saved in."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    for file in part.glob("*.safetensors"):
+        tensors = load_file(file)
+        kept = {name: value for name, value in tensors.items() if tied.get(name) not in tensors}
+        cast = {name: value.to(getattr(torch, dtype)) for name, value in kept.items()}
+        save_file(cast, file, metadata={"format": "pt"})
+    config = json.loads((part / "config.json").read_text(encoding="utf-8"))
+    (part / "config.json").write_text(
+        json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8"
+    )
+
+
+def _portable_name(name: str | None) -> str | None:
+    """Paths made absolute, so that the adapter finds its base from anywhere; names as they are."""
+    if name is None or name == NANO or not Path(name).expanduser().is_dir():
+        return name
+    return str(Path(name).expanduser().resolve())

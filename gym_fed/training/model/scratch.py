@@ -1,0 +1,46 @@
+"""A model with random weights, from the ``model_init`` section of a config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.train.training import ModelInit
+from gym_fed.models import load_tokenizer
+
+
+def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]:
+    """Build a Qwen3 causal LM whose weights depend on the seed alone.
+
+    Args:
+        settings: Sizes and tokenizer.
+        seed: Of the random weights.
+        dtype: Type of the weights.
+
+    Returns:
+        ``(model, tokenizer)``.
+    """
+    import torch
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, set_seed
+
+    tokenizer = load_tokenizer(settings.tokenizer)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_hidden_layers,
+        intermediate_size=settings.intermediate_size,
+        num_attention_heads=settings.num_attention_heads,
+        num_key_value_heads=settings.num_key_value_heads,
+        head_dim=settings.head_dim,
+        max_position_embeddings=settings.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
+        tie_word_embeddings=settings.tie_word_embeddings,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    set_seed(seed)
+    model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+    )
+    return model, tokenizer

@@ -1,0 +1,1 @@
+"""Several processes of one run: launched, agreed with, and the model split among them."""

@@ -1,0 +1,140 @@
+"""The processes of one run: who writes, and how they agree. With one process everything here is a no-op.
+
+torchrun (and ``gym train --nproc``) tells each process its place by the environment: ``RANK``, ``WORLD_SIZE``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from gym_fed.config.train.distributed import DistributedSettings
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.processes.ranks import is_main, world_size
+
+__all__ = ["agreed", "count", "is_main", "on_main", "require_all", "start", "stop", "world_size"]
+
+T = TypeVar("T")
+
+
+def start(settings: DistributedSettings, device: torch.device) -> None:
+    """Join the other processes, once; later calls and single processes return at once.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` when the others are not there in time.
+    """
+    if world_size() == 1 or dist.is_initialized():
+        return
+    backend = settings.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    timeout = timedelta(seconds=settings.timeout_seconds)
+    try:
+        if settings.strategy == "deepspeed":
+            if device.type == "cpu":  # looked at when deepspeed is first imported
+                os.environ.setdefault("DS_ACCELERATOR", "cpu")
+            import deepspeed
+
+            with redirect_stdout(sys.stderr):  # it tells of the kernels it builds on first use
+                deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
+        else:
+            dist.init_process_group(backend, timeout=timeout)
+    except dist.DistError as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"the other {world_size() - 1} processes of this run cannot be reached: {error}",
+            "start all of them, with the same --rdzv-endpoint",
+        ) from error
+
+
+def stop() -> None:
+    """Leave the other processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def count() -> int:
+    """How many processes answer: each adds one."""
+    if not dist.is_initialized():
+        return 1
+    one = torch.ones(1, dtype=torch.int64, device=_device())
+    dist.all_reduce(one)
+    return int(one.item())
+
+
+def require_all(found: int) -> None:
+    """Refuse to train alone beside the others: a library that misses them would train N models of one process each.
+
+    Raises:
+        GymError: ``INTERNAL``.
+    """
+    if found != world_size():
+        raise GymError(
+            ErrorCode.INTERNAL,
+            f"{world_size()} processes were started, but the training library sees {found}",
+            "check the environment variables RANK, WORLD_SIZE and MASTER_ADDR",
+        )
+
+
+def on_main(work: Callable[[], T]) -> T:
+    """Do ``work`` in the main process alone; every process gets what it returned (JSON values), or its error.
+
+    Raises:
+        GymError: What ``work`` raised, in every process.
+    """
+    if not dist.is_initialized():
+        return work()
+    told: dict[str, Any] = {}
+    if is_main():
+        try:
+            told = {"value": work()}
+        except GymError as error:
+            told = {"error": [error.code.value, error.message, error.hint]}
+    told = json.loads(_broadcast(json.dumps(told).encode()))
+    if "error" in told:
+        code, message, hint = told["error"]
+        raise GymError(ErrorCode(code), message, hint)
+    value: T = told["value"]
+    return value
+
+
+def agreed(asked: Callable[[], bool] | None) -> Callable[[], bool]:
+    """Whether any process says yes: all of them then stop at the same step."""
+
+    def ask() -> bool:
+        answer = asked is not None and asked()
+        if not dist.is_initialized():
+            return answer
+        flag = torch.tensor([int(answer)], device=_device())
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+    return ask
+
+
+def _broadcast(message: bytes) -> bytes:
+    """The main process's bytes, in every process."""
+    size = torch.tensor([len(message)], device=_device())
+    dist.broadcast(size, src=0)
+    # An empty message of the others is overwritten.
+    buffer = torch.zeros(int(size.item()), dtype=torch.uint8)
+    if is_main():
+        buffer = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    buffer = buffer.to(_device())
+    dist.broadcast(buffer, src=0)
+    return bytes(buffer.cpu().numpy())
+
+
+def _device() -> torch.device:
+    """Where collectives work: NCCL on the GPU only."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")

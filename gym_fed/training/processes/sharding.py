@@ -1,0 +1,175 @@
+"""How several processes share a model: what loading and transformers' arguments need for each strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.train.distributed import DistributedSettings
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS
+from gym_fed.training.processes.group import world_size
+from gym_fed.training.run.requirements import require_package
+
+_AT_LOADING = ("fsdp2", "tensor_parallel")
+
+
+def settings_of(config: TrainingConfig) -> DistributedSettings:
+    """The ``distributed`` block, or its defaults."""
+    return config.distributed or DistributedSettings()
+
+
+def is_sharded_at_loading(config: TrainingConfig) -> bool:
+    """Whether ``from_pretrained`` splits the model, so that its parameters are DTensors."""
+    return world_size() > 1 and settings_of(config).strategy in _AT_LOADING
+
+
+def check_distributed(config: TrainingConfig, num_processes: int) -> None:
+    """Refuse a strategy that cannot work here.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
+    """
+    settings = settings_of(config)
+    optimizer = OPTIMIZERS.new(config.optimizer)
+    if num_processes > 1 and optimizer.of_one_process:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"optimizer: {config.optimizer} {optimizer.of_one_process}",
+            "train in one process, or take another optimizer",
+        )
+    if settings.strategy == "ddp":
+        return
+    what = f"distributed.strategy: {settings.strategy}"
+    if num_processes == 1:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{what} needs several processes, and this is one",
+            "gym train --nproc 2 ...",
+        )
+    if settings.strategy == "deepspeed":
+        require_package("deepspeed", what, "dist")
+        if config.loss_spikes is not None and config.loss_spikes.rollback:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{what}: DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback asks",
+                "set loss_spikes.rollback: false, or use ddp or fsdp2",
+            )
+    whole = settings.strategy == "deepspeed" and settings.zero_stage != 3
+    if not whole and not ALGORITHMS.type_of(config.algorithm).shards:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{what} splits the model's weights, which {config.algorithm} does not support here",
+            f"use ddp, or one of {', '.join(ALGORITHMS.own_with('shards'))}",
+        )
+    if not optimizer.shards:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{what} gives every process a part of the weights, which {config.optimizer} does not support here",
+            f"use ddp, or one of {', '.join(OPTIMIZERS.own_with('shards'))}",
+        )
+    if config.quantization is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{what} does not go with quantization",
+            "use ddp, or remove quantization",
+        )
+    if settings.strategy in _AT_LOADING and config.model_init is not None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{what} splits a model while it is read, and model_init has nothing to read",
+            "save the new model first (gym train with one step), and give its folder as model",
+        )
+
+
+def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
+    """Keyword arguments for ``from_pretrained``; empty unless the model is split while it is read."""
+    if not is_sharded_at_loading(config):
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    settings = settings_of(config)
+    if settings.strategy == "tensor_parallel":
+        return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
+    return {
+        "distributed_config": DistributedConfig(fsdp_size=world_size(), fsdp_cpu_offload=settings.cpu_offload)
+    }
+
+
+def is_placed(model: Any, config: TrainingConfig) -> bool:
+    """Whether loading has put the model where it belongs, so that it must not be moved."""
+    return is_sharded_at_loading(config) or bool(getattr(model, "is_quantized", False))
+
+
+def deepspeed_loading(config: TrainingConfig) -> Any:
+    """While the returned object lives, models are split by ZeRO 3 as they are read; None for other strategies."""
+    settings = settings_of(config)
+    if world_size() == 1 or settings.strategy != "deepspeed" or settings.zero_stage != 3:
+        return None
+    from transformers.integrations import HfDeepSpeedConfig
+
+    return HfDeepSpeedConfig(deepspeed_config(config))
+
+
+def is_split(config: TrainingConfig) -> bool:
+    """Whether no process holds the whole model."""
+    settings = settings_of(config)
+    return is_sharded_at_loading(config) or (
+        world_size() > 1 and settings.strategy == "deepspeed" and settings.zero_stage == 3
+    )
+
+
+def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
+    """Keyword arguments for ``transformers.TrainingArguments``; empty for one process."""
+    if world_size() == 1:
+        return {}
+    settings = settings_of(config)
+    arguments: dict[str, Any] = {
+        "ddp_timeout": int(settings.timeout_seconds),
+        "ddp_find_unused_parameters": False,
+    }
+    if settings.strategy in _AT_LOADING:
+        arguments["save_only_model"] = True  # as transformers demands; `resumable` takes it back
+    if settings.strategy == "tensor_parallel":
+        arguments["parallelism_config"] = _tensor_parallelism()
+    if settings.strategy == "deepspeed":
+        arguments["deepspeed"] = deepspeed_config(config)
+    return arguments
+
+
+def resumable(trainer: Any) -> None:
+    """Let a trainer write whole checkpoints after all: ``sharded_checkpoints`` can read them."""
+    if getattr(trainer, "is_distributed_loading_by_transformers", False):
+        trainer.args.save_only_model = False
+
+
+def _tensor_parallelism() -> Any:
+    """Every process gets the same rows."""
+    from gym_fed.training.processes.sharded_checkpoints import AnyDeviceParallelism
+
+    return AnyDeviceParallelism(tp_size=world_size())
+
+
+def deepspeed_config(config: TrainingConfig) -> dict[str, Any]:
+    """DeepSpeed's JSON, with every number resolved, so that a model can be split while it is read."""
+    settings = settings_of(config)
+    stage = settings.zero_stage or 2
+    batch = config.per_device_train_batch_size
+    zero: dict[str, Any] = {"stage": stage}
+    if settings.cpu_offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu"}
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    return {
+        "train_micro_batch_size_per_gpu": batch,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "train_batch_size": batch * config.gradient_accumulation_steps * world_size(),
+        "gradient_clipping": config.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": config.dtype == "bfloat16" or config.mixed_precision == "bf16"},
+        "fp16": {"enabled": config.dtype == "float16" or config.mixed_precision == "fp16"},
+    }

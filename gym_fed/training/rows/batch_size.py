@@ -1,0 +1,225 @@
+"""``auto_batch_size``: the largest batch that fits, found by real forward and backward passes on the longest rows.
+
+The batch is doubled until memory runs out, and gradient accumulation makes up the rest, so that the global batch stays
+what the config says. A GPU says itself when it is full; on a CPU the growth of the process is measured, and the next
+size is tried only if, growing evenly, it would stay within the budget: there nothing is raised, the process is killed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import dump_yaml
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.training.processes.group import world_size
+from gym_fed.training.trl_glue import unpatched_afterwards
+
+_GIB = 1 << 30
+_FILE = "batch_size.json"
+_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
+_ADAM_BYTES = 8  # two float32 moments for every trained weight, which the first step will add
+_SAMPLING_SECONDS = 0.001
+
+Step = Callable[[int], None]
+"""One forward and backward pass on so many rows."""
+
+
+def check_batch_size(config: TrainingConfig) -> None:
+    """Refuse where the batch is tied to something else.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if config.auto_batch_size is not None and ALGORITHMS.type_of(config.algorithm).generates:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"auto_batch_size: a batch of {config.algorithm} is made of whole groups of answers",
+            "remove the section, and set per_device_train_batch_size",
+        )
+    if config.auto_batch_size is not None and world_size() > 1:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"auto_batch_size: {world_size()} processes might each find another size",
+            "find it with one process, and set per_device_train_batch_size",
+        )
+
+
+def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
+    """``config`` with the sizes that an unfinished run in its folder has found; None where there are none.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` when they do not make up the global batch of ``config``.
+    """
+    file = config.output_dir / _FILE
+    if config.auto_batch_size is None or not file.exists():
+        return None
+    sizes = json.loads(file.read_text(encoding="utf-8"))
+    found = config.model_copy(update=sizes)
+    if global_batch(found) != global_batch(config):
+        raise GymError(
+            ErrorCode.FILE_EXISTS,
+            f"{config.output_dir}: holds an unfinished run with {global_batch(found)} rows a step, "
+            f"and the config has {global_batch(config)}",
+            "choose another output_dir, or pass --overwrite to delete the unfinished run",
+        )
+    return found
+
+
+def remember_sizes(config: TrainingConfig) -> None:
+    """Write the found sizes into the run folder, so that a resume uses the same."""
+    sizes = {key: getattr(config, key) for key in _SIZES}
+    write_atomically(config.output_dir / _FILE, f"{json.dumps(sizes)}\n".encode())
+    write_atomically(config.output_dir / "config.yaml", dump_yaml(config).encode())
+
+
+def global_batch(config: TrainingConfig) -> int:
+    """Rows of one optimiser step, in one process."""
+    return config.per_device_train_batch_size * config.gradient_accumulation_steps
+
+
+def find_batch_size(
+    config: TrainingConfig, model: Any, build: Callable[[TrainingConfig, list[Any]], Any], rows: list[Any]
+) -> TrainingConfig:
+    """``config`` with the largest batch that fits, and the accumulation that goes with it.
+
+    Args:
+        config: Its two sizes give the global batch.
+        model: What is trained, on its device; no weight, gradient or random state of it is left changed.
+        build: A trainer of a config on rows.
+        rows: Encoded; the longest are tried.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when not even one row fits.
+    """
+    longest = sorted(rows, key=lambda row: len(json.dumps(row, default=repr)), reverse=True)
+    rest = global_batch(config)
+    candidates = [size for size in _doubling(rest) if rest % size == 0]
+
+    def step(size: int) -> None:
+        changes = {_SIZES[0]: size, _SIZES[1]: rest // size}
+        tried = (longest * (size // len(longest) + 1))[:size]
+        with unpatched_afterwards(model):
+            trainer = build(config.model_copy(update=changes), tried)
+            trainer.current_gradient_accumulation_steps = 1  # the loop would set it
+            batch = next(iter(trainer.get_train_dataloader()))
+            trainer.training_step(model, batch)
+        model.zero_grad(set_to_none=True)
+
+    with _unchanged(model):
+        on_cuda = next(model.parameters()).device.type == "cuda"
+        fits = largest_on_cuda if on_cuda else largest_on_cpu
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        size = fits(step, candidates, budget_bytes(config, on_cuda) - _ADAM_BYTES * trained)
+    if size is None:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "auto_batch_size: not even one row fits into the memory",
+            "shorten max_length, turn gradient_checkpointing on, or raise memory_gib",
+        )
+    return config.model_copy(update={_SIZES[0]: size, _SIZES[1]: rest // size})
+
+
+def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
+    """What the run may take beyond what it has."""
+    settings = config.auto_batch_size
+    assert settings is not None  # the caller asks only then
+    if settings.memory_gib is not None:
+        return int(settings.memory_gib * _GIB)
+    free = torch.cuda.mem_get_info()[0] if on_cuda else psutil.virtual_memory().available
+    return int(free * settings.memory_share)
+
+
+def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | None:
+    """The last of ``candidates`` (growing) that runs and stays within ``budget`` bytes; None if the first does not."""
+    best = None
+    for size in candidates:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        try:
+            step(size)
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            gc.collect()
+            torch.cuda.empty_cache()
+            return best
+        if torch.cuda.max_memory_allocated() - before > budget:
+            return best
+        best = size
+    return best
+
+
+def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
+    """The same by the growth of the process; a size is not tried when the two before it say that it will not fit."""
+    base = psutil.Process().memory_info().rss
+    best, before = None, 0
+    for size in candidates:
+        growth = _peak_rss(lambda size=size: step(size)) - base  # type: ignore[misc]  # bound at once
+        if growth > budget:
+            return best
+        best = size
+        # Doubled rows at most double what came with the last doubling; one row alone says nothing of its share.
+        expected = growth + 2 * (growth - before) if before else 2 * growth
+        before = growth
+        if expected > budget:
+            return best
+    return best
+
+
+def _peak_rss(work: Callable[[], None]) -> int:
+    """The most that the process holds while ``work`` runs, in bytes, looked at every millisecond."""
+    process, peak, done = psutil.Process(), [0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(_SAMPLING_SECONDS):
+            peak[0] = max(peak[0], process.memory_info().rss)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        work()
+    finally:
+        done.set()
+        thread.join()
+    return max(peak[0], process.memory_info().rss)
+
+
+def _doubling(most: int) -> Iterator[int]:
+    size = 1
+    while size <= most:
+        yield size
+        size *= 2
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Random states and the mode of the model as they were."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    training = model.training
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        model.zero_grad(set_to_none=True)
+        model.train(training)
+        gc.collect()

@@ -1,0 +1,65 @@
+"""From ``data:`` in a config to the rows of a run: every source read, weighted and in a fixed order."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, Literal
+
+from gym_fed.config.train.training import DataConfig, TrainingConfig
+from gym_fed.data.rows import PlacedDict
+from gym_fed.data.sources import source_rows
+from gym_fed.errors import ErrorCode, GymError
+
+
+def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") -> list[dict[str, Any]]:
+    """Every row that ``config.data`` (or ``eval_data``) names, source after source; those to forget are marked.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when no data is named; see ``source_rows`` for the others.
+    """
+    sources: list[DataConfig] = getattr(config, key)
+    if not sources:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, f"{key}: no rows to train on", "list at least one path or tasks entry"
+        )
+    return [row for index, source in enumerate(sources) for row in _weighted(source, config.seed + index)]
+
+
+def split_rows(
+    rows: list[dict[str, Any]], size: float, *, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows to train on and rows held out, both in their order. Equal rows count as one, and never stand on both sides.
+
+    Args:
+        rows: All of them, repeated by their weights.
+        size: How many different rows are held out; below 1, which share.
+        seed: Decides which.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when one of the two would be empty.
+    """
+    keys = [json.dumps(row, sort_keys=True, default=repr) for row in rows]
+    different = dict(zip(keys, rows, strict=True))
+    number = round(size * len(different)) if size < 1 else round(size)
+    if not 0 < number < len(different):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"eval_split: {size:g} of {len(different)} different rows would hold out {number}",
+            "leave at least one row on both sides",
+        )
+    held = set(random.Random(seed).sample(list(different), number))
+    return (
+        [row for key, row in zip(keys, rows, strict=True) if key not in held],
+        [row for key, row in different.items() if key in held],
+    )
+
+
+def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
+    rows = [row for _, row in source_rows(source)]
+    times, fraction = divmod(source.weight, 1.0)
+    extra = random.Random(seed).sample(rows, round(fraction * len(rows)))
+    weighted = rows * int(times) + extra
+    if source.role == "forget":
+        return [PlacedDict.like({**row, "forget": True}, row) for row in weighted]
+    return weighted

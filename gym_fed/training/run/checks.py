@@ -1,0 +1,103 @@
+"""Everything a config is held against before a model is loaded: algorithm, tuning, optimiser, machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.chat_templates.choice import read_chat_template
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
+from gym_fed.models import pick_device, resolve
+from gym_fed.tracking.experiment import ready_tracker
+from gym_fed.training.active_features import active_features
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.graders.base import Grader
+
+
+def check_config(config: TrainingConfig, num_processes: int | None = None) -> None:
+    """Refuse what this machine or installation cannot honour; nothing is silently left out or replaced.
+
+    Args:
+        config: What is asked for.
+        num_processes: How many processes will share the run; by default as many as do now.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``, ``MISSING_DEPENDENCY`` or ``USAGE`` naming the key and the remedy.
+    """
+    from gym_fed.training.model.quantization import check_quantization
+    from gym_fed.training.private.checks import check_privacy
+    from gym_fed.training.processes.group import world_size
+    from gym_fed.training.processes.sharding import check_distributed
+    from gym_fed.training.rows.batch_size import check_batch_size
+    from gym_fed.training.run.spikes import check_spikes
+
+    pick_device(config.device)
+    if config.chat_template is not None:
+        read_chat_template(config.chat_template)
+    processes = world_size() if num_processes is None else num_processes
+    check_distributed(config, processes)
+    check_privacy(config, processes)
+    ALGORITHMS.new(config.algorithm).check(config)
+    TUNING.new(config.finetuning).check(config)
+    check_quantization(config)
+    OPTIMIZERS.new(config.optimizer).check(config)
+    check_spikes(config)
+    check_batch_size(config)
+    for name in config.tracking:
+        ready_tracker(name)  # refuses one whose package is missing
+    for feature in active_features(config).values():
+        feature.check(config)
+
+
+def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
+    """Refuse a run that needs rewards and has none, or two graders of one name.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    names = [grader.name for grader in graders]
+    if ALGORITHMS.new(config.algorithm).needs_graders and not names:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"rewards: {config.algorithm} learns from rewards, and nothing gives any",
+            "list at least one grader, such as: rewards: [{grader: exact}]",
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"rewards: two graders are called {name!r}", "name them differently"
+            )
+
+
+def check_inputs(config: TrainingConfig) -> None:
+    """Refuse a config whose model, rows or rewards are not there, or whose chat template does not take the rows.
+
+    Of every source the first thousand rows are read; none of the hub's.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
+    """
+    from gym_fed.data.sources import source_rows
+    from gym_fed.evaluation.graders._combined import build_graders
+    from gym_fed.training.rows.template_check import check_template
+    from gym_fed.training.vision.conversations import check_vision_keys
+
+    if config.model is None and config.model_init is None:
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+    resolve(str(config.model) if config.model_init is None else config.model_init.tokenizer)
+    check_vision_keys(config)
+    if not config.data:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"
+        )
+    for source in (*config.data, *config.eval_data):
+        if source.hub is None and not check_template(config, source_rows(source)):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"data: {source.path or source.dataset} holds no rows",
+                "give at least one",
+            )
+    check_graders(config, build_graders(config.rewards))

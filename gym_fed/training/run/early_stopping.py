@@ -1,0 +1,141 @@
+"""Early stopping on held-out rows, and the weights of the best evaluation.
+
+Everything is read from what the trainer has logged, which its checkpoints carry: a resumed run stops at the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gym_fed.config.train.run import EarlyStopping
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.processes import group as processes
+from gym_fed.training.processes.sharding import settings_of
+
+
+def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None:
+    """Refuse evaluation settings where there is nothing to evaluate on.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    stopping = config.early_stopping
+    sharded = processes.world_size() > 1 and settings_of(config).strategy != "ddp"
+    if stopping is not None and stopping.restore_best and sharded:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"early_stopping.restore_best: {settings_of(config).strategy} leaves no process with all weights",
+            "set restore_best: false, or distributed.strategy: ddp",
+        )
+    if has_eval_data:
+        return
+    for key in ("early_stopping", "eval_steps"):
+        if getattr(config, key):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{key}: there are no held-out rows to evaluate on",
+                "add eval_data, or remove the key",
+            )
+
+
+class EarlyStop(TrainerCallback):
+    """Ends the run when ``patience`` evaluations in a row were no better than the best before them.
+
+    Args:
+        settings: Metric and patience.
+        model: Its trainable weights are kept at every improvement.
+        folder: Of the run; weights lie in ``best/step-N.safetensors``.
+    """
+
+    def __init__(self, settings: EarlyStopping, model: Any, folder: Path) -> None:
+        self._settings = settings
+        self._model = model
+        self._folder = folder / "best"
+        self.ended = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Nothing has ended yet."""
+        self.ended = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Keep the weights of an improvement; stop after too many evaluations without one."""
+        if self._settings.metric not in (metrics or {}):
+            known = ", ".join(sorted(metrics or {}))
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"early_stopping.metric: evaluation gives no {self._settings.metric!r}",
+                f"one of {known}",
+            )
+        if self.best_step(state) == state.global_step and self._settings.restore_best:
+            self._keep(state.global_step)
+        if self.is_over(state):
+            control.should_training_stop = True
+            self.ended = True
+
+    def is_over(self, state: Any) -> bool:
+        """Whether the last evaluation was one too many."""
+        steps = [step for step, _ in self._history(state)]
+        best = self.best_step(state)
+        return best is not None and sum(step > best for step in steps) >= self._settings.patience
+
+    def best_step(self, state: Any) -> int | None:
+        """Step of the best evaluation: the first whose figure none later beats by more than ``min_delta``."""
+        best: tuple[int, float] | None = None
+        for step, value in self._history(state):
+            if best is None or value < best[1] - self._settings.min_delta:
+                best = step, value
+        return None if best is None else best[0]
+
+    def restore(self, state: Any) -> int | None:
+        """Load the weights of the best evaluation into the model.
+
+        Returns:
+            Its step; None when there was no evaluation or ``restore_best`` is off.
+        """
+        from safetensors.torch import load_file
+
+        best = self.best_step(state)
+        if best is None or not self._settings.restore_best:
+            return None
+        kept = load_file(str(self._file(best)))
+        for name, weight in self._trained():
+            weight.data.copy_(kept[name])
+        return best
+
+    def _history(self, state: Any) -> list[tuple[int, float]]:
+        """``(step, figure)`` of every evaluation; what is to be maximised is negated."""
+        sign = 1 if self._settings.direction == "minimize" else -1
+        metric = self._settings.metric
+        figures = [(e["step"], sign * float(e[metric])) for e in state.log_history if metric in e]
+        # A figure that is not a number is worse than any: compared as it is, nothing would ever beat it.
+        return [(step, value if math.isfinite(value) else math.inf) for step, value in figures]
+
+    def _keep(self, step: int) -> None:
+        """Save the weights. The improvement before stays too, for a resume or a rollback may begin before this one."""
+        from safetensors.torch import save_file
+
+        if not processes.is_main():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        older = sorted(
+            (int(f.stem.removeprefix("step-")), f) for f in self._folder.glob("step-*.safetensors")
+        )
+        partial = self._folder / "partial.safetensors"
+        save_file({name: weight.detach().contiguous().cpu() for name, weight in self._trained()}, partial)
+        partial.replace(self._file(step))
+        for _, file in [entry for entry in older if entry[0] < step][:-_KEPT]:
+            file.unlink()
+
+    def _trained(self) -> list[tuple[str, Any]]:
+        return [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]
+
+    def _file(self, step: int) -> Path:
+        return self._folder / f"step-{step}.safetensors"
+
+
+_KEPT = 1

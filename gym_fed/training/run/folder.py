@@ -1,0 +1,275 @@
+"""One training run on disk: its config, metrics, checkpoints and result; what may be resumed and what is refused.
+
+::
+
+    config.yaml      the resolved config           metrics.jsonl    a line every logging_steps
+    run.json         data, rows, processes, date   checkpoints/     checkpoint-N folders
+    result.json      written last: the run is finished; beside it lies the model or the adapter
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gym_fed.config.schema.plugins import as_json, plugins_of, require_run_plugins
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import dump_yaml
+from gym_fed.data.row_counts import RowCounts
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.training.processes.ranks import world_size
+from gym_fed.training.run.folder_lock import LOCK_FILE, FolderLock
+
+# These decide where and how often something is written, never what is learnt; they may change when resuming.
+_FREE_KEYS = {
+    *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
+    *("tracking", "tracker"),
+}
+_FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
+"""Under ``auto_batch_size`` these are found once, and their product is compared; see ``batch_size.known_sizes``."""
+# DeepSpeed keeps the optimiser in a folder of its own.
+_NEEDED_IN_CHECKPOINT = (
+    ("trainer_state.json",),
+    ("optimizer.pt", "global_step*"),
+    ("scheduler.pt",),
+)
+
+
+class RunFolder:
+    """The folder ``config.output_dir`` of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.result = path / "result.json"
+        self._lock: FolderLock | None = None
+
+    def check(
+        self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
+    ) -> None:
+        """Refuse what ``open`` would, and write nothing. Where nothing was learnt yet, any config may begin.
+
+        Args:
+            config: The resolved config.
+            data_digest: Digest of the rows.
+            eval_digest: That of the rows held out, if there are any.
+            resume: Whether an unfinished run may be continued.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files.
+        """
+        self.require_unfinished()
+        if (self.path / "run.json").exists():
+            if not self._has_begun():
+                return
+            if not resume:
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.path}: holds an unfinished run",
+                    "resume it, choose another output_dir, or pass --overwrite to delete it first",
+                )
+            require_run_plugins(self.path)
+            self._require_same(config, data_digest, eval_digest)
+        elif found := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: is not empty ({found[0]}) and holds no run",
+                "choose an empty or new output_dir",
+            )
+
+    def open(
+        self,
+        config: TrainingConfig,
+        data_digest: str,
+        eval_digest: str | None = None,
+        *,
+        begun: str | None = None,
+        resume: bool,
+        counts: tuple[RowCounts | None, RowCounts | None] = (None, None),
+    ) -> Path | None:
+        """Start or continue the run of ``config`` here, alone until ``close``; for the other arguments see ``check``.
+
+        Args:
+            config: The resolved config.
+            data_digest: Digest of the rows.
+            eval_digest: That of the rows held out, if there are any.
+            begun: What ``begun`` has said.
+            resume: Whether an unfinished run may be continued.
+
+        ``counts`` are of the rows of ``data`` and ``eval_data``, and are written down.
+
+        Returns:
+            The last complete checkpoint, or None when the run starts at its first step.
+
+        Raises:
+            GymError: As ``check``; ``STATE_LOCKED`` while another process is at work here.
+        """
+        if not (self.path / "run.json").exists():  # no lock is left in a folder of other files
+            self.check(config, data_digest, eval_digest, resume=resume)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path)
+        self.check(config, data_digest, eval_digest, resume=resume)
+        if not self._has_begun():
+            (self.path / "environment.json").unlink(missing_ok=True)  # of another config, perhaps
+        write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
+        values: dict[str, Any] = {
+            "data_sha256": data_digest,
+            "eval_data_sha256": eval_digest,
+            "num_processes": world_size(),
+            **{key: one.as_dict() for key, one in zip(("rows", "eval_rows"), counts, strict=True) if one},
+            "begun": begun or self.begun(),
+        }
+        if plugins := plugins_of(config):
+            values["plugins"] = as_json(plugins)
+        write_atomically(self.path / "run.json", f"{json.dumps(values)}\n".encode())
+        return self.last_checkpoint()
+
+    def begun(self) -> str:
+        """When the unfinished run that is here began, else now; local time in ISO format.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` for an unfinished run of a release that told its rows apart by their tokens.
+        """
+        file = self.path / "run.json"
+        if file.exists() and self._has_begun():
+            found = json.loads(file.read_text(encoding="utf-8")).get("begun")
+            if found is None:
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.path}: holds an unfinished run of an older release, which this one cannot go on with",
+                    "choose another output_dir, or pass --overwrite to delete the unfinished run",
+                )
+            return str(datetime.fromisoformat(found).isoformat())
+        return datetime.now().isoformat(timespec="seconds")
+
+    def close(self) -> None:
+        """Let other processes into the folder."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def require_unfinished(self) -> None:
+        """Refuse a finished run early, before a model is loaded.
+
+        Raises:
+            GymError: ``FILE_EXISTS``.
+        """
+        if self.result.exists():
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds a finished run",
+                "choose another output_dir, or pass --overwrite to delete it first",
+            )
+
+    def delete(self) -> None:
+        """Remove the run (``--overwrite``). A folder that holds no run is refused.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` when the folder is not a run's; ``STATE_LOCKED`` while a process trains in it.
+        """
+        if not self.path.exists() or not any(self.path.iterdir()):
+            return
+        if not (self.path / "run.json").exists():
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds no run, so it is not deleted",
+                "choose another output_dir",
+            )
+        lock = FolderLock(self.path)
+        shutil.rmtree(self.path)
+        lock.release()
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint that was written to its end; torn ones (from a kill) are removed."""
+        found: list[tuple[int, Path]] = []
+        for folder in self.checkpoints.glob("checkpoint-*"):
+            step = folder.name.rpartition("-")[2]
+            if step.isdecimal() and self._is_complete(folder):
+                found.append((int(step), folder))
+            else:
+                shutil.rmtree(folder)
+        return max(found)[1] if found else None
+
+    def artifacts(self) -> list[Path]:
+        """What the run gave: its config and the files of the model or adapter."""
+        own = {
+            "metrics.jsonl",
+            "performance.jsonl",
+            "artifacts.jsonl",
+            "run.json",
+            "batch_size.json",
+            LOCK_FILE,
+        }
+        return sorted(file for file in self.path.iterdir() if file.is_file() and file.name not in own)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Mark the run as finished."""
+        write_atomically(self.result, f"{json.dumps(summary, indent=2, sort_keys=True)}\n".encode())
+
+    def _has_begun(self) -> bool:
+        """Whether anything would be lost: a checkpoint (torn ones count), figures, or a batch size that was found."""
+        found = (
+            self.checkpoints.glob("checkpoint-*"),
+            self.path.glob("*.jsonl"),
+            self.path.glob("batch_size.json"),
+        )
+        return any(any(files) for files in found)
+
+    def _is_complete(self, folder: Path) -> bool:
+        # The trainer's state is what transformers writes last, so one that parses means the rest is there.
+        number = world_size()
+        states = ["rng_state.pth"] if number == 1 else [f"rng_state_{rank}.pth" for rank in range(number)]
+        needed = (*_NEEDED_IN_CHECKPOINT, *((state,) for state in states))
+        if not all(any(any(folder.glob(name)) for name in names) for names in needed):
+            return False
+        try:
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            return False
+        return True
+
+    def _require_same(self, config: TrainingConfig, data_digest: str, eval_digest: str | None) -> None:
+        old = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        new = config.model_dump(mode="json")
+        free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
+        changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
+        remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
+        if changed:
+            what = ", ".join(told for k in changed for told in _differences(k, old.get(k), new.get(k)))
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds an unfinished run of another config: {what}",
+                remedy,
+            )
+        begun = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        if (before := begun.get("num_processes", 1)) != world_size():
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds an unfinished run of {before} processes, and now there are {world_size()}",
+                f"go on with --nproc {before}: another number sees other batches; or {remedy}",
+            )
+        if begun["data_sha256"] != data_digest:
+            raise GymError(
+                ErrorCode.FILE_EXISTS, f"{self.path}: holds an unfinished run on other data", remedy
+            )
+        if begun.get("eval_data_sha256") != eval_digest:
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.path}: holds an unfinished run that is judged by other held-out rows",
+                remedy,
+            )
+
+
+def _differences(key: str, old: Any, new: Any) -> list[str]:
+    """What differs, of sections the single keys."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
+        return [told for k in keys for told in _differences(f"{key}.{k}", old.get(k), new.get(k))]
+    before, now = ("a section" if isinstance(value, dict) else repr(value) for value in (old, new))
+    return [f"{key} was {before} and is {now}"]

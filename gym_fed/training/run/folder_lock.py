@@ -1,0 +1,68 @@
+"""One process at a time in a folder. The system frees the lock when a process ends, however it does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import warnings
+from io import FileIO
+from pathlib import Path
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.run.reproducibility import RunWarning
+
+LOCK_FILE = ".lock"
+
+
+class FolderLock:
+    """Held from the making of the object until ``release``.
+
+    Args:
+        folder: One that exists; ``.lock`` in it is the file that is locked.
+
+    Raises:
+        GymError: ``STATE_LOCKED`` naming the process that holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file: FileIO | None = (folder / LOCK_FILE).open("a+b", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self._file.fileno(), 20, 0).decode("ascii", errors="replace") or "unknown"
+            self.release()
+            raise GymError(
+                ErrorCode.STATE_LOCKED,
+                f"{folder}: another process ({holder}) is at work in it",
+                "wait for it or stop it, or choose another output_dir",
+            ) from error
+        except OSError as error:  # a file system without locks
+            warnings.warn(
+                f"{folder}: cannot be locked ({error.strerror}); let no other process work in it",
+                RunWarning,
+                stacklevel=2,
+            )
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
+
+    def release(self) -> None:
+        """Let others in; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def is_held(folder: Path) -> bool | None:
+    """Whether a process is at work in a folder; None where no lock was ever taken, or none can be asked for."""
+    try:
+        file = (folder / LOCK_FILE).open("rb")
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return None
+    return False

@@ -1,0 +1,250 @@
+"""What happens at every step of a run: figures are tracked, progress reported, stop requests and spikes heard."""
+
+from __future__ import annotations
+
+import math
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gym_fed.data.row_counts import RowCounts
+from gym_fed.errors import ErrorCode
+from gym_fed.tracking.experiment import Experiment
+from gym_fed.training.run.spikes import Diverged, Spike, SpikeWatch
+
+OnStep = Callable[[int, int, float], None]
+ShouldStop = Callable[[], bool]
+Track = Callable[[int], Experiment]
+
+_LAST_VALUE = ("learning_rate", "grad_norm", "epoch", "epsilon")
+_OWN = {"step", "loss", "num_tokens", "tokens_so_far", *_LAST_VALUE}
+_TIMED = re.compile(r"(^|[_/])(runtime|step_time|time|(tokens|samples|steps)_per_second)(/|$)")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What is known after a step.
+
+    Attributes:
+        step: Counts from 1.
+        total: Steps of the whole run.
+        loss: Mean over the step's rows. Near 0 for algorithms that learn from rewards.
+        reward: Mean reward, where the algorithm logs one.
+        num_tokens: Tokens seen so far; 0 where the algorithm does not count.
+        tokens_per_second: Since this process began or resumed; None before there is one.
+        seconds_left: By the pace since then.
+        memory_bytes: The most that the process has held so far: on the GPU where there is one, else in RAM.
+        evaluation: Figures on ``eval_data`` (``eval_loss``, ...) when this report is one of an evaluation.
+        epsilon: With ``privacy``: spent so far, at most.
+    """
+
+    step: int
+    total: int
+    loss: float
+    reward: float | None
+    num_tokens: int
+    tokens_per_second: float | None
+    seconds_left: float | None
+    memory_bytes: int
+    evaluation: dict[str, float] | None = None
+    epsilon: float | None = None
+
+
+OnReport = Callable[[StepReport], None]
+OnRows = Callable[[str, RowCounts], None]
+"""Takes ``data`` or ``eval_data``, or ``pipeline`` for one that encodes, and what became of the rows."""
+
+
+class RunHooks(TrainerCallback):
+    """Installed in every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, across resumes too.
+
+    Args:
+        track: Opens the tracked run, given the step it goes on from.
+        logging_steps: How often figures are tracked.
+        on_step: Told ``(step, total, loss)`` after every step.
+        on_report: Told more, after every step and every evaluation; may raise to end the run.
+        should_stop: Asked after every step.
+        watch: Looks for spikes; one that is found stops the loop and is left in ``spike``.
+    """
+
+    def __init__(
+        self,
+        track: Track,
+        logging_steps: int,
+        on_step: OnStep | None = None,
+        on_report: OnReport | None = None,
+        should_stop: ShouldStop | None = None,
+        watch: SpikeWatch | None = None,
+    ) -> None:
+        self.losses: list[float] = []
+        self.num_tokens = 0
+        self.stopped = False
+        self.spike: Spike | None = None
+        self.experiment: Experiment | None = None
+        self._track = track
+        self._logging_steps = logging_steps
+        self._on_step = on_step
+        self._on_report = on_report
+        self._should_stop = should_stop
+        self._watch = watch
+        self._raw_tokens = 0
+        self._last_report: StepReport | None = None
+
+    def close(self) -> None:
+        """End the tracked run."""
+        if self.experiment is not None:
+            self.experiment.close()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take over what a resumed run has logged, and drop figures of steps that will be repeated."""
+        history = [entry for entry in state.log_history if "loss" in entry]
+        self.losses = [float(entry["loss"]) for entry in history]
+        self.num_tokens = int(history[-1]["tokens_so_far"]) if history else 0
+        self._tokens_before = (
+            self.num_tokens - self._raw_tokens
+        )  # a trainer goes on counting after a rollback
+        self._began = self._wrote = time.monotonic()
+        self._step_began = state.global_step
+        self._tokens_began = self._tokens_wrote = self.num_tokens
+        self.spike = None
+        self.close()
+        self.experiment = self._track(state.global_step)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """An optimiser step is done (``logs`` holds its loss), or an evaluation."""
+        if logs is None:
+            return
+        if "loss" in logs:
+            self._step_done(state, control, logs)
+        elif any(key.startswith("eval_") for key in logs):
+            self._evaluated(state, logs)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A run that stops in the middle of an epoch does not evaluate as if it were over."""
+        if self.stopped or self.spike is not None:
+            control.should_evaluate = control.should_log = control.should_save = False
+
+    def _step_done(self, state: Any, control: Any, logs: dict[str, Any]) -> None:
+        step, loss = state.global_step, float(logs["loss"])
+        if self._is_spike(state, loss, logs):
+            control.should_training_stop = True
+            control.should_save = control.should_evaluate = False  # looked at after logging
+            return
+        if not math.isfinite(loss):
+            raise Diverged(
+                ErrorCode.DATA_INVALID,
+                f"the loss is {loss} at step {step}: training has diverged",
+                "lower learning_rate, or set max_grad_norm or loss_spikes",
+            )
+        self.losses.append(loss)
+        self._raw_tokens = int(logs.get("num_tokens", 0))
+        self.num_tokens = self._tokens_before + self._raw_tokens
+        # Kept in the trainer's own history, so that a checkpoint carries it.
+        state.log_history[-1]["tokens_so_far"] = self.num_tokens
+        if step % self._logging_steps == 0 or step == state.max_steps:
+            self._write(state)
+        if self._on_step is not None:
+            self._on_step(step, state.max_steps, loss)
+        self._report(state, loss, logs)
+        if self._should_stop is not None and self._should_stop() and step < state.max_steps:
+            self.stopped = True
+            control.should_training_stop = True
+            control.should_save = True  # looked at after logging
+
+    def _is_spike(self, state: Any, loss: float, logs: dict[str, Any]) -> bool:
+        """Whether the loop must go back."""
+        if self._watch is None:
+            return False
+        norms = [float(e["grad_norm"]) for e in state.log_history[:-1] if "loss" in e and "grad_norm" in e]
+        spike = self._watch.look(state.global_step, loss, self.losses, logs.get("grad_norm"), norms)
+        if spike is None or not self._watch.settings.rollback:
+            return False
+        self.spike = spike
+        return True
+
+    def _evaluated(self, state: Any, logs: dict[str, Any]) -> None:
+        figures = _figures(logs)
+        figures.pop("eval_num_tokens", None)  # the trainer's own count, which begins anew on resume
+        figures["num_tokens"] = self.num_tokens
+        assert self.experiment is not None
+        self.experiment.log_metrics(figures, state.global_step)
+        if self._on_report is not None and self._last_report is not None:
+            known = {key: value for key, value in figures.items() if not key.startswith("performance/")}
+            self._on_report(StepReport(**{**vars(self._last_report), "evaluation": known}))
+
+    def _report(self, state: Any, loss: float, logs: dict[str, Any]) -> None:
+        if self._on_report is None:
+            return
+        seconds = time.monotonic() - self._began
+        steps, tokens = state.global_step - self._step_began, self.num_tokens - self._tokens_began
+        reward = logs.get("reward", logs.get("rewards/chosen"))
+        self._last_report = StepReport(
+            step=state.global_step,
+            total=state.max_steps,
+            loss=loss,
+            reward=None if reward is None else float(reward),
+            num_tokens=self.num_tokens,
+            tokens_per_second=tokens / seconds if tokens and seconds else None,
+            seconds_left=seconds / steps * (state.max_steps - state.global_step) if steps else None,
+            memory_bytes=peak_memory_bytes(),
+            epsilon=logs.get("epsilon"),
+        )
+        self._on_report(self._last_report)
+
+    def _write(self, state: Any) -> None:
+        """Means over the steps since the last line; what describes a moment (``learning_rate``) as it is now."""
+        count = state.global_step % self._logging_steps or self._logging_steps
+        entries = [entry for entry in state.log_history if "loss" in entry][-count:]
+        names = dict.fromkeys(key for entry in entries for key in _figures(entry) if key not in _OWN)
+        figures: dict[str, float] = {"loss": sum(self.losses[-count:]) / count}
+        figures.update({key: entries[-1][key] for key in _LAST_VALUE if entries[-1].get(key) is not None})
+        figures["num_tokens"] = self.num_tokens
+        for name in names:
+            values = [found[name] for found in map(_figures, entries) if name in found]
+            figures[name] = sum(values) / len(values)
+        now = time.monotonic()
+        seconds = max(now - self._wrote, 1e-9)
+        figures["performance/seconds"] = seconds
+        figures["performance/tokens_per_second"] = (self.num_tokens - self._tokens_wrote) / seconds
+        figures["performance/peak_ram_bytes"] = peak_ram_bytes()
+        cuda = peak_cuda_bytes()
+        if cuda is not None:
+            figures["performance/peak_cuda_bytes"] = cuda
+        self._wrote, self._tokens_wrote = now, self.num_tokens
+        assert self.experiment is not None
+        self.experiment.log_metrics(figures, state.global_step)
+
+
+def peak_ram_bytes() -> int:
+    """The most RAM this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_cuda_bytes() -> int | None:
+    """The most that tensors have taken on the current GPU; None where there is none."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+
+
+def peak_memory_bytes() -> int:
+    """Of the GPU where there is one, else of the RAM."""
+    return peak_cuda_bytes() or peak_ram_bytes()
+
+
+def _figures(logs: dict[str, Any]) -> dict[str, float]:
+    """The numbers among what was logged; how long things took goes under ``performance/``."""
+    return {
+        f"performance/{key}" if _TIMED.search(key) else key: value
+        for key, value in logs.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

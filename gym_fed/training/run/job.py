@@ -1,0 +1,70 @@
+"""One training job: all that an algorithm needs to build its trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.train.training import TrainingConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from gym_fed.evaluation.graders.base import Grader
+
+
+@dataclass
+class Job:
+    """What ``Algorithm.build`` is given.
+
+    Attributes:
+        config: The run's config.
+        model: The model to train in place, already wrapped by PEFT where ``finetuning`` asks for an adapter.
+        tokenizer: Its tokenizer (a processor for vision-language models).
+        encoded: What ``encode`` gave for the training rows.
+        eval_encoded: The same for ``eval_data``; None when there is none.
+        checkpoints: Folder for checkpoints.
+        callbacks: ``transformers.TrainerCallback`` objects to install.
+        graders: What rewards answers, set up already; empty for algorithms without rewards.
+    """
+
+    config: TrainingConfig
+    model: Any
+    tokenizer: Any
+    encoded: list[dict[str, Any]]
+    eval_encoded: list[dict[str, Any]] | None
+    checkpoints: Path
+    callbacks: list[Any]
+    graders: Sequence[Grader] = field(default=())
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments that every TRL config takes; see ``arguments.common_arguments``."""
+        from gym_fed.training.run.arguments import common_arguments
+
+        return common_arguments(self.config, self.checkpoints, evaluate=self.eval_encoded is not None)
+
+    def datasets(self) -> dict[str, Any]:
+        """``train_dataset`` and ``eval_dataset`` (or None) as ``datasets.Dataset``."""
+        return {
+            "train_dataset": as_dataset(self.encoded),
+            "eval_dataset": None if self.eval_encoded is None else as_dataset(self.eval_encoded),
+        }
+
+
+def as_dataset(encoded: list[dict[str, Any]]) -> Any:
+    """Encoded rows as a ``datasets.Dataset`` in memory; keys that a row lacks become None."""
+    from datasets import Dataset
+
+    keys = list(dict.fromkeys(key for row in encoded for key in row))
+    return Dataset.from_dict({key: [row.get(key) for row in encoded] for key in keys})
+
+
+def padded(rows: list[list[int]], value: int, *, left: bool = False) -> torch.Tensor:
+    """Rows of ids as ``[n, longest]`` int64, filled up with ``value`` on the right, or on the left."""
+    import torch
+
+    width = max(map(len, rows))
+    fills = [[value] * (width - len(row)) for row in rows]
+    return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])

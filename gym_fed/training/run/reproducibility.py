@@ -1,0 +1,149 @@
+"""What makes a run repeatable on one machine, and a record of where it ran.
+
+``environment.json`` holds versions, hardware, git commit and digests: no environment variables, host or user names, and
+no paths. A resume in another environment is told what differs, for its numbers may differ too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.run import Reproducibility
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.files import write_atomically
+
+_PACKAGES = (
+    *("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "tokenizers", "numpy"),
+    *("gym-fed", "bitsandbytes", "torchao", "deepspeed", "pytorch-optimizer", "liger-kernel", "triton"),
+)
+_CUBLAS = ":4096:8"  # what PyTorch's notes on reproducibility ask for
+
+
+class RunWarning(UserWarning):
+    """Something about a run that its user should know, and that does not stop it."""
+
+
+@contextmanager
+def deterministic(settings: Reproducibility) -> Iterator[None]:
+    """torch as ``settings.deterministic`` wants it while the block lasts; before CUDA is first used.
+
+    https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """
+    import torch
+
+    if settings.deterministic is False:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS)
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+    )
+    torch.use_deterministic_algorithms(True, warn_only=settings.deterministic == "warn")
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before[2:]
+
+
+def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -> None:
+    """Write ``environment.json``; on a resume compare with what is there, warn of differences and add them to it."""
+    if not config.reproducibility.record:
+        return
+    file = folder / "environment.json"
+    found = environment(config, data_digest)
+    if file.exists():
+        record = json.loads(file.read_text(encoding="utf-8"))
+        last = {**record["environment"], **(record["resumed_with"][-1] if record["resumed_with"] else {})}
+        # The run folder itself compares config and data, and knows which keys may change.
+        changed = {k: v for k, v in found.items() if last.get(k) != v and not k.endswith("_sha256")}
+        if not changed:
+            return
+        told = "; ".join(_difference(key, last.get(key), value) for key, value in changed.items())
+        warnings.warn(
+            f"{folder}: resumed in another environment, results may differ: {told}", RunWarning, stacklevel=2
+        )
+        record["resumed_with"].append(changed)
+    else:
+        record = {"environment": found, "resumed_with": []}
+    write_atomically(file, f"{json.dumps(record, indent=2)}\n".encode())
+
+
+def environment(config: TrainingConfig, data_digest: str) -> dict[str, Any]:
+    """Everything that may change a run's numbers, as plain values."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    settings = config.model_dump(mode="json", exclude={"output_dir"})
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "cuda": torch.version.cuda if cuda else None,
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "git": _git(),
+        "deterministic": config.reproducibility.deterministic,
+        "seed": config.seed,
+        "config_sha256": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        "data_sha256": data_digest,
+    }
+
+
+def _difference(key: str, old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return ", ".join(
+            f"{name} was {old.get(name)} and is {new.get(name)}"
+            for name in sorted({*old, *new})
+            if old.get(name) != new.get(name)
+        )
+    return f"{key} was {old} and is {new}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    file = Path("/proc/cpuinfo")
+    if file.exists():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory, and whether tracked files differ from it; None outside a repository."""
+    commit = _git_says("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git_says("status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git_says(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # no git here, or a file system that does not answer
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,219 @@
+"""Loss spikes: seeing them, going back to a checkpoint, and skipping the batches since.
+
+Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1. Which batches were skipped is in
+``rollbacks.json`` of the run folder, so that a run that is killed and resumed takes the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.run import LossSpikes
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.training.processes.group import is_main
+
+
+def check_spikes(config: TrainingConfig) -> None:
+    """Refuse where the loss of a step says nothing of its batch.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if config.loss_spikes is None:
+        return
+    if not ALGORITHMS.new(config.algorithm).loss_measures_rows(config):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"loss_spikes: the loss of {config.algorithm} does not measure how well its rows are known",
+            "remove the section",
+        )
+
+
+class Diverged(GymError):
+    """The loss is no number any more, or jumps again and again: an answer about the settings, not a bad file."""
+
+
+def require_finite(model: Any, step: int) -> None:
+    """Refuse to end a run with weights that are no numbers; the last step's loss was taken before they moved.
+
+    Raises:
+        Diverged: Naming a weight.
+    """
+    import torch
+
+    for name, weight in model.named_parameters():
+        local = weight.to_local() if hasattr(weight, "to_local") else weight
+        if local.requires_grad and not bool(torch.isfinite(local).all()):
+            raise Diverged(
+                ErrorCode.DATA_INVALID,
+                f"{name} is not finite after step {step}: training has diverged",
+                "lower learning_rate, or set max_grad_norm",
+            )
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A step whose loss or gradient jumped. ``usual`` is the median that it is held against (None for NaN)."""
+
+    step: int
+    metric: str
+    value: str
+    usual: float | None
+
+
+class SpikeWatch:
+    """Looks at every step. Spikes are kept in ``spikes.json`` when they are only to be written down."""
+
+    def __init__(self, settings: LossSpikes, folder: Path) -> None:
+        self.settings = settings
+        self._file = folder / "spikes.json"
+
+    def look(
+        self,
+        step: int,
+        loss: float,
+        losses: Sequence[float],
+        grad_norm: float | None,
+        grad_norms: Sequence[float],
+    ) -> Spike | None:
+        """The spike at ``step``, if it is one; ``losses`` and ``grad_norms`` are those of the steps before."""
+        found = self._jump(step, "loss", loss, losses, self.settings.factor)
+        if found is None and self.settings.grad_norm_factor is not None and grad_norm is not None:
+            factor = self.settings.grad_norm_factor
+            found = self._jump(step, "grad_norm", float(grad_norm), grad_norms, factor)
+        if found is not None and not self.settings.rollback and is_main():
+            known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
+            kept = [old for old in known if old["step"] < step]
+            write_atomically(self._file, f"{json.dumps([*kept, asdict(found)], indent=2)}\n".encode())
+        return found
+
+    def _jump(
+        self, step: int, metric: str, value: float, before: Sequence[float], factor: float
+    ) -> Spike | None:
+        if not math.isfinite(value):
+            return Spike(step, metric, str(value), None)
+        if len(before) < self.settings.window:
+            return None
+        usual = statistics.median(before[-self.settings.window :])
+        return Spike(step, metric, str(value), usual) if value > factor * usual else None
+
+
+class Rollbacks:
+    """What a run has skipped so far, and the order of its batches that follows from it.
+
+    Args:
+        settings: How often it may happen.
+        folder: Of the run.
+    """
+
+    def __init__(self, settings: LossSpikes, folder: Path) -> None:
+        self._settings = settings
+        self._file = folder / "rollbacks.json"
+        self.entries: list[dict[str, Any]] = (
+            json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
+        )
+
+    def add(self, spike: Spike, to_step: int | None, trainer: Any) -> None:
+        """Write down that the run goes back to ``to_step``; the trainer's next dataloader skips what followed.
+
+        Raises:
+            Diverged: When it has happened too often, or there is no checkpoint yet.
+        """
+        what = f"{spike.metric} is {spike.value} at step {spike.step}"
+        if to_step is None:
+            raise Diverged(
+                ErrorCode.DATA_INVALID,
+                f"{what}, before the first checkpoint: training has diverged",
+                "lower learning_rate, or look at the first rows",
+            )
+        if len(self.entries) >= self._settings.max_rollbacks:
+            steps = ", ".join(str(entry["step"]) for entry in self.entries)
+            raise Diverged(
+                ErrorCode.DATA_INVALID,
+                f"{what}, after {len(self.entries)} rollbacks (at steps {steps}) already",
+                "lower learning_rate, look at the rows, or raise loss_spikes.max_rollbacks",
+            )
+        skipped = _batches(to_step, spike.step, len(trainer.get_train_dataloader()), trainer.args)
+        self.entries.append({**asdict(spike), "to_step": to_step, "skipped": skipped})
+        if is_main():
+            write_atomically(self._file, f"{json.dumps(self.entries, indent=2)}\n".encode())
+
+    def wrap(self, loader: Any) -> Any:
+        """The dataloader with its rows in the order that is left; for ``LocalOnly.wrap_dataloader``."""
+        batches = loader.batch_sampler
+        shards = getattr(batches, "num_processes", 1)
+        batches = getattr(batches, "batch_sampler", batches)
+        ranges = [(part["epoch"], part["from"], part["until"]) for e in self.entries for part in e["skipped"]]
+        batches.sampler = SkippingSampler(batches.sampler, batches.batch_size * shards, ranges)
+        return loader
+
+
+class SkippingSampler:
+    """Another sampler's order without the batches to skip. As long as before: an epoch ends with its first rows again.
+
+    The length stays so that steps, epochs and learning rates stay where they were; what comes before a skipped range is
+    never moved, so that a resume finds its place.
+
+    Args:
+        inner: The order as it would be.
+        batch_size: Rows of one batch (of all processes).
+        ranges: ``(epoch, from, until)``: batches of the order that the ranges before it have left.
+    """
+
+    def __init__(self, inner: Any, batch_size: int, ranges: Sequence[tuple[int, int, int]]) -> None:
+        self._inner = inner
+        self._batch_size = batch_size
+        self._ranges = ranges
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is."""
+        self.epoch = epoch
+        if hasattr(self._inner, "set_epoch"):
+            self._inner.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[int]:
+        order = [int(index) for index in self._inner]
+        for epoch, start, end in self._ranges:
+            if epoch == self.epoch:
+                order = _without(order, start * self._batch_size, end * self._batch_size)
+        return iter(order)
+
+
+def _without(order: list[int], start: int, end: int) -> list[int]:
+    kept = order[:start] + order[end:]
+    if not kept:
+        raise Diverged(
+            ErrorCode.DATA_INVALID,
+            "loss_spikes: every batch of an epoch would be skipped",
+            "lower learning_rate or save_steps",
+        )
+    missing = len(order) - len(kept)
+    return kept + (kept * math.ceil(missing / len(kept)))[:missing]
+
+
+def _batches(after: int, until: int, per_epoch: int, args: Any) -> list[dict[str, int]]:
+    """Batches of the steps ``after + 1 .. until``, a range an epoch."""
+    group = args.gradient_accumulation_steps
+    steps = max(math.ceil(per_epoch / group), 1)
+    ranges: list[dict[str, int]] = []
+    for step in range(after, until):
+        epoch, index = divmod(step, steps)
+        start, end = index * group, min((index + 1) * group, per_epoch)
+        if ranges and ranges[-1]["epoch"] == epoch:
+            ranges[-1]["until"] = end
+        else:
+            ranges.append({"epoch": epoch, "from": start, "until": end})
+    return ranges

@@ -1,0 +1,332 @@
+"""Search for settings with Optuna: every trial a run folder, everything resumable, bad trials given up early.
+
+Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. A trial that was interrupted is run
+again with the same settings in the same folder, where its training goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gym_fed.config.train.search import SearchConfig, SearchRange
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import dump_yaml, validate
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import write_atomically
+from gym_fed.training.run.checks import check_config
+from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.training.run.hooks import ShouldStop, StepReport
+from gym_fed.training.run.spikes import Diverged
+
+if TYPE_CHECKING:
+    import optuna
+
+_FOLDER = "folder"  # user attribute: where the trial runs
+_ENDED = "ended"  # user attribute: why it has no value
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One trial: its settings, its state (``complete``, ``pruned``, ``failed``), and its figure where it has one."""
+
+    number: int
+    parameters: dict[str, Any]
+    state: str
+    value: float | None
+    folder: str
+    why: str = ""
+
+
+class _Stopped(BaseException):
+    """Ctrl-C. No ``Exception``, which would make the trial a failed one; so it counts as running, and is run again."""
+
+
+OnTrial = Callable[[TrialResult], None]
+
+
+class Search:
+    """One search in the folder ``config.output_dir``.
+
+    Args:
+        config: What to search.
+        on_trial: Told of every trial that has ended.
+        on_report: Told of every step of every trial, with its number.
+        should_stop: Asked after every step; True leaves the trial at a checkpoint and raises ``INTERRUPTED``.
+    """
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        *,
+        on_trial: OnTrial | None = None,
+        on_report: Callable[[int, StepReport], None] | None = None,
+        should_stop: ShouldStop | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = config.output_dir
+        self._on_trial = on_trial
+        self._on_report = on_report
+        self._should_stop = should_stop
+        if config.privacy is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "privacy: every trial of a search tells something of the examples, and the search is not accounted for",
+                "search on rows that are not private, and train with what was found",
+            )
+        for values in _tried_alone(
+            config.search.parameters
+        ):  # what is wrong is refused now, not when it is drawn
+            check_config(self._trial_config(values, self.folder / "trials"))
+
+    def run(self, num_trials: int | None = None) -> list[TrialResult]:
+        """Go on until the search has so many trials in all that ended by themselves.
+
+        Returns:
+            Every trial that ended, by number. The best one's config is in ``best.yaml``.
+
+        Raises:
+            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` where another search lies;
+                ``STATE_LOCKED`` while another process goes on with this one.
+        """
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._claim_folder()
+        lock = FolderLock(self.folder)
+        try:
+            return self._run(num_trials or self.config.search.num_trials)
+        finally:
+            lock.release()
+
+    def _run(self, wanted: int) -> list[TrialResult]:
+        study = self._study()
+        self._retry_unfinished(study)
+        while len(_ended(study)) < wanted:
+            try:
+                study.optimize(self._objective, n_trials=1, callbacks=[self._tell])
+            except _Stopped as stop:
+                raise GymError(
+                    ErrorCode.INTERRUPTED, str(stop), "run the same command again to go on from there"
+                ) from stop
+            self._write_best(study)
+        return [_result(trial) for trial in _ended(study)]
+
+    def _tell(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        if self._on_trial is not None:
+            self._on_trial(_result(trial))
+
+    def _study(self) -> optuna.Study:
+        import optuna
+
+        search = self.config.search
+        name = f"sqlite:///{(self.folder / 'study.db').resolve()}"
+        storage = optuna.storages.RDBStorage(name)
+        before = [s for s in optuna.get_all_study_names(storage) if s == "search"]
+        done = len(optuna.load_study(study_name="search", storage=storage).trials) if before else 0
+        # A resumed sampler begins afresh: another seed, lest it draw the first settings again.
+        seed = search.seed + done
+        sampler: optuna.samplers.BaseSampler = (
+            optuna.samplers.TPESampler(seed=seed)
+            if search.sampler == "tpe"
+            else optuna.samplers.RandomSampler(seed=seed)
+        )
+        return optuna.create_study(
+            study_name="search",
+            storage=storage,
+            sampler=sampler,
+            pruner=self._pruner(),
+            direction=search.direction,
+            load_if_exists=True,
+        )
+
+    def _pruner(self) -> optuna.pruners.BasePruner:
+        import optuna
+
+        pruner = self.config.search.pruner
+        if pruner.name == "median":
+            return optuna.pruners.MedianPruner(pruner.n_startup_trials, pruner.n_warmup_steps)
+        if pruner.name == "hyperband":
+            return optuna.pruners.HyperbandPruner(min_resource=pruner.min_resource)
+        return optuna.pruners.NopPruner()
+
+    def _retry_unfinished(self, study: optuna.Study) -> None:
+        """Trials that a kill or Ctrl-C left are run again first, in their own folders."""
+        from optuna.trial import TrialState
+
+        for trial in study.get_trials(states=(TrialState.RUNNING,)):
+            study.tell(trial.number, state=TrialState.FAIL)
+            study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs.get(_FOLDER)})
+
+    def _objective(self, trial: optuna.Trial) -> float:
+        import optuna
+
+        values = {key: _suggest(trial, key, r) for key, r in self.config.search.parameters.items()}
+        name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
+        trial.set_user_attr(_FOLDER, name)
+
+        def hear(report: StepReport) -> None:
+            if self._on_report is not None:
+                self._on_report(trial.number, report)
+            value = self._figure(report)
+            if value is None:
+                return
+            trial.report(value, report.step)
+            if trial.should_prune():
+                trial.set_user_attr(_ENDED, f"pruned at step {report.step} of {report.total}")
+                raise optuna.TrialPruned
+
+        try:
+            result = self._train(self._trial_config(values, self.folder / "trials" / name), hear)
+        except GymError as error:
+            if error.code is ErrorCode.INTERRUPTED:
+                raise _Stopped(f"stopped in trial {trial.number}") from error
+            if not isinstance(error, Diverged):
+                raise
+            trial.set_user_attr(_ENDED, error.message)
+            raise optuna.TrialPruned from error
+        value = self._final(result)
+        if not math.isfinite(value):
+            trial.set_user_attr(_ENDED, f"{self.config.search.metric} is {value}")
+            raise optuna.TrialPruned
+        return value
+
+    def _train(self, config: TrainingConfig, hear: Callable[[StepReport], None]) -> Any:
+        """The figures that a run has logged: a finished one of an interrupted search is read, not run again."""
+        from gym_fed.tracking.trackers.jsonl import read_lines
+        from gym_fed.training.trainer import Trainer
+
+        if not (config.output_dir / "result.json").exists():
+            Trainer(config, on_report=hear, should_stop=self._should_stop).train()
+        return read_lines(config.output_dir / "metrics.jsonl")
+
+    def _figure(self, report: StepReport) -> float | None:
+        metric = self.config.search.metric
+        if report.evaluation is not None:
+            return report.evaluation.get(metric)
+        return report.loss if metric == "loss" else report.reward if metric == "reward" else None
+
+    def _final(self, lines: list[dict[str, Any]]) -> float:
+        metric = self.config.search.metric
+        values = [float(line[metric]) for line in lines if metric in line]
+        if not values:
+            known = ", ".join(sorted({key for line in lines for key in line} - {"step"}))
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"search.metric: the run logs no {metric!r}", f"one of {known}"
+            )
+        return values[-1]
+
+    def _trial_config(self, values: dict[str, Any], folder: Path) -> TrainingConfig:
+        """The config of one trial.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` naming the key that does not exist or refuses its value.
+        """
+        plain = json.loads(json.dumps(self.config.trial(output_dir=str(folder))))
+        for key, value in values.items():
+            place = plain
+            *sections, name = key.split(".")
+            for section in sections:
+                if not isinstance(place.get(section), dict):
+                    place[section] = {}
+                place = place[section]
+            place[name] = value
+        return validate(plain, TrainingConfig, f"search ({', '.join(f'{k}={v}' for k, v in values.items())})")
+
+    def _claim_folder(self) -> None:
+        """A search goes on only with the same question; more trials, and where it lies, may change."""
+        text = dump_yaml(self.config)
+        file = self.folder / "search.yaml"
+        if file.exists():
+            if _question(file.read_text(encoding="utf-8")) != _question(text):
+                raise GymError(
+                    ErrorCode.FILE_EXISTS,
+                    f"{self.folder}: holds another search",
+                    "choose another output_dir, or delete the folder",
+                )
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise GymError(
+                ErrorCode.FILE_EXISTS,
+                f"{self.folder}: is not empty and holds no search",
+                "choose an empty or new output_dir",
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text.encode())
+
+    def _write_best(self, study: optuna.Study) -> None:
+        """``best.yaml``, a config for `gym train`, and ``trials.json``."""
+        results = [_result(trial) for trial in _ended(study)]
+        table = [vars(result) for result in results]
+        write_atomically(self.folder / "trials.json", f"{json.dumps(table, indent=2)}\n".encode())
+        best = self.best(results)
+        if best is not None:
+            config = self._trial_config(best.parameters, self.folder / "best")
+            head = f"# trial {best.number}: {self.config.search.metric} {best.value}\n"
+            write_atomically(self.folder / "best.yaml", (head + dump_yaml(config)).encode())
+
+    def best(self, results: list[TrialResult]) -> TrialResult | None:
+        """The complete trial with the best figure."""
+        complete = [r for r in results if r.value is not None and r.state == "complete"]
+        sign = 1 if self.config.search.direction == "minimize" else -1
+        return min(complete, key=lambda r: (sign * (r.value or 0.0), r.number), default=None)
+
+
+def _suggest(trial: optuna.Trial, key: str, values: SearchRange) -> Any:
+    """One value, drawn by the study's sampler. Choices travel as JSON, so that lists may be among them."""
+    if values.choices is not None:
+        return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in values.choices]))
+    assert values.low is not None
+    assert values.high is not None
+    if values.integer:
+        step = int(values.step or 1)
+        return trial.suggest_int(key, int(values.low), int(values.high), log=values.log, step=step)
+    return trial.suggest_float(key, values.low, values.high, log=values.log, step=values.step)
+
+
+def _ended(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    from optuna.trial import TrialState
+
+    return study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+
+def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
+    from optuna.distributions import CategoricalDistribution
+
+    parameters = {
+        key: json.loads(value) if isinstance(trial.distributions[key], CategoricalDistribution) else value
+        for key, value in trial.params.items()
+    }
+    state = trial.state.name.lower()
+    why = str(trial.user_attrs.get(_ENDED, ""))
+    folder = str(trial.user_attrs.get(_FOLDER, ""))
+    return TrialResult(trial.number, parameters, state, trial.value, folder, why)
+
+
+def _tried_alone(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
+    """Settings in which every choice and both ends of every range occur, beside the first of all others."""
+    values = {
+        key: r.choices or [int(v or 0) if r.integer else v for v in (r.low, r.high)]
+        for key, r in ranges.items()
+    }
+    first = {key: options[0] for key, options in values.items()}
+    yield first
+    for key, options in values.items():
+        yield from ({**first, key: option} for option in options[1:])
+
+
+def _question(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(text)
+    return {
+        **{
+            key: value
+            for key, value in values.items()
+            if key not in ("output_dir", "logging_steps", "tracking")
+        },
+        "search": {key: value for key, value in values["search"].items() if key != "num_trials"},
+    }

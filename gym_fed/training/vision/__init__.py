@@ -1,0 +1,1 @@
+"""Fine-tuning of models that read images."""

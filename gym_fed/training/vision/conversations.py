@@ -1,0 +1,267 @@
+"""Fine-tuning of models that read images: conversations with pictures, over TRL's collator for vision and language.
+
+A row is ``{"messages": [...], "images": [path, ...]}``; where a picture belongs stands ``<image>`` in a text, or a part
+``{"type": "image"}``. Pictures are read from disk batch by batch. Such rows are never cut and never packed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.chat_templates.marks import vision_template
+from gym_fed.data.encoding import require_chat_template
+from gym_fed.data.rows import Row
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.models import quiet_loading, resolve
+from gym_fed.training.run.requirements import require_package
+from gym_fed.training.vision.image_size import ImageLimits
+
+_PLACE = "<image>"
+
+
+def is_vision_model(name_or_path: str) -> bool:
+    """Whether the model's config has a part that reads images."""
+    file = Path(resolve(name_or_path)) / "config.json"
+    return file.is_file() and "vision_config" in json.loads(file.read_text(encoding="utf-8"))
+
+
+def is_processor(tokenizer: Any) -> bool:
+    """Whether what was handed in as a tokenizer prepares images, too."""
+    return getattr(tokenizer, "image_processor", None) is not None
+
+
+def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
+    """A model and its processor from this machine.
+
+    Args:
+        name_or_path: A folder, or a Hugging Face name in the local cache.
+        dtype: Type of the weights.
+        arguments: Further keyword arguments of ``from_pretrained``.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` for packages that prepare images, ``MODEL_INVALID`` for broken files.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
+    source = resolve(name_or_path)
+    try:
+        with quiet_loading():
+            processor = AutoProcessor.from_pretrained(source, local_files_only=True)
+            model = AutoModelForImageTextToText.from_pretrained(
+                source,
+                local_files_only=True,
+                dtype=getattr(torch, dtype),
+                attn_implementation="sdpa",
+                **arguments,
+            )
+    except (ImportError, AttributeError) as error:
+        # Processors that take films as well are not made without torchvision; transformers says so in many ways.
+        require_package("torchvision", f"model: {name_or_path} has a processor that", "vision")
+        raise _unreadable(name_or_path, error) from error
+    except (OSError, ValueError, KeyError) as error:
+        raise _unreadable(name_or_path, error) from error
+    if not is_processor(processor):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name_or_path}: has no processor for images",
+            "put processor_config.json or preprocessor_config.json beside the model",
+        )
+    if processor.tokenizer.pad_token is None:
+        processor.tokenizer.pad_token = processor.tokenizer.eos_token
+    return model.eval(), processor
+
+
+def check_vision_keys(config: TrainingConfig) -> None:
+    """``require_image_model`` before the model is loaded, by its files.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
+    """
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    reads = algorithm.reads_images and config.model is not None and is_vision_model(config.model)
+    require_image_model(config, reads_images=reads)
+
+
+def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
+    """Refuse sizes of images where none are read.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    for key in ("image_max_pixels", "image_min_pixels"):
+        if getattr(config, key) is not None and not reads_images:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{key}: is given, but {config.algorithm} reads text alone here",
+                "remove it, or train a model that reads images by sft",
+            )
+
+
+def require_no_images(rows: Sequence[Row]) -> None:
+    """Refuse images that a model without a vision part would never see.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the first such row.
+    """
+    for number, row in enumerate(rows, start=1):
+        if row.get("images"):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number} has images, and the model reads text alone",
+                "use a vision-language model, or drop the images",
+            )
+
+
+def encode_image_rows(
+    config: TrainingConfig, processor: Any, rows: Sequence[Row], *, assistant_only: bool, packing: bool
+) -> list[dict[str, Any]]:
+    """Rows as the collator takes them: ``messages`` (JSON, with parts in place), ``images`` (sources), ``length``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` naming the row whose images do not fit its text,
+            cannot be read, or are too long, and for a template that does not tell the assistant's words apart.
+    """
+    if packing:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "packing: rows of images cannot be joined", "set packing: false"
+        )
+    require_chat_template(processor)
+    if assistant_only:
+        vision_template(processor)
+    encoded = []
+    for number, row in enumerate(rows, start=1):
+        if "messages" not in row:
+            raise _bad(number, "is no conversation", "models that read images learn conversations (messages)")
+        _require_whole_answers(config, row, number)
+        images = [_source(image, number) for image in row.get("images") or ()]
+        messages = place_images(row["messages"], len(images), number)
+        length = _length(processor, messages, images, number, ImageLimits.of(config))
+        if length > config.max_length:
+            raise _bad(
+                number,
+                f"has {length} tokens, images included, and max_length is {config.max_length}",
+                "raise max_length, or use smaller images; such rows are not cut",
+            )
+        encoded.append({"messages": json.dumps(messages), "images": images, "length": length})
+    return encoded
+
+
+def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> None:
+    """The collator learns every answer whole; what asks for less is refused."""
+    if config.mask_history:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "mask_history: models that read images learn every answer of a conversation",
+            "remove it, or end each conversation with its first answer",
+        )
+    for message in row["messages"]:
+        if message.get("weight", 1) != 1:
+            raise _bad(
+                number, "has a message with a weight, beside images", "drop the weight, or the message"
+            )
+        if message.get("reasoning_content") or message.get("thinking"):
+            raise _bad(
+                number, "has reasoning, which models that read images are not taught", "drop it from the row"
+            )
+
+
+def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:
+    """``messages`` with every ``<image>`` turned into a part; where there is none, images lead the first question.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming row ``number`` when there are not as many places as images.
+    """
+    if not count:
+        return messages
+    placed = [{**message, "content": _parts(message.get("content"))} for message in messages]
+    places = sum(part["type"] == "image" for message in placed for part in message["content"])
+    first = next((message for message in placed if message["role"] == "user"), None)
+    if places == 0 and first is not None:
+        first["content"] = [{"type": "image"}] * count + first["content"]
+    elif places != count:
+        raise _bad(number, f"has {count} images and {places} places for them", "write <image> once for each")
+    return placed
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    """A text, or parts that may hold ``<image>`` in their texts, as parts of one kind each."""
+    parts: list[dict[str, Any]] = []
+    for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
+        if part["type"] != "text":
+            parts.append({"type": "image"})
+            continue
+        for index, text in enumerate(part["text"].split(_PLACE)):
+            parts += [{"type": "image"}] * (index > 0)
+            parts += [{"type": "text", "text": text}] * bool(text)
+    return parts
+
+
+def _source(image: Any, number: int) -> str:
+    """A path or a data URL; what else a row may hold becomes one of them."""
+    if isinstance(image, dict):
+        if image.get("bytes"):
+            return "data:image/unknown;base64," + base64.b64encode(image["bytes"]).decode()
+        image = image.get("path")
+    if isinstance(image, Path):
+        image = str(image)
+    if not isinstance(image, str):
+        raise _bad(number, f"has an image that is {type(image).__name__}", "give paths of image files")
+    if "://" in image.split(",")[0]:
+        raise _bad(
+            number, f"has an image on the network: {image}", "gym-fed fetches none; save it, give its path"
+        )
+    return image if image.startswith("data:") else str(Path(image).expanduser())
+
+
+def _length(
+    processor: Any, messages: list[dict[str, Any]], images: list[str], number: int, limits: ImageLimits
+) -> int:
+    """Tokens of a row, those that its images become included."""
+    text = processor.apply_chat_template(messages, tokenize=False)
+    length = len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+    sizes = [limits.size(*_size(image, number))[::-1] for image in images]
+    if sizes:
+        length += sum(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]) - len(
+            sizes
+        )
+    return length
+
+
+def _size(source: str, number: int) -> tuple[int, int]:
+    """Width and height, of a file by its head alone."""
+    from PIL import Image, UnidentifiedImageError
+    from transformers.image_utils import load_image
+
+    try:
+        if source.startswith("data:"):
+            width, height = load_image(source).size
+        else:
+            with Image.open(source) as image:
+                width, height = image.size
+    except (OSError, ValueError, UnidentifiedImageError) as error:
+        shown = source if len(source) < 200 else source[:60] + "..."
+        raise _bad(
+            number, f"has an image that cannot be read: {shown}", "give a PNG, JPEG or WebP file"
+        ) from error
+    return width, height
+
+
+def _bad(number: int, problem: str, remedy: str) -> GymError:
+    return GymError(ErrorCode.DATA_INVALID, f"row {number} {problem}", remedy)
+
+
+def _unreadable(name: str, error: Exception) -> GymError:
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"{name}: cannot be read as a vision-language model: {first_line}",
+        "restore its files, or give another folder",
+    )

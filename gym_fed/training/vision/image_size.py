@@ -1,0 +1,40 @@
+"""How large an image is when the processor sees it: within so many pixels, its shape kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """Least and most pixels (width times height); None leaves it to the processor."""
+
+    least: int | None = None
+    most: int | None = None
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> ImageLimits:
+        """What a config says."""
+        return cls(config.image_min_pixels, config.image_max_pixels)
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height within the limits, rounded down to whole pixels, at least one each."""
+        if self.most is not None and width * height > self.most:
+            return _scaled(width, height, self.most)
+        if self.least is not None and width * height < self.least:
+            return _scaled(width, height, self.least)
+        return width, height
+
+    def fit(self, image: Any) -> Any:
+        """A ``PIL.Image`` within the limits; the same one where it is within them already."""
+        wanted = self.size(*image.size)
+        return image if wanted == image.size else image.resize(wanted)
+
+
+def _scaled(width: int, height: int, pixels: int) -> tuple[int, int]:
+    factor = math.sqrt(pixels / (width * height))
+    return max(1, int(width * factor)), max(1, int(height * factor))

@@ -1,0 +1,143 @@
+"""The parts of a model that reads images: tower, projector and language model, and which of them are trained.
+
+Parts are told by the names that transformers gives their modules. A merger stands inside the tower of Qwen's models and
+of GLM's and is their projector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.config.train.training import TrainingConfig
+
+_NAMES = {
+    "freeze_vision_tower": (
+        *("visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens"),
+        *("image_tower", "video_tower", "audio_tower"),
+    ),
+    "freeze_multi_modal_projector": (
+        *("multi_modal_projector", "connector", "aligner", "mlp_AR", "embed_vision", "embed_audio"),
+        *("qformer", "query_tokens", "language_projection", "image_to_text_projection", "image_newline"),
+    ),
+    "freeze_language_model": ("language_model", "text_model", "lm_head"),
+}
+"""Names of modules (or of weights that stand alone), by the key that speaks of the part."""
+_IN_TOWER = "merger"
+_WORDS = {
+    "freeze_vision_tower": "vision tower",
+    "freeze_multi_modal_projector": "projector",
+    "freeze_language_model": "language model",
+}
+
+
+def reads_images(model: Any) -> bool:
+    """Whether the model is made of a part for images and one for text."""
+    return getattr(model.config, "vision_config", None) is not None
+
+
+def part_of(name: str) -> str | None:
+    """The key of the part that a module or weight belongs to, by its name from the root; None for no part's.
+
+    PEFT's own words around a name (``base_model.model``, ``base_layer``) say nothing.
+    """
+    words = name.split(".")
+    for index, word in enumerate(words):
+        for key, names in _NAMES.items():
+            if word in names:
+                in_tower = key == "freeze_vision_tower" and _IN_TOWER in words[index:]
+                return "freeze_multi_modal_projector" if in_tower else key
+    return None
+
+
+def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
+    """Keys of the parts that stay as they are; none of a model that reads text alone.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for a part that is not found, and where nothing would be left to train.
+    """
+    wanted = frozenset(key for key in _NAMES if getattr(config, key))
+    if not reads_images(model):
+        if config.freeze_language_model:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"freeze_language_model: {type(model).__name__} reads text alone, and nothing else would be trained",
+                "remove it",
+            )
+        return frozenset()
+    found = {part_of(name) for name, _ in model.named_parameters()}
+    for key in sorted(wanted - found):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{key}: no {_WORDS[key]} is found in {type(model).__name__}: looked for modules called "
+            f"{', '.join((*_NAMES[key], *(['visual.merger'] if 'projector' in key else [])))}",
+            f"set {key}: false, and name the layers to train in the section of finetuning",
+        )
+    if found <= wanted:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{', '.join(sorted(wanted))}: all of {type(model).__name__} would stay as it is",
+            "set one of them to false",
+        )
+    return wanted
+
+
+def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section: str) -> None:
+    """Take the layers of frozen parts out of an adapter's ``target_modules``, in place.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` where no layer is left, and for ``modules_to_save`` in a frozen part.
+    """
+    if not frozen:
+        return
+    for name in getattr(peft_config, "modules_to_save", None) or ():
+        _refuse_named(model, name, frozen, f"{section}.modules_to_save")
+    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers, check_target_module_exists
+
+    _maybe_include_all_linear_layers(peft_config, model)
+    names = [name for name, _ in model.named_modules() if check_target_module_exists(peft_config, name)]
+    kept = [name for name in names if part_of(name) not in frozen]
+    if names and not kept:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{section}.target_modules: all {len(names)} layers that it names are in parts that stay as they are "
+            f"({', '.join(sorted(frozen))})",
+            "name others, or set one of these keys to false",
+        )
+    if names:
+        peft_config.target_modules = set(kept)
+
+
+def freeze_parts(model: Any, config: TrainingConfig, frozen: frozenset[str]) -> None:
+    """Of a prepared model: nothing of a frozen part learns.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for ``freeze.extra_modules`` in a frozen part.
+    """
+    if config.freeze is not None:
+        for name in config.freeze.extra_modules:
+            _refuse_named(model, name, frozen, "freeze.extra_modules")
+    for name, weight in model.named_parameters():
+        if part_of(name) in frozen:
+            weight.requires_grad_(False)
+
+
+def outside_tower(model: Any) -> Iterator[tuple[str, Any]]:
+    """``named_modules`` without those of the part that reads images."""
+    for name, module in model.named_modules():
+        if part_of(name) not in ("freeze_vision_tower", "freeze_multi_modal_projector"):
+            yield name, module
+
+
+def _refuse_named(model: Any, wanted: str, frozen: frozenset[str], key: str) -> None:
+    words = wanted.split(".")
+    for name, _ in model.named_modules():
+        if name.split(".")[-len(words) :] == words and (part := part_of(name)) in frozen:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{key}: {wanted!r} names {name}, which {part} keeps as it is",
+                f"set {part}: false, or remove the name",
+            )

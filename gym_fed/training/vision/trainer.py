@@ -1,0 +1,77 @@
+"""The trainer of models that read images: TRL's, with batches read from disk and checkpoints that are found again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from transformers.image_utils import load_image
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+from gym_fed.data.chat_templates.marks import vision_template
+from gym_fed.training.run.job import Job
+from gym_fed.training.trl_glue import local
+from gym_fed.training.vision.image_size import ImageLimits
+
+_Sft: Any = SFTTrainer  # its annotations are no promise
+
+
+def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:
+    """TRL's ``SFTTrainer`` on rows of ``vision.encode_image_rows``."""
+    return local(VisionTrainer)(
+        model=job.model,
+        args=SFTConfig(**job.arguments(), max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
+        processing_class=job.tokenizer,
+        data_collator=ImageBatches(
+            job.tokenizer, assistant_only=assistant_only, limits=ImageLimits.of(job.config)
+        ),
+        callbacks=job.callbacks,
+        **job.datasets(),
+    )
+
+
+class VisionTrainer(_Sft):  # type: ignore[misc]
+    """Resumes from checkpoints whose weights go by other names than the model's own."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Through ``from_pretrained``, which knows both names.
+
+        ``save_pretrained`` writes LLaVA's and others' weights under the names of older releases; transformers' trainer
+        then finds none of them in the model, warns, and goes on from the weights at the start.
+        """
+        model = model or self.model
+        if hasattr(model, "get_base_model"):  # an adapter's names are PEFT's
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        saved = type(model).from_pretrained(resume_from_checkpoint, local_files_only=True, dtype=model.dtype)
+        model.load_state_dict(saved.state_dict())
+
+
+class ImageBatches:
+    """Reads the images of a batch and hands the rows to TRL's ``DataCollatorForVisionLanguageModeling``.
+
+    Args:
+        processor: Of the model.
+        assistant_only: Label the assistant's words alone.
+        limits: Sizes of images.
+    """
+
+    def __init__(self, processor: Any, *, assistant_only: bool, limits: ImageLimits | None = None) -> None:
+        self._limits = limits or ImageLimits()
+        self._collator: Any = DataCollatorForVisionLanguageModeling(
+            processor=processor,
+            assistant_only_loss=assistant_only,
+            chat_template=vision_template(processor) if assistant_only else None,
+        )
+
+    def __call__(self, rows: list[dict[str, Any]]) -> Any:
+        return self._collator(
+            [
+                {
+                    "messages": json.loads(row["messages"]),
+                    "images": [self._limits.fit(load_image(source)) for source in row["images"]],
+                }
+                for row in rows
+            ]
+        )

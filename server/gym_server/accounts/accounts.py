@@ -1,0 +1,374 @@
+"""Enrolment, invites, sessions and nodes: who may speak to the hub, and as whom.
+
+A session token is ``contributor.node.expiry.hmac``; the key of the HMAC is on disk, so sessions outlive restarts. The
+HMAC covers the hub's id, its TLS key, the account's public key and the time at which it enrolled, so that a session is
+good here only, and ends when the key is replaced or revoked, and when the account leaves, though it may come back. All
+sessions end when `keys/session.key` is removed and the hub started again.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from gym_fed.config.hub.sections import EnrolmentConfig, LimitsConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_json
+from gym_fed.identity.invite import new_token, token_hash
+from gym_fed.identity.keys import contributor_id, verify_signature
+from gym_fed.identity.login import enrolment_claim, login_claim, work_is_done
+from gym_fed.text import is_name, plain, whole_number
+from gym_server.accounts.keys import Keys, RevokedKey, check_signer, key_row
+from gym_server.ledger.chain import Ledger
+from gym_server.rounds.queue import disconnect, node_of
+from gym_server.store.database import Database, rerun
+from gym_server.store.tables import accounts, invites, nodes
+
+MAX_NAME = 80
+"""Characters of a contributor's name."""
+
+LEFT = "left"
+"""Status of an account that has withdrawn."""
+
+SESSION_SECONDS = 3600
+_LONGEST_CALL_SECONDS = 3000
+"""A call that began within its session may last that much longer."""
+_CLOCK_SKEW_SECONDS = 300
+_MAX_WORK_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Session:
+    """The authenticated caller of one call."""
+
+    contributor: str
+    node_id: int
+    public_key: bytes
+    expires: float
+    """Unix seconds."""
+    has_left: bool = False
+    """Of an account that has left: it may ask for its balance and move it, and nothing else."""
+
+
+class Accounts:
+    """The hub's register of contributors."""
+
+    def __init__(
+        self,
+        database: Database,
+        ledger: Ledger,
+        keys: Keys,
+        policy: EnrolmentConfig,
+        server: str,
+        tls: str,
+        session_key: bytes,
+        work_bits: int = 0,
+        nodes_per_account: int = LimitsConfig().nodes_per_account,
+    ) -> None:
+        """What ``Federation`` opens.
+
+        Args:
+            database: Where the accounts are.
+            ledger: Enrolments and departures go there.
+            keys: The keys of the accounts over time.
+            policy: Who may enrol.
+            server: Id of the hub.
+            tls: Fingerprint of the hub's TLS key, which every claim names; ``PLAIN_TEXT`` where it has none.
+            session_key: Of the HMAC of sessions, 32 bytes.
+            work_bits: Proof of work that an enrolment under the policy ``open`` needs.
+            nodes_per_account: Installations of one account.
+        """
+        self._database = database
+        self._ledger = ledger
+        self.keys = keys
+        self._policy = policy
+        self._server = server
+        self._tls = tls
+        self._session_key = session_key
+        self._nodes_per_account = nodes_per_account
+        self.work_bits = work_bits if policy.policy == "open" else 0
+
+    @rerun
+    def invite(self, note: str, valid_seconds: float) -> str:
+        """A new one-time token; only its hash is kept."""
+        token, now = new_token(), time.time()
+        with self._database.transaction() as tx:
+            tx.execute(
+                invites.insert().values(
+                    token_hash=token_hash(token), note=note, created_at=now, expires_at=now + valid_seconds
+                )
+            )
+        return token
+
+    def enrol(
+        self,
+        public_key: bytes,
+        name: str,
+        invite: str,
+        signature: bytes,
+        work: bytes = b"",
+        admit: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Register a key; the same key again is answered with the same id. What is refused writes nothing.
+
+        ``admit`` is called once name, signature and work are good; what it raises refuses the key.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy or for want of
+                proof of work.
+        """
+        name = name.strip()
+        if not is_name(name, MAX_NAME):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"name {plain(name, 80)!r} is empty, has more than {MAX_NAME} characters, or some that nobody sees",
+                "choose another with --name",
+            )
+        with self._signed_for_us():
+            verify_signature(public_key, enrolment_claim(name, invite, self._server, self._tls), signature)
+        if self.work_bits and self.is_new(public_key):
+            self._check_work(public_key, work)
+        admit()
+        return self._register(public_key, name, invite)
+
+    def is_new(self, public_key: bytes) -> bool:
+        """Whether no account has or had a key."""
+        with self._database.reading() as tx:
+            return key_row(tx, public_key) is None
+
+    def meet(self, public_key: bytes) -> str:
+        """Register a key that signed a reply on a stock Flower grid, where nobody enrols; invites cannot reach it.
+
+        Raises:
+            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` by the policy.
+        """
+        return self._register(public_key, contributor_id(public_key), "")
+
+    @rerun
+    def _register(self, public_key: bytes, name: str, invite: str) -> str:
+        with self._database.transaction() as tx:
+            key = key_row(tx, public_key)
+            contributor = key.contributor if key is not None else contributor_id(public_key)
+            account = accounts.c.contributor == contributor
+            row = tx.execute(select(accounts).where(account)).first()
+            status = None if row is None else row.status
+            if key is None and row is not None:
+                raise GymError(
+                    ErrorCode.PERMISSION_DENIED,
+                    f"another key has the id {contributor} here",
+                    "make another key, in a home of its own",
+                )
+            if key is not None and key.status != "active":
+                what = "revoked" if key.status == "revoked" else "replaced by another one"
+                raise GymError(
+                    ErrorCode.KEY_REVOKED,
+                    f"this key of {contributor} was {what} here",
+                    "enrol with the account's current key, or with a new one as somebody new",
+                )
+            if status == "left":
+                self.keys.require_pace(tx, contributor)
+                tx.execute(update(accounts).where(account).values(status="active", enrolled_at=time.time()))
+            if status is None:
+                self._check_policy(tx, contributor, invite)
+                tx.execute(
+                    accounts.insert().values(
+                        contributor=contributor,
+                        name=name,
+                        public_key=public_key,
+                        status="active",
+                        enrolled_at=time.time(),
+                    )
+                )
+                self.keys.first(tx, contributor, public_key)
+            if status != "active":
+                body = {"contributor": contributor, "name": name, "public_key": public_key.hex()}
+                self._ledger.append(tx, "enrolled", body)
+        return contributor
+
+    def authenticate(
+        self,
+        contributor: str,
+        instance: str,
+        issued_at: int,
+        nonce: str,
+        signature: bytes,
+        also_left: bool = False,
+    ) -> tuple[str, float, int]:
+        """Exchange a signature for a session: token, expiry, node id.
+
+        With ``also_left`` an account that has left gets one, too: without a node, for ``LEFT_METHODS`` of the guard.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` for an unknown contributor or a clock that is off; ``SIGNATURE_INVALID``;
+                ``KEY_REVOKED`` for a key that was the account's and is no longer.
+        """
+        now = time.time()
+        if abs(now - issued_at) > _CLOCK_SKEW_SECONDS:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                f"the request was signed {now - issued_at:+.0f} s from the hub's clock",
+                "set this machine's clock (`gym doctor` shows it)",
+            )
+        if not 8 <= len(instance) <= 64 or not instance.isalnum():
+            raise GymError(ErrorCode.USAGE, f"instance {instance[:64]!r} is not 8 to 64 letters and digits")
+        signed = login_claim(contributor, instance, issued_at, nonce, self._server, self._tls)
+        with self._database.reading() as tx:
+            row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
+            if row is not None:
+                with self._signed_for_us():
+                    check_signer(tx, row, signed, signature)
+        _active(row, contributor, also_left)
+        has_left = row is not None and row.status == LEFT
+        node_id = 0 if has_left else self._node(contributor, instance)
+        expires = int(now + SESSION_SECONDS)
+        return self._token(row, node_id, expires), expires, node_id
+
+    def session(self, token: str) -> Session:
+        """Who a token speaks for.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` when it is not ours, expired, of a key that was replaced since, or its account
+                is no longer active; ``KEY_REVOKED``.
+        """
+        parts = token.split(".")
+        row = self._row(parts[0])
+        node_id, expires = map(whole_number, parts[1:3]) if len(parts) == 4 else (None, None)
+        if row is not None and node_id is not None and expires is not None:
+            known = self._token(row, node_id, expires)
+            if hmac.compare_digest(token.encode(), known.encode()):
+                _check_age(expires)
+                key = _active(row, row.contributor, also_left=True)
+                return Session(row.contributor, node_id, key, expires, row.status == LEFT)
+        raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
+
+    def check(self, session: Session) -> None:
+        """Whether a session that was good still is; called while a call lasts.
+
+        Raises:
+            GymError: ``KEY_REVOKED``; ``UNAUTHENTICATED`` when the key was replaced, the account left, or the call has
+                gone on for long after the session's end.
+        """
+        _check_age(session.expires + _LONGEST_CALL_SECONDS)
+        row = self._row(session.contributor)
+        if _active(row, session.contributor, session.has_left) != session.public_key:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                f"the key of {session.contributor} was replaced meanwhile",
+                "authenticate with the new one",
+            )
+
+    def public_key(self, contributor: str) -> bytes:
+        """The active key of a contributor.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` when there is none, ``KEY_REVOKED``.
+        """
+        return _active(self._row(contributor), contributor)
+
+    @rerun
+    def leave(self, contributor: str) -> None:
+        """Withdraw an account: its record stays, its open tasks are lost.
+
+        Raises:
+            GymError: ``KEY_REVOKED`` or ``UNAUTHENTICATED`` for an account that is not active any more.
+        """
+        with self._database.transaction() as tx:
+            account = accounts.c.contributor == contributor
+            _active(tx.execute(select(accounts).where(account)).first(), contributor)
+            tx.execute(update(accounts).where(account).values(status=LEFT))
+            disconnect(tx, contributor)
+            self._ledger.append(tx, "left", {"contributor": contributor})
+
+    @rerun
+    def connected(self, node_id: int, until: float) -> None:
+        """Note until when a node counts as connected (0: it is gone)."""
+        with self._database.transaction() as tx:
+            tx.execute(update(nodes).where(nodes.c.node_id == node_id).values(connected_until=until))
+
+    def _check_policy(self, tx: Connection, contributor: str, invite: str) -> None:
+        if self._policy.policy == "allow-list" and contributor not in self._policy.allow_list:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"{contributor} is not on this hub's allow-list",
+                "send this id to the coordinator",
+            )
+        if self._policy.policy != "invite":
+            return
+        if not invite:
+            raise GymError(
+                ErrorCode.INVITE_INVALID,
+                "this hub needs an invite",
+                "ask the coordinator for `gym-server invite`",
+            )
+        row = tx.execute(select(invites).where(invites.c.token_hash == token_hash(invite))).first()
+        if row is None or row.used_by is not None or row.expires_at < time.time():
+            why = "is unknown" if row is None else "was used" if row.used_by else "has expired"
+            raise GymError(ErrorCode.INVITE_INVALID, f"the invite {why}", "ask the coordinator for a new one")
+        tx.execute(update(invites).where(invites.c.token_hash == row.token_hash).values(used_by=contributor))
+
+    def _row(self, contributor: str) -> Any:
+        with self._database.reading() as tx:
+            return tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
+
+    @rerun
+    def _node(self, contributor: str, instance: str) -> int:
+        with self._database.transaction() as tx:
+            return node_of(tx, contributor, instance, self._nodes_per_account)
+
+    def _token(self, row: Any, node_id: int, expires: int) -> str:
+        claim = f"{row.contributor}.{node_id}.{expires}"
+        bound = canonical_json(
+            [
+                claim,
+                row.public_key.hex(),
+                repr(float(row.enrolled_at)),
+                row.status == LEFT,
+                self._server,
+                self._tls,
+            ]
+        )
+        return f"{claim}.{hmac.digest(self._session_key, bound, 'sha256').hex()}"
+
+    def _check_work(self, public_key: bytes, work: bytes) -> None:
+        if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"enrolment here needs a proof of work of {self.work_bits} bits, and none was given",
+                "gym-client join does it: about a second of one core at 20 bits",
+            )
+
+    @contextmanager
+    def _signed_for_us(self) -> Iterator[None]:
+        """Says what a signature that does not fit may come from."""
+        try:
+            yield
+        except GymError as error:
+            if error.code is not ErrorCode.SIGNATURE_INVALID:
+                raise
+            raise GymError(
+                error.code,
+                f"{error.message}, or was made for another hub than {self._server} with the TLS key "
+                f"{self._tls or 'none (plain text)'}",
+                "compare the fingerprint in servers/ with the coordinator's; another hub may have passed this on",
+            ) from error
+
+
+def _check_age(until: float) -> None:
+    if until < time.time():
+        raise GymError(ErrorCode.UNAUTHENTICATED, "the session has expired", "authenticate again")
+
+
+def _active(row: Any, contributor: str, also_left: bool = False) -> bytes:
+    """The key of an account's row."""
+    if row is not None and row.status == "revoked":
+        raise RevokedKey(contributor)
+    if row is None or (row.status != "active" and not (also_left and row.status == LEFT)):
+        what = "is not enrolled" if row is None else f"has {row.status}"
+        raise GymError(ErrorCode.UNAUTHENTICATED, f"contributor {contributor!r} {what}", "enrol again")
+    return bytes(row.public_key)

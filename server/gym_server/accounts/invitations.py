@@ -1,0 +1,101 @@
+"""Invites as the coordinator handles them: made, listed, cancelled. The hub keeps only their hashes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import select, update
+
+from gym_fed.config.schema.endpoint import Endpoint
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.invite import Invite, format_invite, token_hash
+from gym_fed.text import plain
+from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.store.tables import invites
+
+MAX_NOTE = 200
+"""Characters of an invite's note."""
+
+_ID_DIGITS = 12
+_CANCELLED = 0.0
+"""``expires_at`` of an invite that was taken back."""
+
+
+def make_invites(fed: Federation, count: int, note: str, valid_seconds: float) -> list[dict[str, str]]:
+    """New invites, each for one contributor: its id here, and the text to hand out.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` where nobody could connect to the address that they would carry.
+    """
+    where, note = address_for_others(fed), plain(note, MAX_NOTE)
+    made = []
+    for _ in range(count):
+        token = fed.accounts.invite(note, valid_seconds)
+        text = format_invite(Invite(where.host, where.port, fed.fingerprint, token))
+        made.append({"id": token_hash(token)[:_ID_DIGITS], "invite": text})
+    return made
+
+
+def address_for_others(fed: Federation) -> Endpoint:
+    """What invites carry: ``advertise``, else ``listen``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when that is no address that others can connect to.
+    """
+    if fed.config.advertise is not None:
+        return Endpoint.parse(fed.config.advertise)
+    where = Endpoint.parse(fed.config.listen, least_port=0)
+    if where.is_everywhere or not where.port:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"an invite carries the hub's address, and nobody can connect to listen: {fed.config.listen}",
+            f"set advertise: HOST:PORT in {fed.folder / CONFIG_NAME}, as contributors reach this hub",
+        )
+    return where
+
+
+def invites_of(fed: Federation) -> list[dict[str, Any]]:
+    """Every invite, the newest first; ``state`` is open, used, expired or cancelled."""
+    now = time.time()
+    with fed.database.reading() as tx:
+        rows = tx.execute(select(invites).order_by(invites.c.created_at.desc(), invites.c.token_hash)).all()
+    return [
+        {
+            "id": row.token_hash[:_ID_DIGITS],
+            "note": row.note,
+            "state": _state(row, now),
+            "created_at": row.created_at,
+            "expires_at": row.expires_at or None,
+            "used_by": row.used_by,
+        }
+        for row in rows
+    ]
+
+
+def cancel_invites(fed: Federation, ids: list[str]) -> list[str]:
+    """Take back invites that nobody has used yet; all of them or none. Returns their ids.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for an id that is no open invite's.
+    """
+    found = {one["id"]: one["state"] for one in invites_of(fed)}
+    for one in ids:
+        if found.get(one) != "open":
+            what = "there is no invite" if one not in found else f"it is {found[one]}: invite"
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"{what} {plain(one, 80)!r}", "gym-server invites list shows them"
+            )
+    with fed.database.transaction() as tx:
+        for one in ids:
+            mine = invites.c.token_hash.startswith(one, autoescape=True) & invites.c.used_by.is_(None)
+            tx.execute(update(invites).where(mine).values(expires_at=_CANCELLED))
+    return ids
+
+
+def _state(row: Any, now: float) -> str:
+    if row.used_by is not None:
+        return "used"
+    if row.expires_at == _CANCELLED:
+        return "cancelled"
+    return "open" if row.expires_at > now else "expired"

@@ -1,0 +1,379 @@
+"""The keys of accounts over time: one key after the other, each rotation, revocation and rebinding in the ledger.
+
+An account keeps the id that its first key gave it. Exactly one of its keys is active, or none once that was revoked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from gym_fed.config.hub.sections import LimitsConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import PUBLIC_KEY_BYTES, verify_signature
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.identity.statements import Revocation, Rotation
+from gym_server.ledger.chain import Ledger
+from gym_server.ledger.pace import require_pace
+from gym_server.rewards.payouts import Payouts
+from gym_server.rounds.queue import disconnect
+from gym_server.store.database import Database, rerun
+from gym_server.store.tables import account_keys, accounts, key_refusals, rounds
+
+ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
+_CHANGES = ("enrolled", "rotated")
+"""Kinds of the ledger's entries that an account brings about as often as it is let."""
+_FORMER_KEYS_TRIED = 20
+"""A signature that does not fit is held against so many former keys, the last ones first: anybody may send one."""
+
+
+class RevokedKey(GymError):
+    """A key that was revoked, proven to be held by the caller."""
+
+    def __init__(self, contributor: str) -> None:
+        super().__init__(
+            ErrorCode.KEY_REVOKED,
+            f"the key of {contributor} was revoked here",
+            "make a new key in another home, and ask the coordinator for `gym-server rebind`",
+        )
+        self.contributor = contributor
+
+
+class Keys:
+    """The key history of one hub.
+
+    Args:
+        database: Where it is.
+        ledger: Told of every change.
+        server: Id of the hub.
+        tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
+        payouts: Transfers that a revocation cancels.
+        hold_seconds: How long a replaced key can still revoke the account.
+        per_hour: How often an account may replace its key or come back.
+        clock: Unix seconds; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        ledger: Ledger,
+        server: str,
+        tls: str,
+        payouts: Payouts,
+        hold_seconds: float,
+        per_hour: int = LimitsConfig().account_changes_per_hour,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._server = server
+        self._tls = tls
+        self._payouts = payouts
+        self._hold = hold_seconds
+        self._per_hour = per_hour
+        self._clock = clock
+        self._adopt_old_accounts()
+
+    # ---- reading ----
+
+    def owner(self, public_key: bytes) -> str:
+        """The account that has or had a key.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` when none did.
+        """
+        with self._database.reading() as tx:
+            row = key_row(tx, public_key)
+        if row is None:
+            raise GymError(ErrorCode.UNAUTHENTICATED, "this key is not enrolled here", "enrol it first")
+        return str(row.contributor)
+
+    def history(self) -> dict[str, list[dict[str, Any]]]:
+        """Every account's keys, the first one first."""
+        told: dict[str, list[dict[str, Any]]] = {}
+        with self._database.reading() as tx:
+            for row in tx.execute(select(account_keys).order_by(account_keys.c.valid_from)):
+                told.setdefault(row.contributor, []).append(
+                    {
+                        "public_key": row.public_key.hex(),
+                        "status": row.status,
+                        "from": row.valid_from,
+                        "until": row.valid_until,
+                    }
+                )
+        return told
+
+    def signed_by_revoked(self, rows: Sequence[Any]) -> set[str]:
+        """Of the given rows of ``updates``, the ids of those that a key signed which is revoked by now."""
+        found = set()
+        with self._database.reading() as tx:
+            for row in rows:
+                signed = UpdateManifest.parse(row.manifest).model_dump(mode="json")
+                signer = signer_of(tx, row.contributor, signed, row.signature)
+                if signer is not None and signer.status == REVOKED:
+                    found.add(str(row.update_id))
+        return found
+
+    def require_pace(self, tx: Connection, contributor: str) -> None:
+        """Whether an account may replace its key or come back: the ledger, and the history of its keys, stay short.
+
+        Raises:
+            GymError: ``BUSY``.
+        """
+        what = "replaced its key or came back"
+        require_pace(tx, contributor, _CHANGES, self._per_hour, self._clock(), what)
+
+    # ---- changes ----
+
+    def first(self, tx: Connection, contributor: str, public_key: bytes) -> None:
+        """Note the key that an account enrols with."""
+        tx.execute(
+            account_keys.insert().values(
+                public_key=public_key, contributor=contributor, status=ACTIVE, valid_from=self._clock()
+            )
+        )
+
+    @rerun
+    def rotate(
+        self, statement_json: str, signature: bytes, new_key: bytes, new_signature: bytes
+    ) -> dict[str, Any]:
+        """Replace an account's key; the same rotation again gets the same answer.
+
+        Sessions of the old key end; its open tasks go on, to be answered under the new one.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``, ``STALE``; ``KEY_REVOKED`` for a key that is no longer the account's;
+                ``USAGE`` for a new key that was used before.
+        """
+        statement = Rotation.parse(statement_json)
+        if statement.new_key != new_key.hex():
+            raise GymError(ErrorCode.USAGE, "the statement names another new key than the one sent")
+        statement.verify(new_key, new_signature)
+        statement.check_fresh(self._server, self._tls, self._clock())
+        with self._database.transaction() as tx:
+            account = _account(tx, statement.rotate)
+            if account.public_key == new_key:
+                self._check_signed_before(tx, statement, signature)
+                return {"contributor": statement.rotate, "public_key": new_key.hex()}
+            check_signer(tx, account, statement.signed(), signature)
+            self._check_unused(tx, new_key)
+            self.require_pace(tx, statement.rotate)
+            self._replace(tx, account, new_key, ROTATED)
+            body = {
+                "contributor": statement.rotate,
+                "public_key": new_key.hex(),
+                "previous_key": account.public_key.hex(),
+                "statement": statement.signed(),
+                "signature": signature.hex(),
+                "new_signature": new_signature.hex(),
+            }
+            self._ledger.append(tx, "rotated", body)
+        return {"contributor": statement.rotate, "public_key": new_key.hex()}
+
+    @rerun
+    def revoke(
+        self, contributor: str, signing_key: bytes, statement_json: str, signature: bytes
+    ) -> dict[str, Any]:
+        """Revoke an account's key on the word of that key, or of one that it replaced within the hold period.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``, ``STALE``; ``PERMISSION_DENIED`` for a key that may not, or no longer.
+        """
+        statement = Revocation.parse(statement_json)
+        if (statement.revoke, statement.key) != (contributor, signing_key.hex()):
+            raise GymError(ErrorCode.USAGE, "the statement is about another account or key than the request")
+        statement.verify(signing_key, signature)
+        statement.check_fresh(self._server, self._tls, self._clock())
+        with self._database.transaction() as tx:
+            account, signer = _account(tx, contributor), key_row(tx, signing_key)
+            if signer is None or signer.contributor != contributor:
+                raise GymError(ErrorCode.PERMISSION_DENIED, f"{contributor} never had the key that signed")
+            if signer.status == REVOKED and account.status == REVOKED:
+                return {"contributor": contributor, "revoked": account.public_key.hex()}
+            if signer.status != ACTIVE and not self._replaced_lately(signer):
+                raise GymError(
+                    ErrorCode.PERMISSION_DENIED,
+                    f"the key that signed was replaced more than {self._hold:g} s ago, or revoked",
+                    "ask the coordinator for `gym-server revoke`",
+                )
+            told = {"by": "owner", "statement": statement.signed(), "signature": signature.hex()}
+            self._revoke(tx, account, told)
+        return {"contributor": contributor, "revoked": account.public_key.hex()}
+
+    @rerun
+    def revoke_as_coordinator(self, contributor: str, reason: str) -> dict[str, Any]:
+        """Revoke an account's key on the coordinator's word.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``KEY_REVOKED`` when it was revoked before.
+        """
+        with self._database.transaction() as tx:
+            account = _account(tx, contributor)
+            if account.status == REVOKED:
+                raise GymError(ErrorCode.KEY_REVOKED, f"the key of {contributor} was revoked before")
+            cancelled = self._revoke(tx, account, {"by": "coordinator", "reason": reason})
+        return {
+            "contributor": contributor,
+            "revoked": account.public_key.hex(),
+            "cancelled_transfers": cancelled,
+        }
+
+    @rerun
+    def rebind(self, contributor: str, public_key: bytes) -> dict[str, Any]:
+        """Give an account whose key was revoked another one.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``USAGE`` for an account whose key is good, or a key that was used before.
+        """
+        if len(public_key) != PUBLIC_KEY_BYTES:
+            raise GymError(
+                ErrorCode.USAGE, f"a public key is {PUBLIC_KEY_BYTES} bytes, not {len(public_key)}"
+            )
+        with self._database.transaction() as tx:
+            account = _account(tx, contributor)
+            if account.status != REVOKED:
+                raise GymError(
+                    ErrorCode.USAGE,
+                    f"the key of {contributor} is not revoked",
+                    f"gym-server revoke {contributor} --reason ...",
+                )
+            self._check_unused(tx, public_key)
+            self._replace(tx, account, public_key, REVOKED)
+            self._ledger.append(
+                tx,
+                "rebound",
+                {"contributor": contributor, "public_key": public_key.hex(), "by": "coordinator"},
+            )
+        return {"contributor": contributor, "public_key": public_key.hex()}
+
+    @rerun
+    def refused(self, contributor: str, call: str) -> None:
+        """Tell the ledger that a revoked key was refused: once a contributor and round, whatever it tries."""
+        with self._database.transaction() as tx:
+            server_round = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
+            row = {"contributor": contributor, "server_round": server_round}
+            known = (key_refusals.c.contributor == contributor) & (
+                key_refusals.c.server_round == server_round
+            )
+            if tx.scalar(select(key_refusals.c.contributor).where(known)) is not None:
+                return
+            tx.execute(key_refusals.insert().values(**row))
+            reason = f"{ErrorCode.KEY_REVOKED.value}: {call} with a revoked key"
+            self._ledger.append(tx, "verdict", {**row, "verdict": "refused", "reason": reason})
+
+    # ---- helpers ----
+
+    def _revoke(self, tx: Connection, account: Any, told: dict[str, Any]) -> int:
+        """End everything that the account's key can do; returns how many transfers were cancelled."""
+        now, contributor = self._clock(), account.contributor
+        self._payouts.settle(tx)
+        keys = account_keys.c.contributor == contributor
+        lately = (account_keys.c.status == ROTATED) & (account_keys.c.valid_until >= now - self._hold)
+        also = select(account_keys.c.public_key).where(keys, lately).order_by(account_keys.c.valid_from)
+        revoked = {"also_revoked": [key.hex() for key in tx.scalars(also)], "hold_seconds": self._hold}
+        tx.execute(update(account_keys).where(keys, lately).values(status=REVOKED))
+        current = account_keys.c.status == ACTIVE
+        tx.execute(update(account_keys).where(keys, current).values(status=REVOKED, valid_until=now))
+        tx.execute(update(accounts).where(accounts.c.contributor == contributor).values(status=REVOKED))
+        disconnect(tx, contributor)
+        body = {"contributor": contributor, "public_key": account.public_key.hex(), **revoked, **told}
+        self._ledger.append(tx, "revoked", body)
+        return self._payouts.cancel(tx, contributor, "the sender's key was revoked")
+
+    def _replace(self, tx: Connection, account: Any, new_key: bytes, status: str) -> None:
+        now, contributor = self._clock(), account.contributor
+        active = (account_keys.c.contributor == contributor) & (account_keys.c.status == ACTIVE)
+        tx.execute(update(account_keys).where(active).values(status=status, valid_until=now))
+        tx.execute(
+            account_keys.insert().values(
+                public_key=new_key, contributor=contributor, status=ACTIVE, valid_from=now
+            )
+        )
+        tx.execute(
+            update(accounts)
+            .where(accounts.c.contributor == contributor)
+            .values(public_key=new_key, status="active" if account.status == REVOKED else account.status)
+        )
+
+    def _check_unused(self, tx: Connection, public_key: bytes) -> None:
+        if key_row(tx, public_key) is not None:
+            raise GymError(ErrorCode.USAGE, "the new key was used here before", "make a fresh one")
+
+    def _check_signed_before(self, tx: Connection, statement: Rotation, signature: bytes) -> None:
+        """A rotation that took effect already, asked again: the key that it replaced must have signed it."""
+        keys = (account_keys.c.contributor == statement.rotate) & (account_keys.c.status == ROTATED)
+        newest = select(account_keys.c.public_key).where(keys).order_by(account_keys.c.valid_until.desc())
+        statement.verify(bytes(tx.scalar(newest.limit(1)) or b""), signature)
+
+    def _replaced_lately(self, row: Any) -> bool:
+        return bool(row.status == ROTATED and row.valid_until >= self._clock() - self._hold)
+
+    def _adopt_old_accounts(self) -> None:
+        """Give accounts of a database from before there was a history the one key that they have."""
+        missing = select(accounts).where(accounts.c.contributor.not_in(select(account_keys.c.contributor)))
+        with self._database.reading() as tx:
+            if tx.execute(missing.limit(1)).first() is None:
+                return
+        with self._database.transaction() as tx:
+            for row in tx.execute(missing).all():
+                tx.execute(
+                    account_keys.insert().values(
+                        public_key=row.public_key,
+                        contributor=row.contributor,
+                        status=REVOKED if row.status == REVOKED else ACTIVE,
+                        valid_from=row.enrolled_at,
+                    )
+                )
+
+
+def key_row(tx: Connection, public_key: bytes) -> Any:
+    """The row of a key, or None."""
+    return tx.execute(select(account_keys).where(account_keys.c.public_key == public_key)).first()
+
+
+def check_signer(tx: Connection, account: Any, signed: object, signature: bytes) -> None:
+    """Whether an account's current key signed, and is good.
+
+    Raises:
+        GymError: ``KEY_REVOKED`` when a revoked or replaced key of the account signed; ``SIGNATURE_INVALID``.
+    """
+    try:
+        verify_signature(account.public_key, signed, signature)
+    except GymError:
+        former = signer_of(tx, account.contributor, signed, signature, _FORMER_KEYS_TRIED)
+        if former is None:
+            raise
+        if former.status == REVOKED:
+            raise RevokedKey(account.contributor) from None
+        raise GymError(
+            ErrorCode.KEY_REVOKED,
+            f"this key of {account.contributor} was replaced by another one",
+            "finish with `gym-client key rotate`; if you did not replace it: `gym-client key revoke`",
+        ) from None
+    if account.status == REVOKED:
+        raise RevokedKey(account.contributor)
+
+
+def signer_of(
+    tx: Connection, contributor: str, signed: object, signature: bytes, most: int | None = None
+) -> Any:
+    """The row of the account's former key that signed, or None; ``most`` keys are tried, the last ones first."""
+    former = (account_keys.c.contributor == contributor) & (account_keys.c.status != ACTIVE)
+    newest = select(account_keys).where(former).order_by(account_keys.c.valid_from.desc()).limit(most)
+    for row in tx.execute(newest).all():
+        try:
+            verify_signature(row.public_key, signed, signature)
+        except GymError:
+            continue
+        return row
+    return None
+
+
+def _account(tx: Connection, contributor: str) -> Any:
+    row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
+    if row is None:
+        raise GymError(ErrorCode.NOT_FOUND, f"no contributor {contributor!r} at this hub")
+    return row

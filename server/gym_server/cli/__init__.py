@@ -1,0 +1,1 @@
+"""`gym-server`: one module a group of commands, and what the coordinator sees. Imports every other folder."""

@@ -1,0 +1,202 @@
+"""`gym-server invite`, `invites`, `accounts`, `revoke` and `rebind`: letting contributors in, and their keys."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.text import plain
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+
+if TYPE_CHECKING:
+    from gym_fed.tables import TextTable
+
+invites_app = typer.Typer(help="The invites that were made: list, cancel.", no_args_is_help=True)
+
+Contributor = Annotated[str, typer.Argument(help="Id of the account, or how it begins.", show_default=False)]
+_MOST = 1000
+
+
+def add_account_commands(app: typer.Typer) -> None:
+    """Register the commands of this module."""
+    for command in (accounts, revoke, rebind):
+        app.command()(command)
+
+
+def accounts(
+    folder: Folder = DEFAULT_FOLDER,
+    wide: Annotated[bool, typer.Option("--wide", help="Whole ids, keys and times, as in a pipe.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Every account, its balance, and the keys that it has had. Ids are shown by how they begin."""
+    with opened(folder) as fed:
+        found = accounts_of(fed)
+    if as_json:
+        print_json(found)
+        return
+    wide = wide or not out.is_terminal
+    print_table(accounts_table(found, wide), width=PIPE_COLUMNS if wide else None)
+
+
+def revoke(
+    contributor: Contributor,
+    reason: Annotated[str, typer.Option(help="Why; it is written to the ledger.")],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """End an account's key at once: sessions, tasks, uploads, pending transfers. The hub may be running."""
+    with opened(folder) as fed:
+        contributor = whole_id(fed, contributor)
+        found = fed.keys.revoke_as_coordinator(contributor, reason)
+    print_result(
+        as_json,
+        found,
+        f"the key of {contributor} is revoked, {found['cancelled_transfers']} transfers are cancelled; "
+        f"another one: gym-server rebind {contributor} --public-key HEX",
+    )
+
+
+def rebind(
+    contributor: Contributor,
+    public_key: Annotated[
+        str, typer.Option(help="The new key: `gym-client id --json` in a new home shows it.")
+    ],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Give an account whose key was revoked another one. Be sure who asks."""
+    try:
+        key = bytes.fromhex(public_key)
+    except ValueError as error:
+        raise GymError(ErrorCode.USAGE, f"--public-key {public_key[:80]!r} is not hex") from error
+    with opened(folder) as fed:
+        contributor = whole_id(fed, contributor)
+        found = fed.keys.rebind(contributor, key)
+    print_result(as_json, found, f"{contributor} has the key {public_key} now")
+
+
+def accounts_table(found: list[dict[str, Any]], wide: bool = False) -> TextTable:
+    """What ``accounts_of`` found, for people; 80 columns unless ``wide``."""
+    from rich.table import Column
+
+    from gym_fed.tables import TextTable, short_ids
+
+    shown = {one["contributor"]: one["contributor"] for one in found} if wide else {}
+    shown = shown or short_ids(one["contributor"] for one in found)
+    digits = 64 if wide else 8
+    name = Column("name", no_wrap=True, overflow="ellipsis", max_width=None if wide else 16)
+    ids = [Column(title, no_wrap=True) for title in ("contributor", "key", "key is")]
+    more = ("from", "until") if wide else ()
+    table = TextTable(ids[0], name, "status", Column("credits", justify="right"), *ids[1:], *more, box=None)
+    for account in found:
+        who, named = account["contributor"], account["name"]
+        first = (shown[who], "" if named == who else named, account["status"], str(account["balance"]))
+        for key in account["keys"]:
+            times = (_time(key["from"]), _time(key["until"]))
+            key_is = (key["status"], *times) if wide else (f"{key['status']} {times[1] or times[0]}",)
+            table.add_row(*first, key["public_key"][:digits], *key_is)
+            first = ("", "", "", "")
+    return table
+
+
+def whole_id(fed: Any, beginning: str) -> str:
+    """The account whose id is ``beginning``, or begins so.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for none, ``USAGE`` for several.
+    """
+    from sqlalchemy import select
+
+    from gym_server.store.tables import accounts as table
+
+    with fed.database.reading() as tx:
+        found = [one for one in tx.scalars(select(table.c.contributor)) if one.startswith(beginning)]
+    if beginning in found or len(found) == 1:
+        return beginning if beginning in found else str(found[0])
+    code = ErrorCode.USAGE if found else ErrorCode.NOT_FOUND
+    what = f"{len(found)} accounts begin with" if found else "there is no account"
+    raise GymError(code, f"{what} {plain(beginning, 80)!r}", "gym-server accounts lists them")
+
+
+def accounts_of(fed: Any) -> list[dict[str, Any]]:
+    """What ``gym-server accounts`` tells, the oldest account first."""
+    from sqlalchemy import select
+
+    from gym_server.store.tables import accounts as table
+
+    keys = fed.keys.history()
+    fed.payouts.settle_due()
+    with fed.database.reading() as tx:
+        return [
+            {
+                "contributor": row.contributor,
+                "name": row.name,
+                "status": row.status,
+                "enrolled_at": row.enrolled_at,
+                "keys": keys.get(row.contributor, []),
+                **fed.payouts.purse(tx, row.contributor),
+            }
+            for row in tx.execute(select(table).order_by(table.c.enrolled_at))
+        ]
+
+
+def invite(
+    folder: Folder = DEFAULT_FOLDER,
+    count: Annotated[int, typer.Option(min=1, max=_MOST, help="How many; each lets one contributor in.")] = 1,
+    note: Annotated[str, typer.Option(help="For whom; kept on the hub only.")] = "",
+    valid_hours: Annotated[float, typer.Option(min=0.01, max=8760, help="How long it can be used.")] = 168.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make invites, a line each; every one works once."""
+    from gym_server.accounts.invitations import make_invites
+
+    with opened(folder) as fed:
+        made = make_invites(fed, count, note, valid_hours * 3600)
+    print_result(
+        as_json,
+        {"invite": made[0]["invite"], "invites": made, "valid_hours": valid_hours},
+        *(one["invite"] for one in made),
+        note=f"use each once, within {valid_hours:g} h: gym-client join --invite {made[0]['invite'][:24]}...",
+    )
+
+
+@invites_app.command("list")
+def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Every invite, the newest first: open, used (by whom), expired or cancelled."""
+    from gym_fed.tables import TextTable
+    from gym_server.accounts.invitations import invites_of
+
+    with opened(folder) as fed:
+        found = invites_of(fed)
+    if as_json:
+        print_json(found)
+        return
+    table = TextTable("invite", "state", "until", "used by", "note", box=None)
+    for one in found:
+        until, by = _time(one["expires_at"], "%Y-%m-%d %H:%M"), (one["used_by"] or "")[:9]
+        table.add_row(one["id"], one["state"], until, by, one["note"])
+    print_table(table)
+
+
+@invites_app.command()
+def cancel(
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="As `list` shows them.", show_default=False)
+    ],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Take back invites that nobody has used yet. The hub may be running."""
+    from gym_server.accounts.invitations import cancel_invites
+
+    with opened(folder) as fed:
+        cancelled = cancel_invites(fed, ids)
+    print_result(as_json, {"cancelled": cancelled}, f"cancelled: {', '.join(cancelled)}")
+
+
+def _time(seconds: float | None, form: str = "%Y-%m-%d") -> str:
+    return "" if seconds is None else datetime.datetime.fromtimestamp(seconds).strftime(form)

@@ -1,0 +1,199 @@
+"""`gym-server backup`, `restore`, `check` and `gc`: the coordinator's care for what the hub has."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed.console import AsJson, err, out, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+BACKUP_PASSPHRASE = "GYM_BACKUP_PASSPHRASE"
+
+
+def add_care_commands(app: typer.Typer) -> None:
+    """Register the commands of this module."""
+    for command in (backup, restore, check, gc):
+        app.command()(command)
+
+
+def backup(
+    to: Annotated[str, typer.Option("--to", help="A folder, or an fsspec URL such as s3://bucket/hub.")],
+    folder: Folder = DEFAULT_FOLDER,
+    every: Annotated[
+        str | None, typer.Option(help="Again and again: 30m, 1h, 1d.", show_default=False)
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Delete older snapshots than so many.", show_default=False)
+    ] = None,
+    encrypt_keys: Annotated[
+        bool,
+        typer.Option("--encrypt-keys", help=f"Put plain keys under {BACKUP_PASSPHRASE}, else a question."),
+    ] = False,
+    include_plain_keys: Annotated[
+        bool, typer.Option("--include-plain-keys", help="Copy keys that are under no passphrase as they are.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a hub, running or not, as one checked snapshot; only new objects are copied."""
+    from gym_fed.identity.passphrase import PassphraseSource
+    from gym_server.backup.backup import KeyPolicy
+    from gym_server.backup.backup import backup as run_backup
+
+    pause = None if every is None else parse_duration(every)
+    source = PassphraseSource(BACKUP_PASSPHRASE)
+    secret = source.create(f"the keys in {to}") if encrypt_keys else None
+    policy = KeyPolicy(include_plain_keys, None if secret is None else lambda: secret)
+    with opened(folder) as fed:
+        while True:
+            try:
+                found = run_backup(fed, to, policy, keep)
+                print_result(
+                    as_json,
+                    found,
+                    f"snapshot {found['snapshot']} in {found['to']}: {found['entries']} entries, {found['files']} "
+                    f"files, {found['objects']} objects, {found['new_objects']} of them new "
+                    f"({found['new_bytes']} bytes)",
+                )
+            except GymError as error:
+                if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):
+                    raise
+                err.print(f"no backup this time: {error}")
+            if pause is None:
+                return
+            time.sleep(pause)
+
+
+def restore(
+    folder: Folder = DEFAULT_FOLDER,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Where backups are; without it the folder was put back.", show_default=False
+        ),
+    ] = None,
+    snapshot: Annotated[str | None, typer.Option(help="Its name.", show_default="the newest")] = None,
+    newest_head: Annotated[
+        Path | None,
+        typer.Option(
+            help="The newest head that anybody holds: gym-client ledger head --json.", show_default=False
+        ),
+    ] = None,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Go on from an older state; contributors are shown that.")
+    ] = False,
+    at: Annotated[
+        int | None,
+        typer.Option(min=0, help="Without --from: the last entry that stands.", show_default="the newest"),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Shown to every contributor.")] = "restored from a backup",
+    database: Annotated[
+        str | None, typer.Option(help="Another database than the config's, empty.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a hub's folder out of a backup, and sign for contributors from which entry it goes on."""
+    from gym_server.backup.restore import fork_in_place, read_head
+    from gym_server.backup.restore import restore as run_restore
+
+    known = None if newest_head is None else read_head(newest_head)
+    if source is None:
+        if not fork or snapshot is not None or database is not None:
+            raise GymError(
+                ErrorCode.USAGE,
+                "nothing to restore from",
+                "--from PLACE; or --fork alone, for a folder that was put back already",
+            )
+        signed = fork_in_place(folder, reason, at, known)
+        print_result(
+            as_json,
+            signed.to_dict(),
+            f"signed: {folder} goes on from entry {signed.statement.restored_at_entry}",
+        )
+        return
+    if at is not None:
+        raise GymError(
+            ErrorCode.USAGE, "--at is for a folder that was put back", "a snapshot says itself where it ends"
+        )
+    found = run_restore(
+        source, folder, snapshot=snapshot, known=known, fork=fork, reason=reason, database_url=database
+    )
+    print_result(
+        as_json,
+        found,
+        f"{found['dir']} is snapshot {found['snapshot']}, {found['objects']} objects; the ledger goes on from entry "
+        f"{found['entries']}",
+        note="What was signed later is undone: revocations, key rotations and transfers too. Then: gym-server run",
+    )
+
+
+def check(
+    folder: Folder = DEFAULT_FOLDER,
+    backup_at: Annotated[
+        str | None,
+        typer.Option("--backup", help="A place of backups, in place of a hub.", show_default=False),
+    ] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(help="With --backup: only this one.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether everything that a hub, or a backup, needs is there and is what it was."""
+    from gym_server.backup.backup import check_backup, check_hub
+
+    if backup_at is not None:
+        found = check_backup(backup_at, snapshot)
+    elif snapshot is not None:
+        raise GymError(ErrorCode.USAGE, "--snapshot belongs to --backup")
+    else:
+        with opened(folder) as fed:
+            found = check_hub(fed)
+    if as_json:
+        print_json({"valid": True, **found})
+    else:
+        counts = ", ".join(
+            f"{value if isinstance(value, int) else len(value)} {name}"
+            for name, value in found.items()
+            if name != "server"
+        )
+        out.print(f"valid: {counts}")
+
+
+def gc(
+    folder: Folder = DEFAULT_FOLDER,
+    grace: Annotated[str, typer.Option(help="What is younger stays: 7d, 12h.")] = "7d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete objects and leftovers that nothing names any more. The hub may be running."""
+    from gym_server.backup.gc import gc as run_gc
+
+    with opened(folder) as fed:
+        found = run_gc(fed, parse_duration(grace), dry_run)
+    if as_json:
+        print_json(found)
+        return
+    verb = "would delete" if dry_run else "deleted"
+    out.print(
+        f"{verb} {found['objects']} objects of {found['object_bytes']} bytes and {found['staging']} leftovers of "
+        f"{found['staging_bytes']} bytes; {found['kept']} objects of {found['kept_bytes']} bytes stay"
+    )
+
+
+def parse_duration(text: str) -> float:
+    """``30m``, ``1h``, ``7d`` or ``90s`` in seconds.
+
+    Raises:
+        GymError: ``USAGE`` quoting what is none.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise GymError(ErrorCode.USAGE, f"{text!r} is no duration", "a number and s, m, h or d: 30m, 1h, 7d")
+    return float(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,134 @@
+"""What a round will need, looked at before the first contributor trains: data, model, folders, the privacy budget.
+
+A config that can be read may still name a held-out file that is absent, or promise rounds that its budget does not pay
+for. Found at the first merge, that would cost everybody's work.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gym_fed.data.encoding import encode_rows
+from gym_fed.data.rows import as_kind
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.kinds import ALGORITHMS
+from gym_fed.privacy.accountant import noise_multiplier_for
+from gym_fed.system_errors import system_error
+from gym_server.federation import Federation
+from gym_server.privacy import budget as privacy
+from gym_server.rounds.global_model import GlobalModel, coordinator_rows
+
+
+def check_at_start(fed: Federation) -> list[str]:
+    """Everything that a round of this hub needs and that can be known beforehand.
+
+    Returns:
+        What is worth knowing and no reason to stay away, a line each.
+
+    Raises:
+        GymError: The first thing that would fail later, with the key of the config that it is about.
+    """
+    fed.check_soup()
+    privacy.check_promise(fed)
+    notes = _check_budget(fed)
+    for folder in (fed.folder, fed.store.staging):
+        _check_writable(folder)
+    return [*notes, *_check_model(fed, _check_data(fed))]
+
+
+def _check_budget(fed: Federation) -> list[str]:
+    config = fed.config.privacy
+    if config is None:
+        return []
+    wanted = fed.config.rounds.num_rounds - fed.journal.num_committed()
+    paid = privacy.rounds_paid(fed, wanted)
+    if paid >= wanted:
+        return []
+    what = (
+        f"privacy.epsilon {config.epsilon:g} pays for {paid} more rounds at noise_multiplier "
+        f"{config.noise_multiplier:g}, and rounds.num_rounds {fed.config.rounds.num_rounds} leaves {wanted} to go"
+    )
+    if config.end_when_spent or privacy.has_begun(fed):
+        return [f"{what}: the run ends when the budget is spent"]
+    more_noise = "a larger privacy.noise_multiplier"
+    if config.mechanism == "gaussian":
+        least = noise_multiplier_for(config.epsilon, config.target_delta, count=wanted)
+        more_noise = f"privacy.noise_multiplier: {math.ceil(100 * least) / 100:g}"
+    fewer = f"rounds.num_rounds: {paid}, or " if paid else ""
+    raise GymError(
+        ErrorCode.CONFIG_INVALID,
+        what,
+        f"set {fewer}{more_noise}, or privacy.end_when_spent: true to stop when the budget is spent",
+    )
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises ``NOT_WRITABLE`` or ``DISK_FULL`` for a folder in which no file can be made."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".check-") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        refused = system_error(error, with_place=False)
+        assert refused is not None
+        raise GymError(refused.code, f"{folder}: {refused.message}", refused.hint) from error
+
+
+def _check_data(fed: Federation) -> list[Any]:
+    """The held-out rows, if the config names any; the root data is looked at too."""
+    gate, root = fed.config.gate, fed.config.root
+    rows: list[Any] = []
+    if gate.heldout is not None:
+        with _about("gate.heldout"):
+            found = coordinator_rows(gate.heldout, gate.format, gate.max_examples, fed.folder, "heldout")
+            rows = as_kind(_some(found, gate.heldout), "supervised")
+    if root is not None:
+        with _about("root.data"):
+            found = coordinator_rows(root.data, root.format, root.max_examples, fed.folder, "train")
+            as_kind(_some(found, root.data), ALGORITHMS.new(fed.config.recipe.algorithm).row_kind)
+    return rows
+
+
+def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
+    """Whether the base is there with the weights that the federation began with, and can read the held-out rows."""
+    with _about("base_model"):
+        model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+    if not heldout:
+        return []
+    longest = fed.config.gate.max_length
+    with _about("gate.heldout"):
+        kept = len(encode_rows(model.tokenizer, heldout, max_length=longest))
+        if not kept:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"in {longest} tokens (gate.max_length) no row has anything to predict",
+                "raise gate.max_length, or use shorter rows",
+            )
+    if kept == len(heldout):
+        return []
+    left_out = len(heldout) - kept
+    return [
+        f"gate.heldout: {left_out} of {len(heldout)} rows are longer than gate.max_length and count for nothing"
+    ]
+
+
+def _some(rows: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    if not rows:
+        raise GymError(ErrorCode.DATA_INVALID, f"{source} has no rows", "write some, or remove the key")
+    return rows
+
+
+@contextmanager
+def _about(key: str) -> Iterator[None]:
+    """Refusals that name the key of the config."""
+    try:
+        yield
+    except GymError as error:
+        raise GymError(error.code, f"{key}: {error.message}", error.hint) from error

@@ -1,0 +1,270 @@
+"""`gym-server ledger`: show, head, verify, export, replay, attribute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gym_fed.console import AsJson, err, out, print_json, print_result
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+
+app = typer.Typer(help="The append-only, hash-chained record under signed heads.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    folder: Folder = DEFAULT_FOLDER,
+    from_sequence: Annotated[int, typer.Option("--from", min=1, help="First entry.")] = 1,
+    kind: Annotated[
+        str | None, typer.Option(help="verdict, version, credit, royalty, transfer, ...", show_default=False)
+    ] = None,
+    contributor: Annotated[
+        str | None, typer.Option(help="Only what names this id.", show_default=False)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the entries, oldest first."""
+    from itertools import islice
+
+    from gym_server.cli.show import ledger_line
+
+    with opened(folder) as fed:
+        if contributor is None:
+            found = fed.ledger.entries(from_sequence)
+        else:
+            found = fed.ledger.about(contributor, from_sequence)
+        wanted = islice((entry for entry in found if kind in (None, entry.kind)), limit)
+        entries = [entry.to_dict() for entry in wanted]
+    print_result(as_json, entries, *(ledger_line(entry) for entry in entries))
+
+
+@app.command()
+def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Sign the newest entry if that is still to be done, and print its signed head."""
+    with opened(folder) as fed:
+        with fed.database.transaction() as tx:
+            found = fed.ledger.sign_head(tx)
+        if found is None:
+            raise GymError(
+                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "contributors write the first one"
+            )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        told = found.head
+        out.print(
+            f"size {told.size}, round {told.server_round}, hash {told.hash}, root {told.root}, signed by {told.server}"
+        )
+
+
+@app.command()
+def verify(
+    folder: Folder = DEFAULT_FOLDER,
+    file: Annotated[
+        Path | None, typer.Option(help="An exported ledger instead of a hub's folder.", show_default=False)
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="With --file: the id of the hub that must have signed.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check chain, heads and signatures, and that every table of the hub agrees with the ledger."""
+    if file is not None:
+        found = _verify_file(file, server)
+    else:
+        if server is not None:
+            raise GymError(
+                ErrorCode.USAGE, "--server belongs to --file", "a hub's folder has the hub's own key"
+            )
+        with opened(folder) as fed:
+            found = {"server": fed.server, **fed.ledger.verify()}
+    if as_json:
+        print_json({"valid": True, **found})
+    else:
+        counts = ", ".join(f"{count} {name}" for name, count in found.items() if name != "server")
+        signed = f"signed by {found['server']}" if found["heads"] else "nothing is signed yet"
+        out.print(f"valid: {counts}; {signed}")
+
+
+def _verify_file(file: Path, server: str | None) -> dict[str, Any]:
+    from gym_fed.identity.keys import server_id
+    from gym_fed.ledger.export import verify_file
+
+    key, checked = verify_file(file)
+    if server is not None and server_id(key) != server:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"{file} is the ledger of {server_id(key)}, not of {server}",
+            "ask the hub named for its own",
+        )
+    return {"server": server_id(key), "entries": checked.entries, "heads": checked.heads}
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A new file of JSON lines.")],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Write entries, heads and public key into a file that anyone can verify without the hub."""
+    from gym_fed.files import atomic_file
+    from gym_fed.ledger.export import first_line, lines
+
+    if file.exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file} exists", "choose another name")
+    with opened(folder) as fed:
+        with fed.database.transaction() as tx:
+            last = fed.ledger.sign_head(tx)
+        if last is None:
+            raise GymError(
+                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "contributors write the first one"
+            )
+        entries = (entry for entry in fed.ledger.entries() if entry.sequence <= last.size)
+        with atomic_file(file) as target:
+            target.write(first_line(fed.ledger.public_key).encode() + b"\n")
+            for line in lines(entries, fed.ledger.heads()):
+                target.write(line.encode() + b"\n")
+    found = {"file": str(file), "server": last.head.server, "entries": last.size, "hash": last.head.hash}
+    print_result(
+        as_json, found, f"{last.size} entries in {file}; check it: gym-server ledger verify --file {file}"
+    )
+
+
+@app.command()
+def replay(
+    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A committed round.")],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Make a round's soup again from the stored updates, and compare its digest with the ledger's."""
+    from gym_server.rounds.replay import replay as replay_round
+    from gym_server.rounds.replay import require_round_plugins
+
+    require_round_plugins(folder, server_round)
+    with opened(folder) as fed:
+        found = replay_round(fed, server_round)
+    print_result(
+        as_json,
+        {"same": True, **found},
+        f"same: {found['updates']} updates by {found['aggregator']} give soup {found['soup']} again, "
+        f"version {found['version']}",
+    )
+
+
+@app.command()
+def rescore(
+    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A committed round.")],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a round's updates again by the ledger's method, and compare the scores with the ledger's."""
+    from gym_server.rounds.replay import require_round_plugins
+    from gym_server.rounds.replay import rescore as rescore_round
+
+    require_round_plugins(folder, server_round)
+    with opened(folder) as fed:
+        found = rescore_round(fed, server_round)
+    print_result(
+        as_json,
+        found,
+        *(
+            f"{update[:12]} {then:+.6f} {'=' if then == now else '!='} {now:+.6f}"
+            for update, (then, now) in found["scores"].items()
+        ),
+    )
+    if not found["same"]:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"round {server_round}: the scores differ from the ledger's",
+            "is gate.heldout the set of that round? Other machines may differ in the last digit",
+        )
+
+
+@app.command()
+def attribute(
+    amount: Annotated[int, typer.Option(min=1, help="Whole credits to split.")],
+    folder: Folder = DEFAULT_FOLDER,
+    version: Annotated[
+        str | None, typer.Option(help="Height or digest of the version that was used.", show_default=False)
+    ] = None,
+    variant: Annotated[
+        Path | None, typer.Option(help="A .gymdelta that was used.", show_default=False)
+    ] = None,
+    usage: Annotated[
+        Path | None,
+        typer.Option(help='Lines of {"version" or "model": ..., "tokens": N}.', show_default=False),
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="With --variant: the id of its owner.", show_default=False)
+    ] = None,
+    owner_share: Annotated[float, typer.Option(min=0, max=1, help="With --variant: the owner's part.")] = 0.0,
+    policy: Annotated[
+        str, typer.Option(help="How rounds are weighed: improvement or equal.")
+    ] = "improvement",
+    record: Annotated[
+        bool, typer.Option("--record", help="Credit it, and write it into the ledger.")
+    ] = False,
+    usage_id: Annotated[
+        str | None,
+        typer.Option(help="With --record: credited once for an id.", show_default="the usage file's sha256"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Split credits for the use of a version over everybody who improved the model up to it."""
+    from typing import cast
+
+    from gym_fed.config.hub.amounts import MAX_AMOUNT
+    from gym_fed.ledger.royalties import Policy
+    from gym_server.ledger.royalties import Owner, attribute_use, base_of_variant, read_usage
+    from gym_server.ledger.royalties import record as record_use
+
+    if amount > MAX_AMOUNT:
+        raise GymError(ErrorCode.USAGE, f"--amount is {MAX_AMOUNT} at most", "record larger sums in parts")
+    if sum(given is not None for given in (version, variant, usage)) != 1:
+        raise GymError(ErrorCode.USAGE, "what was used?", "give one of --version, --variant and --usage")
+    if policy not in ("improvement", "equal"):
+        raise GymError(ErrorCode.USAGE, f"--policy {policy!r} is unknown", "it is improvement or equal")
+    if (owner is None) != (owner_share == 0) or (owner is not None and variant is None):
+        raise GymError(
+            ErrorCode.USAGE,
+            "an owner and a share belong together, and to a variant",
+            "--variant FILE --owner ID --owner-share 0.5",
+        )
+    if usage_id is not None and not record:
+        raise GymError(ErrorCode.USAGE, "--usage-id belongs to --record", "without it nothing is written")
+    used = {version: 1} if version is not None else {}
+    if usage is not None:
+        used, file_id = read_usage(usage)
+        usage_id = usage_id or (file_id if record else None)
+    elif variant is not None:
+        used = {base_of_variant(variant): 1}
+    if record and usage_id is None:
+        raise GymError(
+            ErrorCode.USAGE, "--record needs --usage-id", "an id makes sure that it is credited once"
+        )
+    with opened(folder) as fed:
+        chosen = cast(Policy, policy)
+        found = attribute_use(fed, used, amount, chosen, Owner(owner, owner_share) if owner else None)
+        is_new = record_use(fed, usage_id, found) if usage_id is not None else None
+    if as_json:
+        print_json({**found.to_dict(), "usage": usage_id, "recorded": is_new})
+        return
+    by_round: dict[tuple[int, int], int] = {}
+    for told in found.rounds:  # a round is there once for each version that was used
+        where = (told.server_round, told.height)
+        by_round[where] = by_round.get(where, 0) + told.amount
+    for (server_round, height), part in sorted(by_round.items()):
+        out.print(f"round {server_round}, version {height}: {part} credits")
+    for contributor, part in found.shares.items():
+        out.print(f"{contributor} {part}")
+    if is_new:
+        err.print(f"credited, and in the ledger as usage {usage_id}")
+    if is_new is None:
+        err.print("nothing is credited: --record does that")
+    if is_new is False:
+        err.print(f"usage {usage_id} was recorded before; nothing is credited twice")

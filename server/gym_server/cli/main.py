@@ -1,0 +1,244 @@
+"""`gym-server`: init, run, invite, status, rounds, ledger, variants, model. Heavy imports are inside the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gym_fed.console import (
+    AsJson,
+    VersionOption,
+    err,
+    fail,
+    out,
+    print_json,
+    print_result,
+    print_table,
+    run_app,
+)
+from gym_server.cli.accounts import add_account_commands, invite, invites_app
+from gym_server.cli.care import add_care_commands
+from gym_server.cli.ledger import app as ledger_app
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+from gym_server.cli.variants import app as variants_app
+from gym_server.store.away import StoreAway
+
+app = typer.Typer(
+    name="gym-server",
+    help="Coordinate a community that improves one model: collect deltas, merge them robustly, keep the record.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(variants_app, name="variants")
+app.command()(invite)
+app.add_typer(invites_app, name="invites")
+
+Override = Annotated[list[str], typer.Option("--set", help="Override a config value: a.b=value.")]
+
+
+def print_event(event: dict[str, Any]) -> None:
+    """One line of JSON, at once, for whoever follows a running hub."""
+    typer.echo(json.dumps(event, sort_keys=True))
+    sys.stdout.flush()
+
+
+@app.callback()
+def _options(version: VersionOption = False) -> None:
+    """Coordinate a community that improves one model: collect deltas, merge them robustly, keep the record."""
+
+
+@app.command()
+def init(
+    folder: Folder = DEFAULT_FOLDER,
+    name: Annotated[str, typer.Option(help="What contributors see.")] = "a gym-fed community",
+    base_model: Annotated[str, typer.Option(help="gym-nano, or a model folder.")] = "gym-nano",
+    enrolment: Annotated[str, typer.Option(help="open, invite or allow-list.")] = "invite",
+    encrypt_keys: Annotated[
+        bool, typer.Option(help="Under a passphrase: GYM_SERVER_PASSPHRASE, else a question.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make keys, certificate, database and a commented config in a new folder."""
+    from gym_fed.identity.passphrase import PassphraseSource
+    from gym_server.cli.setup import init_hub
+    from gym_server.federation import PASSPHRASE_VARIABLE
+
+    source = PassphraseSource(PASSPHRASE_VARIABLE)
+    secret = (lambda: source.create(f"the keys of {folder}")) if encrypt_keys else None
+    server, fingerprint = init_hub(folder, name, base_model, enrolment, secret)
+    print_result(
+        as_json,
+        {"dir": str(folder), "server": server, "fingerprint": fingerprint},
+        f"A hub in {folder}: id {server}, TLS key {fingerprint}",
+        f"Edit {folder}/gym-server.yaml, then: gym-server run --dir {folder}",
+    )
+
+
+@app.command()
+def run(
+    folder: Folder = DEFAULT_FOLDER,
+    overrides: Override = [],  # noqa: B006 (typer copies it)
+    exit_when_done: Annotated[bool, typer.Option(help="Leave when all rounds are committed.")] = False,
+    insecure: Annotated[bool, typer.Option(help="Plain text, on a loopback address only.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look whether all is there that rounds need, and leave.")
+    ] = False,
+    events: Annotated[
+        bool, typer.Option("--events", help="With --json, also a line for who joins, trains and is judged.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the hub: rounds continue where they stopped. A terminal shows who trains and how far, who is awaited."""
+    if check:
+        _check(folder, tuple(overrides), as_json)
+        return
+    from contextlib import ExitStack
+
+    from gym_server.cli.live import HubEvent, Watcher, line_console
+    from gym_server.cli.run import run_hub
+    from gym_server.cli.show import describe_round, log_to_stderr
+    from gym_server.federation import Federation
+    from gym_server.rounds.journal import Round
+
+    log_to_stderr()
+    served: list[Federation] = []
+    watching = ExitStack()
+
+    def happened(event: HubEvent) -> None:
+        if as_json:
+            print_event({"event": event.kind, **event.fields})
+        else:
+            err.print(event.text)
+
+    def listening(fed: Federation, port: int) -> None:
+        served.append(fed)
+        host = fed.config.listen.rpartition(":")[0]
+        if as_json:
+            print_event({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
+        else:
+            out.print(f"{fed.config.name} listens on {host}:{port}, TLS key {fed.fingerprint}")
+        if events or not as_json:
+            terminal = err if err.is_terminal and not as_json else None
+            watching.enter_context(Watcher(fed, happened, terminal))
+
+    def ended(current: Round) -> None:
+        line = describe_round(served[0], current.server_round)
+        if as_json:
+            print_event({"event": "round", **line})
+        else:
+            line_console().print(line["text"])
+
+    ending = ""
+    try:
+        ending = run_hub(
+            folder,
+            tuple(overrides),
+            insecure=insecure,
+            exit_when_done=exit_when_done,
+            on_listening=listening,
+            on_round=ended,
+        )
+    finally:
+        watching.close()
+        if served:
+            err.print(f"stopped: {ending}" if ending else "stopped; run the same command to continue")
+
+
+def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    from gym_server.cli.checks_at_start import check_at_start
+
+    with opened(folder, overrides) as fed:
+        notes = check_at_start(fed)
+    if as_json:
+        print_json({"ready": True, "notes": notes})
+        return
+    for note in notes:
+        err.print(f"note: {note}")
+    out.print("all is there that rounds need")
+
+
+@app.command()
+def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Where the federation stands."""
+    from gym_server.cli.show import status_of, status_table
+
+    with opened(folder) as fed:
+        found = status_of(fed)
+    print_result(as_json, found, status_table(found))
+
+
+@app.command()
+def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Every round, and what became of every update."""
+    from gym_server.cli.show import rounds_of, rounds_tables
+
+    with opened(folder) as fed:
+        found = rounds_of(fed)
+    print_result(as_json, found, *rounds_tables(found))
+
+
+@app.command()
+def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """What the hub promises about privacy, and what of it is spent, in all and on whom."""
+    from gym_server.cli.show import privacy_lines
+    from gym_server.privacy.budget import report
+
+    with opened(folder) as fed:
+        found = report(fed)
+    print_result(as_json, found, *privacy_lines(found))
+
+
+@app.command()
+def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Who has earned what: credits, reputation, and what the last updates were worth."""
+    from gym_server.cli.show import rewards_shown, rewards_table
+
+    with opened(folder) as fed:
+        found = rewards_shown(fed)
+    print_result(as_json, found, lambda: print_table(rewards_table(found, wide=not out.is_terminal)))
+
+
+@app.command()
+def model(
+    output: Annotated[Path, typer.Argument(help="A new folder for the model.")],
+    folder: Folder = DEFAULT_FOLDER,
+    version: Annotated[int | None, typer.Option(help="Height of the version; the newest by default.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the base's")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a global version as a model folder that anything can load."""
+    from gym_server.rounds.global_model import write_version
+
+    with opened(folder) as fed:
+        found = write_version(fed, output, version, dtype)
+    print_result(
+        as_json,
+        found,
+        f"version {found['height']} of {found['base_model']} is in {output}, in {found['dtype']}; "
+        f"try: gym chat {output}",
+    )
+
+
+add_account_commands(app)
+add_care_commands(app)
+
+
+def main() -> None:
+    """Console entry point."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        run_app(app)
+    except StoreAway as away:
+        fail(away.refusal)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""`gym-server run`: the gRPC hub on the event loop, the Flower ServerApp's strategy on a thread, one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import grpc
+from flwr.serverapp import Grid
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.tls import private_pem
+from gym_fed.open_files import raise_file_limit
+from gym_fed.wire.limits import server_options
+from gym_fed.wire.service import add_hub
+from gym_server.cli.checks_at_start import check_at_start
+from gym_server.federation import Federation, folder_lock
+from gym_server.privacy import budget as privacy
+from gym_server.rounds.downloads import Downloads
+from gym_server.rounds.journal import Round
+from gym_server.rpc.connections import ConnectionLimiter, require_free
+from gym_server.rpc.guard import AuthInterceptor
+from gym_server.rpc.hub import Hub
+from gym_server.rpc.streams import Wakeups
+from gym_server.store.away import StoreAway
+from gym_server.store.hub_lock import HubLock
+from gym_server.strategy.durable import DeltaSoup
+from gym_server.strategy.grid import HubGrid
+
+log = logging.getLogger("gym_server")
+
+_GRACE_SECONDS = 5.0
+_DRAIN_SECONDS = 3.0
+"""How long a hub that is done still answers, so that contributors fetch their last verdict and balance."""
+
+_CALL_THREADS = 8
+"""For what calls do with the database; what takes long has threads of its own (``gym_server.rpc.threads``)."""
+_TENURE_SECONDS = 2.0
+"""How often the lock on the database is looked after."""
+_AWAY_SECONDS = 3.0
+"""How long the strategy waits when the database or the object store is away."""
+
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+
+
+def run_hub(
+    folder: Path,
+    overrides: tuple[str, ...] = (),
+    *,
+    insecure: bool = False,
+    exit_when_done: bool = False,
+    on_listening: Callable[[Federation, int], None] = lambda *_: None,
+    on_round: Callable[[Round], None] = lambda _: None,
+    server_app: Callable[[Grid], None] | None = None,
+) -> str:
+    """Serve until stopped, or until all rounds are committed with ``exit_when_done``.
+
+    Args:
+        folder: Made by `gym-server init`.
+        overrides: ``a.b=value`` settings that win over the config file.
+        insecure: Plain text; loopback only.
+        exit_when_done: Leave when the rounds are done, instead of serving on.
+        on_listening: Called once with the federation and the port.
+        on_round: Called after each round that ended.
+        server_app: Runs on the grid instead of DeltaSoup: any Flower strategy's ``start``, say.
+
+    Returns:
+        Why there is nothing left to do; empty when it was stopped before its end.
+
+    Raises:
+        GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``ADDRESS_IN_USE``, ``UNAVAILABLE``.
+    """
+    with (
+        folder_lock(folder) if folder.is_dir() else nullcontext(),
+        Federation.open(folder, overrides, insecure) as federation,
+        federation.hub_lock() as hub_lock,
+    ):
+        if insecure and not federation.config.listen.startswith(_LOOPBACK):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"--insecure: {federation.config.listen} is not a loopback address",
+                "plain text is possible on 127.0.0.1 only; drop --insecure",
+            )
+
+        if server_app is None:
+            for note in check_at_start(federation):
+                log.warning("%s", note)
+        else:
+            federation.check_soup()
+            privacy.check_promise(federation)
+        if server_app is not None and federation.config.privacy is not None:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "privacy: a strategy other than DeltaSoup neither clips nor adds noise",
+                "run DeltaSoup, or remove the privacy section",
+            )
+
+        def delta_soup(grid: Grid, should_stop: Callable[[], bool]) -> None:
+            DeltaSoup(federation, should_stop=should_stop, on_round=on_round).start(grid)
+
+        def own_app(grid: Grid, should_stop: Callable[[], bool]) -> None:
+            assert server_app is not None
+            server_app(grid)
+
+        server = _Server(federation, hub_lock, insecure, own_app if server_app else delta_soup)
+        ending = asyncio.run(server.serve(exit_when_done, on_listening))
+    return ending
+
+
+class _Server:
+    """One run of the hub."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        hub_lock: HubLock,
+        insecure: bool,
+        work: Callable[[Grid, Callable[[], bool]], None],
+    ) -> None:
+        self._fed = federation
+        self._hub_lock = hub_lock
+        self._insecure = insecure
+        self._work = work
+        self._wakeups = Wakeups()
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+
+    async def serve(self, exit_when_done: bool, on_listening: Callable[[Federation, int], None]) -> str:
+        ending = ""
+        loop = asyncio.get_running_loop()
+        self._wakeups.bind(loop)
+        hub = Hub(self._fed, self._wakeups)
+        limits = self._fed.config.limits
+        loop.set_default_executor(ThreadPoolExecutor(_CALL_THREADS, "call"))
+        limiter = ConnectionLimiter(limits.connections_per_address)
+        options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections, log))
+        guard = AuthInterceptor(self._fed.accounts, limits, on_call=limiter.called)
+        server = grpc.aio.server(interceptors=[guard], options=options)
+        add_hub(hub, server)
+        port = self._bind(server)
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopping.set)
+        await server.start()
+        limiter.start(port)
+        on_listening(self._fed, port)
+        downloads = Downloads(self._fed)
+        log.log(logging.WARNING if downloads.form.form == "values" else logging.INFO, "%s", downloads.line())
+        done = asyncio.Event()
+        thread = threading.Thread(target=self._run_strategy, args=(loop, done), name="strategy", daemon=True)
+        thread.start()
+        done_waiter = asyncio.create_task(done.wait())
+        stop_waiter = asyncio.create_task(stopping.wait())
+        hub_lock_keeper = asyncio.create_task(self._keep_hub_lock(done))
+        await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if done.is_set() and self._failure is None:
+            ending = await asyncio.to_thread(privacy.end_of_run, self._fed)
+            log.info("%s", ending)
+            hub.finished.set()
+            self._wakeups.notify()
+            if exit_when_done:
+                await self._wakeups.drain(_DRAIN_SECONDS)
+            else:
+                log.info("serving until stopped")
+                await stop_waiter
+        hub_lock_keeper.cancel()
+        self._stop.set()
+        await server.stop(_GRACE_SECONDS)
+        limiter.stop()
+        await asyncio.to_thread(thread.join, 60)
+        done_waiter.cancel()
+        stop_waiter.cancel()
+        if self._failure is not None:
+            raise self._failure
+        return ending
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address = self._fed.config.listen
+        require_free(address)
+        try:
+            if self._insecure:
+                return server.add_insecure_port(address)
+            keys = self._fed.folder / "keys"
+            key = private_pem(keys / "tls.key", self._fed.passphrase.get)
+            pair = (key, (keys / "tls.crt").read_bytes())
+            return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        except RuntimeError as error:  # somebody took it just now, say
+            require_free(address)
+            raise GymError(
+                ErrorCode.UNAVAILABLE, f"cannot listen on {address}: {error}", "change `listen`"
+            ) from error
+
+    async def _keep_hub_lock(self, done: asyncio.Event) -> None:
+        """End the hub when another one took its database over."""
+        while True:
+            await asyncio.sleep(_TENURE_SECONDS)
+            try:
+                await asyncio.to_thread(self._hub_lock.keep)
+            except StoreAway as away:
+                log.debug("%s", away)  # the strategy says so
+            except GymError as error:
+                self._failure = error
+                done.set()
+                return
+
+    def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
+        try:
+            while True:
+                try:
+                    self._work(HubGrid(self._fed, self._wakeups.notify), self._stop.is_set)
+                    break
+                except StoreAway as away:  # the journal says where to go on, as after a restart of the hub
+                    log.warning("%s; trying again in %.0f s", away, _AWAY_SECONDS)
+                    if self._stop.wait(_AWAY_SECONDS):
+                        break
+        except BaseException as error:  # noqa: BLE001 (told to the main thread, which raises it)
+            self._failure = error
+        finally:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(done.set)

@@ -1,0 +1,167 @@
+"""`gym-server init`: keys, certificate, database and a commented config in a new folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.yaml.file import load_config
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import make_folder, write_atomically
+from gym_server.federation import CONFIG_NAME, create_keys
+from gym_server.store.database import Database
+
+TEMPLATE = """\
+# The config of a gym-fed hub. Unknown keys are refused; `gym-server run --set a.b=c` overrides one.
+
+name: {name}
+listen: 127.0.0.1:9443          # 0.0.0.0:9443 opens the hub to other machines
+# advertise: hub.example.org:9443  # what invites carry, when it differs from `listen`; needed with 0.0.0.0
+
+base_model: {base_model}        # gym-nano, or a model folder; every contributor must have the same weights
+
+enrolment:
+  policy: {policy}              # open | invite | allow-list
+  # allow_list: [c0123456789abcdef]   # ids, as `gym-client id` prints them
+
+rounds:
+  num_rounds: 10
+  min_contributors: 4           # quorum; with fewer updates at the deadline the round is aborted
+  deadline_seconds: 1800
+  lease_seconds: 60             # who is silent for this long loses the task, and nobody waits
+  grace_factor: 1.5             # with the quorum there, the others have so many times what a round takes
+  grace_min_seconds: 30         # and at least this long
+  # grace_max_seconds: 900      # and at most; without it half the deadline
+  backoff_seconds: 5            # wait after an aborted round, twice as long after each further one in a row
+  backoff_max_seconds: 300      # but never longer
+  learning_rate_decay: 1.0      # times the recipe's learning rate, after every committed round
+
+# How every contributor trains. Names are those of `gym train`.
+recipe:
+  algorithm: sft                # sft | pretrain | dpo | kto | orpo | simpo | tdpo
+  finetuning: full              # full | lora, or what an installed package adds
+  max_steps: 50
+  learning_rate: 1.0e-3
+  per_device_train_batch_size: 16
+  max_length: 256
+
+# How an update is written down: one bit a weight, and what that loses is added to the next one.
+codec:
+  codec: bitdelta               # or any other of docs/codecs.md, or of an installed package
+  error_feedback: true
+
+# How updates become one soup.
+soup:
+  aggregator: byzantine_robust  # any of `gym soup rules`: mean, trimmed_mean, multi_krum, ... With a hundred clean
+                                # rows of your own in `root` below, fltrust_caf withstands more (docs/robustness.md)
+  num_malicious_nodes: 1        # malicious updates it must withstand; needs 2f+1 updates
+  # pre_aggregators: [nnm]      # steps before the aggregator
+  # server_optimizer: momentum  # none | momentum | adam | yogi
+  server_learning_rate: 1.0
+  codec:
+    codec: as-merged            # how the soup travels back: LoRA factors with finetuning: lora, else the values
+
+# The hub sees the sum of the updates' signs alone (docs/secure-aggregation.md). It wants what `privacy` below wants,
+# but soup.aggregator mean or majority_vote, and soup.num_malicious_nodes: 0.
+# secure_aggregation:
+#   threshold: 3                # who must stay to the end of a round; more than half of those who begin
+#   step_norm: 1.0              # L2 norm of the step that one contributor's signs stand for
+
+admission:
+  max_update_bytes: 2147483648
+  norm_ratio: 4.0               # an update this many times larger than the median is rejected
+
+# The held-out set, which decides whether a soup is kept. None: every soup is.
+gate:
+  # heldout: heldout.jsonl      # Alpaca, ShareGPT, messages or text; or task:NAME,task:NAME
+  max_loss_increase: 0.02       # nats
+  screen_updates: true          # also try each update alone, at its share of the soup
+  max_update_loss_increase: 0.05 # nats
+
+# A hundred clean rows or more, others than gate.heldout's, for soup.aggregator fltrust_caf: the hub trains on them as
+# contributors train, and hears the updates that point its own update's way.
+# root:
+#   data: root.jsonl
+
+rewards:
+  pool: 1000                    # credits of one round
+  score: participation          # or, with gate.heldout: improvement, estimate, shapley, ... (docs/rewards.md)
+  # quality_weight: 0.8         # share of the pool split by score; the rest is for having taken part
+  similarity_threshold: 0.9     # cosine from which two updates are one: the later is rejected
+  together_threshold: 0.3       # how far beyond the round's background updates are paid as one
+  stale_threshold: 0.999        # cosine from which an update is an earlier one sent again
+  min_norm_ratio: 0.01          # below this share of the median norm an update counts as one of zeros
+  hold_seconds: 604800          # before credits can be moved, and before a transfer settles (docs/keys.md)
+
+# Differential privacy of the soups (docs/privacy.md). It wants soup.aggregator mean, trimmed_mean or median;
+# admission.norm_ratio: null; gate.screen_updates: false; and under rewards similarity_threshold, together_threshold and
+# stale_threshold: null, min_norm_ratio: 0.
+# privacy:
+#   noise_multiplier: 1.0       # the noise, over the most that one contributor can change
+#   clipping_norm: 1.0          # every update is scaled down to this L2 norm
+#   epsilon: 8.0                # budget of the whole run: the round that would exceed it is not begun
+#   end_when_spent: false       # true: num_rounds may be more than the budget pays for
+#   target_delta: 1.0e-5
+
+# Variants that contributors keep here for themselves and each other (docs/coordinate.md).
+# variants:
+#   max_per_contributor: 100
+#   max_total_bytes: 68719476736
+
+# What one account, or one address, may use of the hub (docs/coordinate.md).
+# limits:
+#   nodes_per_account: 8        # installations of one account
+#   streams_per_account: 4      # of these, how many wait for work at once
+#   calls_per_account: 8        # under way at once
+#   calls_per_second_of_account: 10
+#   calls_per_second: 30        # of one address before it has logged in
+#   calls_per_address: 64       # under way at once, before login: raise it for a class behind one address
+#   connections: 8000           # in all
+#   connections_per_address: 256
+#   handshake_seconds: 5        # a connection without a finished TLS handshake is closed
+#   idle_upload_seconds: 30     # an upload that stands still is ended, and can be resumed
+#   enrolments_per_minute: 6    # new accounts and guesses of invites, from one address
+#   enrolment_work_bits: 20     # policy open: proof of work, about a second of one core
+#   account_changes_per_hour: 12 # how often one account may replace its key, or come back after it left
+#   transfers_per_hour: 60      # of credits, by one account
+#   unreferenced_bytes_per_account: 4294967296 # uploads that nothing names
+
+storage:
+  database: sqlite:///hub.db    # or postgresql+psycopg://USER@HOST/DATABASE, the password in PGPASSFILE
+  objects: objects              # a folder, or s3://BUCKET/PREFIX (docs/coordinate.md)
+  # max_local_copy_bytes: 8589934592 # of what is on S3: copies on this machine
+"""
+
+
+def init_hub(
+    folder: Path, name: str, base_model: str, policy: str, passphrase: Callable[[], bytes] | None = None
+) -> tuple[str, str]:
+    """Make a hub's folder; its keys are under the passphrase that ``passphrase`` gives, if there is one.
+
+    Returns:
+        The hub's id and its TLS fingerprint.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` when there is a hub already; ``CONFIG_INVALID`` for values the schema refuses.
+    """
+    if (folder / CONFIG_NAME).exists() or (folder / "keys").exists():
+        raise GymError(ErrorCode.FILE_EXISTS, f"{folder} already holds a hub", "choose another folder")
+    make_folder(folder)
+    text = TEMPLATE.format(name=_quoted(name), base_model=_quoted(base_model), policy=policy)
+    draft = folder / f".{CONFIG_NAME}.draft"
+    draft.write_text(text, encoding="utf-8")
+    try:
+        config = load_config(draft, ServerConfig)
+    finally:
+        draft.unlink()
+    ids = create_keys(folder, passphrase() if passphrase else None)
+    Database.open(config.storage.database, folder).close()
+    write_atomically(folder / CONFIG_NAME, text.encode())
+    return ids
+
+
+def _quoted(text: str) -> str:
+    import json
+
+    return json.dumps(text, ensure_ascii=False)

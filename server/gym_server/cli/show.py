@@ -1,0 +1,309 @@
+"""What the commands print: plain data first (``--json``), tables made from it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.logging import RichHandler
+from rich.table import Column
+from sqlalchemy import func, select
+
+from gym_fed.console import err
+from gym_fed.tables import TextTable, short_ids
+from gym_fed.text import plain
+from gym_server.federation import Federation
+from gym_server.privacy.budget import SPENT, promise
+from gym_server.rewards.standing import rewards_of
+from gym_server.rounds.queue import SET_ASIDE
+from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
+from gym_server.strategy.backoff import paused
+
+MAX_LOG_LINE = 2000
+MAX_LOG_TRACE = 20_000
+"""Characters of a log line, and of the trace below it."""
+
+
+class LogLine(logging.Formatter):
+    """One line a record, in which nothing from outside moves the cursor or passes for another record.
+
+    Line ends inside a message are written out; a trace follows in indented lines, so none begins like a record.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return plain(super().formatMessage(record), MAX_LOG_LINE)
+
+    def formatException(self, ei: Any) -> str:
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(trace: str) -> str:
+    return "\n".join("    " + plain(line, MAX_LOG_LINE) for line in trace[-MAX_LOG_TRACE:].splitlines())
+
+
+def log_to_stderr() -> None:
+    """The hub's own log on the terminal, one plain line each."""
+    handler: logging.Handler
+    if err.is_terminal:
+        handler = RichHandler(
+            console=err, show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S"
+        )
+    else:
+        handler = logging.StreamHandler()
+    handler.setFormatter(
+        LogLine("%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s")
+    )
+    for name, level in (
+        ("gym_server", logging.INFO),
+        ("grpc", logging.WARNING),
+        ("asyncio", logging.WARNING),
+    ):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+def status_of(fed: Federation) -> dict[str, Any]:
+    """Where the federation stands."""
+    head, current = fed.journal.head(), fed.journal.current()
+    with fed.database.reading() as tx:
+        connected = select(func.max(nodes.c.connected_until)).where(
+            nodes.c.contributor == accounts.c.contributor
+        )
+        rows = tx.execute(
+            select(
+                accounts,
+                connected.scalar_subquery().label("until"),
+            ).order_by(accounts.c.enrolled_at)
+        ).all()
+        balances = {row.contributor: fed.payouts.purse(tx, row.contributor)["balance"] for row in rows}
+    return {
+        "name": fed.config.name,
+        "server": fed.server,
+        "fingerprint": fed.fingerprint,
+        "base_model": fed.public_base_name,
+        "base_digest": fed.base.digest,
+        "version": head.height,
+        "version_digest": head.digest,
+        "server_round": current.server_round if current else 0,
+        "round_state": current.state if current else "",
+        "num_rounds": fed.config.rounds.num_rounds,
+        "paused": paused(fed.database),
+        "privacy": promise(fed) or None,
+        "contributors": [
+            {
+                "contributor": row.contributor,
+                "name": row.name,
+                "status": row.status,
+                "connected": (row.until or 0) > time.time(),
+                "balance": balances[row.contributor],
+            }
+            for row in rows
+        ],
+    }
+
+
+def status_table(found: dict[str, Any]) -> TextTable:
+    title = (
+        f"{found['name']}: version {found['version']} of {found['base_model']}, "
+        f"round {found['server_round']} {found['round_state']} ({found['num_rounds']} wanted)"
+    )
+    if found["paused"]:
+        until = time.strftime("%H:%M:%S", time.localtime(found["paused"]["until"]))
+        count, why = found["paused"]["failures"], found["paused"]["reason"]
+        title += f"; {count} rounds in a row came to nothing, the next begins at {until}: {why}"
+    if found["privacy"]:
+        spent, budget = found["privacy"]["epsilon_spent"], found["privacy"]["epsilon"]
+        over = f", {SPENT}" if found["privacy"]["epsilon_after_next_round"] > budget else ""
+        title += f", epsilon {spent:.3g} of {budget:g}{over}"
+    table = TextTable("contributor", "name", "status", "connected", "credits", title=title)
+    shown = short_ids(row["contributor"] for row in found["contributors"])
+    for row in found["contributors"]:
+        state = "yes" if row["connected"] else "no"
+        table.add_row(shown[row["contributor"]], row["name"], row["status"], state, str(row["balance"]))
+    return table
+
+
+def rounds_of(fed: Federation) -> list[dict[str, Any]]:
+    """Every round with its updates."""
+    with fed.database.reading() as tx:
+        names = {row.contributor: row.name for row in tx.execute(select(accounts))}
+        earned = {(row.server_round, row.contributor): row.amount for row in tx.execute(select(credits))}
+        rows = tx.execute(select(updates).order_by(updates.c.server_round, updates.c.received_at)).all()
+        scores = {row.update_id: row.score for row in tx.execute(select(contributions))}
+    told: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        credit = earned.get((row.server_round, row.contributor), 0) if row.verdict == "merged" else 0
+        told.setdefault(row.server_round, []).append(
+            {
+                "update": row.update_id,
+                "contributor": row.contributor,
+                "name": names.get(row.contributor, "?"),
+                "verdict": row.verdict,
+                "reason": row.reason,
+                "bytes": row.delta_bytes,
+                "norm": row.norm,
+                "heldout_change": row.heldout_change,
+                "score": scores.get(row.update_id),
+                "credit": credit,
+            }
+        )
+    aside = _set_aside(fed, names)
+    return [
+        {
+            **line,
+            "updates": told.get(line["server_round"], []),
+            "set_aside": aside.get(str(line["server_round"]), []),
+        }
+        for line in fed.journal.history()
+    ]
+
+
+def _set_aside(fed: Federation, names: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """Replies that nobody could read, by their round."""
+    query = (
+        select(messages.c.group_id, messages.c.receipt, nodes.c.contributor)
+        .join(nodes, nodes.c.node_id == messages.c.node_id)
+        .where(messages.c.state == SET_ASIDE)
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    with fed.database.reading() as tx:
+        for row in tx.execute(query):
+            reason = json.loads(row.receipt)["reason"]
+            name = names.get(row.contributor, "?")
+            told = {"contributor": row.contributor, "name": name, "verdict": SET_ASIDE, "reason": reason}
+            found.setdefault(row.group_id, []).append(told)
+    return found
+
+
+def rounds_tables(found: list[dict[str, Any]]) -> list[TextTable]:
+    return [_round_table(line) for line in found]
+
+
+def describe_round(fed: Federation, server_round: int) -> dict[str, Any]:
+    """One round as data, and as a line of text under ``text``."""
+    line = next(r for r in rounds_of(fed) if r["server_round"] == server_round)
+    return {**line, "text": _round_title(line)}
+
+
+def ledger_line(entry: dict[str, Any]) -> str:
+    body = " ".join(f"{k}={_short(v)}" for k, v in sorted(entry["body"].items()) if k != "recipe")
+    return plain(f"{entry['sequence']:>5} {entry['hash'][:12]} {entry['kind']:<9} {body}", MAX_LOG_LINE)
+
+
+def _round_title(line: dict[str, Any]) -> str:
+    text = f"round {line['server_round']} {line['state']}"
+    if line["version"] is not None:
+        text += f", version {line['version']}, soup {line['soup_bytes']:,} bytes"
+    if line["heldout_before"] is not None:
+        text += f", held-out loss {line['heldout_before']:.3f} > {line['heldout_after']:.3f}"
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(line["verdicts"].items()))
+    return (
+        text
+        + (f", {verdicts}" if verdicts else "")
+        + (f": {plain(line['reason'])}" if line["reason"] else "")
+    )
+
+
+def _round_table(line: dict[str, Any]) -> TextTable:
+    columns = ("name", "verdict", "bytes", "norm", "score", "credit", "reason")
+    table = TextTable(*columns, title=_round_title(line))
+    for row in line["updates"]:
+        norm = "" if row["norm"] is None else f"{row['norm']:.3g}"
+        score = "" if row["score"] is None else f"{row['score']:+.4f}"
+        table.add_row(
+            row["name"], row["verdict"], f"{row['bytes']:,}", norm, score, str(row["credit"]), row["reason"]
+        )
+    for row in line["set_aside"]:
+        table.add_row(row["name"], row["verdict"], "", "", "", "0", row["reason"])
+    return table
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{len(value)}]"
+    return plain(value, 28)
+
+
+def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
+    """The report of ``gym_server.privacy.budget`` for people."""
+    central = found["central"]
+    if not central:
+        yield "this hub promises no differential privacy (no privacy section in its config)"
+        return
+    yield (
+        f"epsilon {central['epsilon_spent']:.4g} of {central['epsilon']:g} is spent at delta "
+        f"{central['target_delta']:g} in {central['rounds']} rounds; after the next one it is "
+        f"{central['epsilon_after_next_round']:.4g} "
+        f"({central['accountant']} accountant)"
+    )
+    if central["epsilon_after_next_round"] > central["epsilon"]:
+        yield "no further round is begun: it would exceed the budget"
+    adaptive = ", adaptive" if central["adaptive_clipping"] else ""
+    yield (
+        f"mechanism {central['mechanism']}, noise multiplier {central['noise_multiplier']:g}, clipping norm "
+        f"{central['clipping_norm']:.4g} ({central['clipping']}{adaptive})"
+    )
+    yield f"adjacency: {central['adjacency']}"
+    yield f"sampling: {central['sampling']}"
+    if found["rounds_without_noise"]:
+        yield f"{found['rounds_without_noise']} committed rounds are not covered: they were merged without noise"
+    table = TextTable("contributor", "epsilon", "rounds")
+    for row in found["contributors"]:
+        table.add_row(row["contributor"], f"{row['epsilon']:.4g}", str(row["rounds"]))
+    yield table
+
+
+def rewards_shown(fed: Federation) -> dict[str, Any]:
+    """The policy, and every contributor that ever sent an update or has an account."""
+    config = fed.config.rewards
+    with fed.database.reading() as tx:
+        names = {row.contributor: row.name for row in tx.execute(select(accounts))}
+        sent = tx.scalars(select(updates.c.contributor).distinct()).all()
+        people = sorted({*names, *sent})
+        told = {who: rewards_of(tx, who, config.reputation) for who in people}
+        balances = {who: fed.payouts.purse(tx, who) for who in people}
+    quality, participation = config.weights
+    return {
+        "pool": config.pool,
+        "score": config.score,
+        "quality_weight": quality,
+        "participation_weight": participation,
+        "contributors": [
+            {"contributor": who, "name": names.get(who, ""), **balances[who], **told[who]} for who in people
+        ],
+    }
+
+
+def rewards_table(found: dict[str, Any], wide: bool = False) -> TextTable:
+    """What ``rewards_shown`` found, for people; ids by how they begin, unless ``wide``."""
+    title = (
+        f"{found['pool']} credits a round: {found['quality_weight']:.0%} by {found['score']}, "
+        f"{found['participation_weight']:.0%} for taking part"
+        if found["quality_weight"]
+        else f"{found['pool']} credits a round, for taking part"
+    )
+    who = Column("contributor", no_wrap=True)
+    ids = [one["contributor"] for one in found["contributors"]]
+    shown = dict(zip(ids, ids, strict=True)) if wide else short_ids(ids)
+    columns = ("name", "credits", "reputation", "last scores", "last verdict")
+    table = TextTable(who, *columns, title=title)
+    for one in found["contributors"]:
+        scores = [f"{r['score']:+.4f}" for r in one["rounds"] if r["score"] is not None][:3]
+        last = one["rounds"][0] if one["rounds"] else None
+        table.add_row(
+            shown[one["contributor"]],
+            one["name"] if one["name"] != one["contributor"] else "",
+            str(one["balance"]),
+            f"{one['reputation']:.3f}",
+            ", ".join(scores) or "-",
+            "-" if last is None else f"{last['verdict']} {last['reason']}".strip(),
+        )
+    return table

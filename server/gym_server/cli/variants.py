@@ -1,0 +1,90 @@
+"""`gym-server variants`: what contributors keep here, and taking something down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gym_fed.console import AsJson, print_result, print_table
+from gym_fed.text import plain
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+
+if TYPE_CHECKING:
+    from gym_fed.tables import TextTable
+
+app = typer.Typer(help="The variants that contributors keep on the hub.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_variants(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Every variant: whose, which revision, of which model, how large, and who may read it."""
+    with opened(folder) as fed:
+        found = variants_of(fed)
+    print_result(as_json, found, lambda: print_table(variants_table(found)))
+
+
+def variants_table(found: list[dict[str, Any]]) -> TextTable:
+    """What ``variants_of`` found, for people."""
+    from gym_fed.tables import TextTable
+
+    table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
+    for told in found:
+        public, others = "*" in told["readers"], len(told["readers"])
+        who = "everyone" if public else f"{others} others" if others else "its owner"
+        row = (told["owner"], told["variant"], str(told["revision"]), told["base"])
+        size = f"{told['size_bytes']:,}"
+        table.add_row(*row, size, who, told["key_status"])
+    return table
+
+
+@app.command()
+def remove(
+    owner: Annotated[str, typer.Argument(help="Id of the account.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its variant.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Why; it is written to the ledger.")],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Take a variant down: nobody reads it, and its owner does not put it again. The hub may be running."""
+    with opened(folder) as fed:
+        receipt = fed.variants.remove(owner, name, "coordinator", reason)
+    print_result(as_json, receipt, plain(f"variant {name} of {owner} is removed, and the ledger says why"))
+
+
+@app.command()
+def allow(
+    owner: Annotated[str, typer.Argument(help="Id of the account.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its variant.", show_default=False)],
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Let an owner put again what was taken down under this name."""
+    with opened(folder) as fed:
+        fed.variants.allow(owner, name)
+    print_result(
+        as_json,
+        {"owner": owner, "variant": name, "allowed": True},
+        plain(f"{owner} may put variant {name} again"),
+    )
+
+
+def variants_of(fed: Any) -> list[dict[str, Any]]:
+    """What ``gym-server variants list`` tells, by owner and name."""
+    found: list[dict[str, Any]] = []
+    page = ""
+    while True:
+        variants, page = fed.variants.page(None, page)
+        found += [
+            {
+                **variant.signed.manifest.model_dump(mode="json"),
+                "base": variant.base,
+                "key_status": variant.key_status,
+                "ledger_sequence": variant.ledger_sequence,
+                "put_at": variant.put_at,
+                "readers": list(variant.readers),
+            }
+            for variant in variants
+        ]
+        if not page:
+            return found

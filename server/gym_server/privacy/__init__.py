@@ -1,0 +1,1 @@
+"""Differential privacy and secure aggregation on the hub."""

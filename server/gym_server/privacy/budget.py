@@ -1,0 +1,302 @@
+"""The hub's privacy budget: what every round cost whom, what is left, where the run stops, and what is said of it.
+
+What a round costs is written in the transaction that ends it, whether it is committed or rolled back: who saw the
+noised soup saw it. Costs add up, for the run and for each contributor: rounds without an update of theirs cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from gym_fed.config.hub.privacy import PrivacyConfig, ReleasePrivacy
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon
+from gym_fed.privacy.noise import MAX_STD
+from gym_server.federation import Federation
+from gym_server.rounds.journal import COLLECTING, MERGING
+from gym_server.store.tables import accounts, ledger, privacy_spending, settings, updates, versions
+
+ADJACENCY = "zero-out: one contributor's updates count for nothing in every sum and count; how many there are is public"
+SAMPLING = "none: every admitted update is in, and who takes part is public"
+SPENT = "the privacy budget is spent"
+_PROMISED = "privacy_promised"
+"""Key of the setting that keeps what contributors were promised last."""
+
+_MAX_VARIANCE = int(MAX_STD) ** 2 >> 16
+
+
+def spending(fed: Federation, server_round: int, contributors: Sequence[str]) -> Callable[[Connection], None]:
+    """What a round costs those whose updates are in it, to be written in the transaction that ends it.
+
+    Returns:
+        Writes the costs and the ledger's entry of kind ``privacy``; nothing where the hub promises nothing.
+    """
+    privacy = fed.config.privacy
+    if privacy is None:
+        return lambda _: None
+    event, names, clip = _event(privacy), sorted(set(contributors)), clipping_norm(fed)
+
+    def write(tx: Connection) -> None:
+        for contributor in names:
+            tx.execute(
+                privacy_spending.insert().values(
+                    server_round=server_round,
+                    contributor=contributor,
+                    mechanism=event.mechanism,
+                    noise_multiplier=event.noise_multiplier,
+                )
+            )
+        fed.ledger.append(
+            tx,
+            "privacy",
+            {
+                "server_round": server_round,
+                "mechanism": event.mechanism,
+                "noise_multiplier": event.noise_multiplier,
+                "clipping_norm": clip,
+                "clipping": privacy.clipping,
+                "adjacency": ADJACENCY,
+                "sampling": SAMPLING,
+                "contributors": names,
+                "target_delta": privacy.target_delta,
+                "epsilon": epsilon(_events(tx), privacy.target_delta),
+            },
+        )
+
+    return write
+
+
+# ---- the budget ----
+
+
+def is_spent(fed: Federation) -> bool:
+    """Whether another round would take the run above its budget."""
+    privacy = fed.config.privacy
+    return privacy is not None and _after_next(fed, privacy) > privacy.epsilon
+
+
+def rounds_paid(fed: Federation, wanted: int) -> int:
+    """How many more rounds the budget pays for, ``wanted`` at most."""
+    privacy = fed.config.privacy
+    if privacy is None:
+        return wanted
+    with fed.database.reading() as tx:
+        spent = _events(tx)
+    low, high = 0, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        more = _event(privacy).model_copy(update={"count": middle})
+        fits = epsilon([*spent, more], privacy.target_delta) <= privacy.epsilon
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def has_begun(fed: Federation) -> bool:
+    """Whether anything of the budget is spent."""
+    with fed.database.reading() as tx:
+        return bool(_events(tx))
+
+
+def end_of_run(fed: Federation) -> str:
+    """Why no more rounds are opened, in words."""
+    privacy = fed.config.privacy
+    if privacy is None or fed.journal.num_committed() >= fed.config.rounds.num_rounds or not is_spent(fed):
+        return "all rounds are done"
+    return (
+        f"{SPENT}: epsilon {_spent(fed, privacy):.3g} of {privacy.epsilon:g}, and another round would make it "
+        f"{_after_next(fed, privacy):.3g}"
+    )
+
+
+def check_promise(fed: Federation) -> None:
+    """Whether the hub can keep what it promises, asked before it serves.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for a budget that is not enough for the first round, for noise that cannot be
+            drawn, for a hub that promised privacy and no longer does, and for one that merged without noise before;
+            ``DEPENDENCY_MISSING`` without dp-accounting.
+    """
+    privacy = fed.config.privacy
+    with fed.database.reading() as tx:
+        began, without = bool(_events(tx)), _rounds_without_noise(tx)
+        heard = any(tx.scalar(select(func.count()).select_from(table)) for table in (accounts, updates))
+        promised = tx.scalar(select(settings.c.value).where(settings.c.key == _PROMISED))
+    if privacy is None:
+        if began or (promised and heard):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "this hub promised its contributors privacy, and the config has no privacy section any more: soups "
+                "without noise would give away what was promised to stay hidden",
+                "put the privacy section back, or start another hub with other contributors",
+            )
+        return
+    if without:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"privacy: {without} rounds of this hub were merged without noise, so that no epsilon would be true for "
+            "those whose updates are in them",
+            "start another hub for private rounds, with this one's model as its base (gym-server model)",
+        )
+    first = _after_next(fed, privacy)
+    if not began and first > privacy.epsilon:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"privacy.epsilon {privacy.epsilon:g} is not enough for one round, which costs {first:.3g} at "
+            f"noise_multiplier {privacy.noise_multiplier:g}",
+            "raise privacy.noise_multiplier or privacy.epsilon",
+        )
+    if (
+        privacy.mechanism == "discrete_gaussian"
+        and privacy.noise_multiplier**2 * fed.base.num_parameters > _MAX_VARIANCE
+    ):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"privacy.noise_multiplier {privacy.noise_multiplier:g}: noise on votes of {fed.base.num_parameters} "
+            "weights is beyond what can be drawn exactly, and every merge would fail",
+            "lower privacy.noise_multiplier",
+        )
+    _remember(fed, privacy, promised)
+
+
+def _remember(fed: Federation, privacy: PrivacyConfig, before: str | None) -> None:
+    """Keep what is promised; a round that began under less of a promise ends here, before anything is merged."""
+    now = {"epsilon": privacy.epsilon, "target_delta": privacy.target_delta}
+    then = json.loads(before) if before else None
+    current = fed.journal.current()
+    if current is not None and current.state in (COLLECTING, MERGING):
+        if then is None:
+            fed.journal.abort(current.server_round, "it began before privacy was promised")
+        elif any(now[key] > then[key] for key in now):
+            fed.journal.abort(current.server_round, "it began under a stronger promise of privacy")
+    fed.database.set(_PROMISED, json.dumps(now))
+
+
+# ---- what is said ----
+
+
+def clipping_norm(fed: Federation) -> float:
+    """The clip of the next merge: with adaptive clipping the one that the last version left, else the config's."""
+    privacy = fed.config.privacy
+    assert privacy is not None
+    if privacy.adaptive_clipping is None:
+        return privacy.clipping_norm
+    with fed.database.reading() as tx:
+        entries = select(ledger.c.body).where(ledger.c.kind == "version").order_by(ledger.c.sequence.desc())
+        last = tx.scalar(entries.limit(1))
+    told = json.loads(last).get("privacy") if last else None
+    return float(told["next_clipping_norm"]) if told else privacy.clipping_norm
+
+
+def promise(fed: Federation) -> dict[str, Any]:
+    """``central`` of ``StatusReply.privacy_json``: what is promised and what is spent; empty without privacy."""
+    privacy = fed.config.privacy
+    if privacy is None:
+        return {}
+    clip = clipping_norm(fed)
+    with fed.database.reading() as tx:
+        return _promise(tx, privacy, clip)
+
+
+def _promise(tx: Connection, privacy: PrivacyConfig, clip: float) -> dict[str, Any]:
+    events = _events(tx)
+    return {
+        "mechanism": privacy.mechanism,
+        "noise_multiplier": privacy.noise_multiplier,
+        "clipping_norm": clip,
+        "clipping": privacy.clipping,
+        "adaptive_clipping": privacy.adaptive_clipping is not None,
+        "epsilon": privacy.epsilon,
+        "target_delta": privacy.target_delta,
+        "epsilon_spent": epsilon(events, privacy.target_delta),
+        "epsilon_after_next_round": epsilon([*events, _event(privacy)], privacy.target_delta),
+        "adjacency": ADJACENCY,
+        "sampling": SAMPLING,
+    }
+
+
+def status_json(fed: Federation) -> str:
+    """``StatusReply.privacy_json``; empty where nothing is promised."""
+    told: dict[str, Any] = {"central": promise(fed)} if fed.config.privacy is not None else {}
+    if fed.config.secure_aggregation is not None:
+        told["secure_aggregation"] = {"threshold": fed.config.secure_aggregation.threshold}
+    return json.dumps(told) if told else ""
+
+
+def account_of(fed: Federation, contributor: str) -> dict[str, Any]:
+    """``privacy`` of ``AccountReply.rewards_json``: what was spent on the caller; empty without privacy."""
+    privacy = fed.config.privacy
+    if privacy is None:
+        return {}
+    with fed.database.reading() as tx:
+        return _account(tx, privacy, contributor)
+
+
+def _account(tx: Connection, privacy: PrivacyConfig, contributor: str) -> dict[str, Any]:
+    events = _events(tx, contributor)
+    return {
+        "epsilon": epsilon(events, privacy.target_delta),
+        "target_delta": privacy.target_delta,
+        "rounds": sum(event.count for event in events),
+    }
+
+
+def report(fed: Federation) -> dict[str, Any]:
+    """All of it as of one moment, for `gym-server privacy`."""
+    privacy = fed.config.privacy
+    if privacy is None:
+        return {"central": {}, "contributors": [], "rounds_without_noise": fed.journal.num_committed()}
+    clip = clipping_norm(fed)
+    with fed.database.reading() as tx:
+        names = sorted(set(tx.scalars(select(privacy_spending.c.contributor))))
+        events = _events(tx)
+        return {
+            "central": {
+                **_promise(tx, privacy, clip),
+                "accountant": accountant_name([*events, _event(privacy)]),
+                "rounds": sum(event.count for event in events),
+            },
+            "contributors": [{"contributor": name, **_account(tx, privacy, name)} for name in names],
+            "rounds_without_noise": _rounds_without_noise(tx),
+        }
+
+
+# ---- helpers ----
+
+
+def _rounds_without_noise(tx: Connection) -> int:
+    noised = set(tx.scalars(select(privacy_spending.c.server_round)))
+    return len(set(tx.scalars(select(versions.c.server_round))) - noised)
+
+
+def _event(privacy: ReleasePrivacy) -> NoiseEvent:
+    return NoiseEvent(mechanism=privacy.mechanism, noise_multiplier=privacy.noise_multiplier)
+
+
+def _events(tx: Connection, contributor: str | None = None) -> list[NoiseEvent]:
+    """What was released of a contributor's updates; of those of whoever was in every round, without one."""
+    columns = (
+        privacy_spending.c.server_round,
+        privacy_spending.c.mechanism,
+        privacy_spending.c.noise_multiplier,
+    )
+    query = select(*columns).distinct().order_by(privacy_spending.c.server_round)
+    if contributor is not None:
+        query = query.where(privacy_spending.c.contributor == contributor)
+    return [
+        NoiseEvent(mechanism=row.mechanism, noise_multiplier=row.noise_multiplier)
+        for row in tx.execute(query)
+    ]
+
+
+def _spent(fed: Federation, privacy: PrivacyConfig) -> float:
+    with fed.database.reading() as tx:
+        return epsilon(_events(tx), privacy.target_delta)
+
+
+def _after_next(fed: Federation, privacy: PrivacyConfig) -> float:
+    with fed.database.reading() as tx:
+        return epsilon([*_events(tx), _event(privacy)], privacy.target_delta)

@@ -1,0 +1,144 @@
+"""A round merged with differential privacy on the hub: the seed of its noise, and what the task lets an update hold.
+
+A seed belongs to one list of updates and one way of merging it. It is drawn when such a merge begins and kept, for the
+operator alone: merging again after a crash, or in a replay, adds the very same noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sqlalchemy import select
+
+from gym_fed.config.hub.privacy import AdaptiveClipping, ReleasePrivacy
+from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.policy import part_of
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.canonical import canonical_digest
+from gym_fed.privacy.noise import SEED_BYTES
+from gym_fed.soup.private import FrozenA, PrivateReport, PrivateRound
+from gym_server.federation import Federation
+from gym_server.privacy.budget import clipping_norm
+from gym_server.store.tables import privacy_seeds
+
+_TOLD = ("mechanism", "noise_multiplier", "clipping_norm", "clipping", "adaptive_clipping")
+
+
+def begin_merge(fed: Federation, spec: TaskSpec | None, merging: Sequence[str]) -> PrivateRound | None:
+    """What makes the merge of these updates private; None where the hub promises nothing.
+
+    The same list, merged by the same rules, gets the same seed; another one another.
+    """
+    privacy = fed.config.privacy
+    if privacy is None or spec is None:
+        return None
+    clip = clipping_norm(fed)
+    told = {**privacy.model_dump(mode="json"), "clipping_norm": clip}
+    rules = {"privacy": {key: told[key] for key in _TOLD}, "soup": fed.config.soup.model_dump(mode="json")}
+    seed = draw_seed(fed, spec.server_round, canonical_digest({"merging": sorted(merging), **rules}))
+    return private_round(rules["privacy"], spec, fed.base, seed)
+
+
+def private_round(told: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateRound:
+    """A private merge from what the ledger's version entry says of it (``told_of``), the round's task, and its seed."""
+    adaptive = told["adaptive_clipping"]
+    return PrivateRound(
+        ReleasePrivacy.model_validate({key: told[key] for key in _TOLD if key != "adaptive_clipping"}),
+        seed,
+        trained_tensors(spec.recipe, base),
+        _frozen_a(spec),
+        AdaptiveClipping.model_validate(adaptive) if adaptive else None,
+    )
+
+
+def told_of(private: PrivateRound | None, report: PrivateReport | None) -> dict[str, Any] | None:
+    """For the ledger's version entry: with the seed, which only the operator has, it makes the noise again."""
+    if private is None or report is None:
+        return None
+    return {
+        **private.privacy.model_dump(mode="json", include={*_TOLD}),
+        "adaptive_clipping": private.adaptive.model_dump(mode="json") if private.adaptive else None,
+        "coordinates": report.coordinates,
+        "next_clipping_norm": report.next_clipping_norm,
+        "seed_sha256": hashlib.sha256(private.seed).hexdigest(),
+    }
+
+
+def seed_of(fed: Federation, seed_sha256: str) -> bytes:
+    """The seed of a committed round.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` when the database has lost it.
+    """
+    with fed.database.reading() as tx:
+        seed = tx.scalar(select(privacy_seeds.c.seed).where(privacy_seeds.c.seed_sha256 == seed_sha256))
+    if seed is None or hashlib.sha256(seed).hexdigest() != seed_sha256:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"the seed of the noise with sha256 {seed_sha256} is missing or was changed",
+            "restore the hub's folder from a backup",
+        )
+    return bytes(seed)
+
+
+def trained_tensors(recipe: TrainingRecipe, base: BaseSpec) -> list[str]:
+    """The tensors that an update by a recipe may hold, sorted, by the recipe alone: what is sent has no say.
+
+    For LoRA on ``all-linear`` every matrix but embeddings and head, by their names.
+    """
+    if not recipe.sends_factors:
+        return sorted(base.shapes)
+    targets = recipe.lora.target_modules
+    found = []
+    for name, shape in sorted(base.shapes.items()):
+        module = name.removesuffix(".weight")
+        if len(shape) != 2 or module == name:
+            continue
+        if targets == "all-linear":
+            trained = part_of(name, tuple(shape)) == "body"
+        else:
+            trained = any(module == target or module.endswith(f".{target}") for target in targets)
+        if trained:
+            found.append(name)
+    return found
+
+
+def _frozen_a(spec: TaskSpec) -> FrozenA | None:
+    if not spec.recipe.sends_factors:
+        return None
+    from gym_fed.training.tuning.lora import frozen_factor
+
+    seed, rank = spec.recipe.seed + spec.server_round, spec.recipe.lora.r
+    dtype = torch.float32 if spec.codec.factors == "float32" else torch.bfloat16
+
+    def factor(name: str, cols: int) -> torch.Tensor:
+        return frozen_factor(seed, name.removesuffix(".weight"), rank, cols).to(dtype)
+
+    return factor
+
+
+def draw_seed(fed: Federation, server_round: int, merging: str) -> bytes:
+    """The seed of a round's noise: drawn at the first call for ``merging``, the same at every later one.
+
+    Args:
+        merging: Digest of the list of updates and of all that decides what is made of them: never one seed for two.
+    """
+    where = (privacy_seeds.c.server_round == server_round) & (privacy_seeds.c.merging == merging)
+    with fed.database.transaction() as tx:
+        seed = tx.scalar(select(privacy_seeds.c.seed).where(where))
+        if seed is None:
+            seed = os.urandom(SEED_BYTES)
+            tx.execute(
+                privacy_seeds.insert().values(
+                    server_round=server_round,
+                    merging=merging,
+                    seed=seed,
+                    seed_sha256=hashlib.sha256(seed).hexdigest(),
+                )
+            )
+    return bytes(seed)

@@ -1,0 +1,383 @@
+"""A secure round from the first keys to the last share: advertise, share, train, confirm, unmask.
+
+The journal's states stay what they are: the first three stages are ``collecting``; the freeze to ``merging`` fixes who
+survives, and the last two come after it. A stage ends when everybody it still can hear from has spoken and enough
+have, or at its deadline; who comes back in time is asked again, who comes later sits the round out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import cached_property
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from sqlalchemy import select
+
+from gym_fed.config.hub.secure import beginners, stayers
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.privacy.secure_aggregation.keys import share_commitment
+from gym_fed.privacy.secure_aggregation.messages import (
+    ACTIONS,
+    ADVERTISE,
+    CONFIRM,
+    RECORD,
+    SHARE,
+    TRAIN,
+    UNMASK,
+    Confirmation,
+    Masking,
+    Revealed,
+    Shares,
+    SignedAdvert,
+    Survivors,
+    Unmasking,
+    check_tasks,
+    parse,
+    task_digest,
+)
+from gym_server.federation import Federation
+from gym_server.privacy.secure_stages import Stage, Stages
+from gym_server.privacy.secure_unmask import ids, recover
+from gym_server.rounds.journal import MERGING, Round
+from gym_server.store.tables import nodes, updates
+from gym_server.strategy.grid import LOST
+from gym_server.strategy.pace import Pace
+
+log = logging.getLogger("gym_server")
+
+POLL_SECONDS = 0.2
+
+
+class SecureRound:
+    """Takes one round from ``collecting`` to where its sum can be had, or to its abort.
+
+    Args:
+        fed: State and config.
+        grid: Reaches the contributors.
+        current: The round, with its task.
+        content: The task's records; the stages' own messages are added.
+        take: Judges a reply to the training.
+        should_stop: Asked between polls.
+    """
+
+    def __init__(
+        self,
+        fed: Federation,
+        grid: Grid,
+        current: Round,
+        content: Callable[[], RecordDict],
+        take: Callable[[int, Message], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        assert fed.config.secure_aggregation is not None
+        assert current.spec is not None
+        self._fed, self._grid, self._spec = fed, grid, current.spec
+        self._number = current.server_round
+        self._content, self._take, self._should_stop = content, take, should_stop
+        self._config = fed.config.secure_aggregation
+        self._threshold = (current.spec.secure_aggregation or self._config).threshold
+        self._stages = Stages(fed.database)
+        self._objectors: set[int] = set()
+        self._pace = Pace(fed)
+
+    def run(self) -> bool:
+        """Go on from whatever stage the round is in; False when told to stop before its end."""
+        while not self._should_stop():
+            stage = self._stages.current(self._number)
+            self._push(stage)
+            self._pull(stage)
+            if self._ended(stage):
+                return True
+            if self._stages.current(self._number) == stage:
+                time.sleep(POLL_SECONDS)
+        return False
+
+    # ---- messages ----
+
+    def _push(self, stage: Stage) -> None:
+        tasks, there = self._tasks(stage), set(self._grid.get_node_ids())
+        accounts = self._fed.queue.accounts_of({*tasks, *there})
+        served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
+        for node in sorted(there) if stage.members is None else stage.members:
+            known = tasks.get(node)
+            if known is None and accounts.get(node) in served:
+                continue  # an account is one participant, whichever of its nodes is there
+            if known is None or (known[1] == "lost" and node in there):
+                for message_id in self._grid.push_messages([self._message(stage, node)]):
+                    if stage.name == TRAIN:
+                        self._fed.journal.record_task(self._number, node, message_id)
+                    else:
+                        self._stages.record_task(self._number, stage.name, node, message_id)
+
+    def _message(self, stage: Stage, node: int) -> Message:
+        content = self._content()
+        if stage.name != TRAIN:
+            del content["soups"]
+        told = self._told(stage, node)
+        if told is not None:
+            content[RECORD] = ConfigRecord({"json": told.model_dump_json()})
+        kind = MessageType.TRAIN if stage.name == TRAIN else f"{MessageType.QUERY}.{ACTIONS[stage.name]}"
+        return Message(
+            content=content,
+            message_type=kind,
+            dst_node_id=node,
+            group_id=str(self._number),
+            ttl=max(60.0, self._deadline(stage) - time.time()),
+        )
+
+    def _told(self, stage: Stage, node: int) -> StrictModel | None:
+        if stage.name == SHARE:
+            return self._stages.roster(self._number)
+        if stage.name == TRAIN:
+            own = self._stages.adverts(self._number)[node].advert.contributor
+            dealt = {dealer: shares for dealer, shares in self._dealt.items() if dealer != own}
+            return Masking(
+                sealed={dealer: shares.sealed[own] for dealer, shares in dealt.items()},
+                commitments={dealer: shares.commitments[own] for dealer, shares in dealt.items()},
+            )
+        if stage.name == CONFIRM:
+            return Survivors(survivors=list(ids(self._stages, self._number, CONFIRM)))
+        if stage.name == UNMASK:
+            adverts_of = self._stages.adverts(self._number, UNMASK)
+            said = self._stages.replies(self._number, CONFIRM, Confirmation)
+            return Unmasking(
+                survivors=list(ids(self._stages, self._number, UNMASK)),
+                confirmations={adverts_of[node].advert.contributor: one for node, one in said.items()},
+            )
+        return None
+
+    def _pull(self, stage: Stage) -> None:
+        for node, (message_id, outcome) in self._tasks(stage).items():
+            if outcome != "":
+                continue
+            for reply in self._grid.pull_messages([message_id]):
+                if reply.has_error() and reply.error.code == ErrorCode.TASKS_DIFFER.exit_code:
+                    self._objectors.add(node)
+                if stage.name == TRAIN:
+                    self._take(self._number, reply)
+                else:
+                    self._hear(stage, node, reply)
+
+    def _hear(self, stage: Stage, node: int, reply: Message) -> None:
+        """Judge what one node says in a stage; nothing it holds can raise out of here."""
+        outcome, text = "replied", None
+        if reply.has_error():
+            outcome = "lost" if reply.error.code == LOST else "failed"
+            log.info("round %d: %s: node %d: %s", self._number, stage.name, node, reply.error.reason)
+        else:
+            try:
+                record = reply.content.get(RECORD)
+                said = self._checked(
+                    stage, node, record.get("json") if isinstance(record, ConfigRecord) else None
+                )
+                text = said.model_dump_json()
+            except GymError as error:
+                outcome = "failed"
+                log.info("round %d: %s: node %d refused: %s", self._number, stage.name, node, error)
+        self._stages.record_outcome(self._number, stage.name, node, outcome, text)
+
+    def _checked(self, stage: Stage, node: int, text: object) -> StrictModel:
+        if stage.name == ADVERTISE:
+            signed = parse(SignedAdvert, text)
+            signed.verify(self._spec.server, self._number, self._threshold)
+            check_tasks([signed], task_digest(self._spec))
+            self._check_owner(node, signed)
+            return signed
+        advert = self._stages.adverts(self._number)[node].advert
+        if stage.name == SHARE:
+            shares = parse(Shares, text)
+            shares.verify(advert, self._stages.roster(self._number))
+            return shares
+        if stage.name == CONFIRM:
+            confirmation = parse(Confirmation, text)
+            survivors = list(ids(self._stages, self._number, CONFIRM))
+            confirmation.verify(advert, survivors, self._stages.roster(self._number))
+            return confirmation
+        revealed = parse(Revealed, text)
+        self._check_revealed(advert.contributor, revealed)
+        return revealed
+
+    def _check_revealed(self, holder: str, revealed: Revealed) -> None:
+        """Whether an answer is all of the shares that are due, each as it was dealt."""
+        survivors = {*ids(self._stages, self._number, UNMASK)}
+        self._same({*revealed.seeds}, survivors)
+        self._same({*revealed.mask_keys}, {*self._dealt} - survivors)
+        for secret, shares in (("seed", revealed.seeds), ("mask", revealed.mask_keys)):
+            for dealer, share in shares.items():
+                dealt = self._dealt[dealer].commitments[holder][secret == "mask"]
+                if share_commitment(bytes.fromhex(share), secret, dealer, holder) != dealt:
+                    raise GymError(
+                        ErrorCode.UPDATE_REFUSED, f"{holder} reveals a share that {dealer} did not deal"
+                    )
+
+    @cached_property
+    def _dealt(self) -> dict[str, Shares]:
+        """What everybody who masks dealt, by its id; known once the stage share is over."""
+        adverts = self._stages.adverts(self._number, TRAIN)
+        shares = self._stages.replies(self._number, SHARE, Shares)
+        return {signed.advert.contributor: shares[node] for node, signed in adverts.items()}
+
+    def _check_owner(self, node: int, signed: SignedAdvert) -> None:
+        with self._fed.database.reading() as tx:
+            contributor = tx.scalar(select(nodes.c.contributor).where(nodes.c.node_id == node))
+        if self._fed.accounts.public_key(str(contributor)).hex() != signed.advert.public_key:
+            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the keys are not signed by {contributor}")
+        others = self._stages.adverts(self._number)
+        if any(a.advert.public_key == signed.advert.public_key for n, a in others.items() if n != node):
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"{contributor} takes part from another machine already")
+
+    @staticmethod
+    def _same(found: set[str], wanted: set[str]) -> None:
+        if found != wanted:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED, f"shares for {sorted(found)} where {sorted(wanted)} are due"
+            )
+
+    # ---- the end of a stage ----
+
+    def _tasks(self, stage: Stage) -> dict[int, tuple[str, str]]:
+        if stage.name == TRAIN:
+            return self._fed.journal.tasks(self._number)
+        return self._stages.tasks(self._number, stage.name)
+
+    def _deadline(self, stage: Stage) -> float:
+        if stage.name == TRAIN:
+            return self._spec.deadline_seconds
+        return stage.started_at + self._config.stage_seconds
+
+    def _ended(self, stage: Stage) -> bool:
+        """Begin the next stage when this one is over; True when the last one is, or the round was aborted."""
+        if stage.name == UNMASK:
+            return self._unmasked(stage)
+        if stage.name == TRAIN and self._fed.journal.require(self._number).state == MERGING:
+            return self._freeze()
+        if stage.name == CONFIRM:
+            return self._confirmed(stage)
+        tasks = self._tasks(stage)
+        replied = [node for node, (_, outcome) in tasks.items() if outcome == "replied"]
+        if stage.name == TRAIN:
+            return self._trained(stage, tasks)
+        if stage.name == ADVERTISE:
+            most = 2 * self._threshold - 1
+            if len(replied) > most:
+                log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
+            replied, wanted = replied[:most], beginners(self._fed.config)
+            if time.time() >= self._spec.deadline_seconds and len(replied) < stayers(self._fed.config):
+                return self._abort(f"{len(replied)} contributors began at the deadline")
+            if tasks and all(outcome == "failed" for _, outcome in tasks.values()):
+                return self._abort(f"all {len(tasks)} contributors failed to begin")
+            if len(replied) < stayers(self._fed.config):
+                return False  # whoever comes in time begins it
+        else:
+            wanted = stayers(self._fed.config)
+        outstanding = any(outcome == "" for _, outcome in tasks.values())
+        over = stage.name != ADVERTISE and self._is_over(stage)
+        over = over or time.time() >= self._stage_ends(stage, wanted)
+        if not over and self._is_out_of_reach(stage, tasks):
+            return self._abort(
+                f"too few of {len(stage.members or [])} contributors are left to share their keys"
+            )
+        if not over and (outstanding or len(replied) < wanted):
+            return False
+        if len(replied) < stayers(self._fed.config):
+            return self._abort(f"{len(replied)} contributors shared their keys")
+        following = {ADVERTISE: SHARE, SHARE: TRAIN}[stage.name]
+        self._stages.begin(self._number, following, replied)
+        failpoint(f"secure-{following}")
+        return False
+
+    def _trained(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
+        admitted = len(self._fed.journal.admitted(self._number))
+        enough, over = admitted >= stayers(self._fed.config), self._is_over(stage)
+        if enough and not over:
+            ends = self._pace.round_ends(self._fed.journal.require(self._number), stayers(self._fed.config))
+            over = ends is not None and time.time() >= ends
+        if not over and not enough and self._is_out_of_reach(stage, tasks):
+            return self._abort(f"{admitted} masked updates, and too few contributors are left to send one")
+        if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
+            return False
+        if not enough:
+            late = time.time() >= self._deadline(stage)
+            return self._abort(f"{admitted} masked updates{' at the deadline' if late else ''}")
+        self._fed.journal.start_merging(self._number)
+        self._fed.queue.close(message_id for message_id, _ in tasks.values())
+        failpoint("state-merging")
+        return self._freeze()
+
+    def _is_out_of_reach(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
+        """Whether more members failed than may be missing; one that went away may come back."""
+        if stage.members is None:
+            return False
+        failed = sum(outcome == "failed" for _, outcome in tasks.values())
+        return len(stage.members) - failed < stayers(self._fed.config)
+
+    def _stage_ends(self, stage: Stage, wanted: int) -> float:
+        """The stage's deadline; sooner where as many have answered as are wanted, by what stages take here."""
+        ends = self._pace.stage_ends(self._number, stage.name, stage.started_at, wanted)
+        return self._deadline(stage) if ends is None else min(ends, self._deadline(stage))
+
+    def _freeze(self) -> bool:
+        """The list of updates is frozen: unmask the sum of those of them whose key still stands."""
+        with self._fed.database.reading() as tx:
+            chosen = updates.c.update_id.in_(self._fed.journal.require(self._number).merging)
+            rows = tx.execute(select(updates).where(chosen)).all()
+        revoked = self._fed.keys.signed_by_revoked(rows)
+        messages = {row.message_id for row in rows if row.update_id not in revoked}
+        tasks = self._fed.journal.tasks(self._number)
+        survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
+        if len(survivors) < stayers(self._fed.config):
+            return self._abort(f"{len(survivors)} masked updates of keys that stand")
+        self._stages.begin(self._number, CONFIRM, survivors)
+        failpoint(f"secure-{CONFIRM}")
+        return False
+
+    def _confirmed(self, stage: Stage) -> bool:
+        confirmed = len(self._stages.replies(self._number, CONFIRM, Confirmation))
+        over = self._is_over(stage)
+        if confirmed < self._threshold:
+            return self._abort(f"{confirmed} contributors stayed to confirm") if over else False
+        waits = time.time() < self._stage_ends(stage, self._threshold)
+        if confirmed < len(stage.members or []) and waits and not over and self._is_asking(stage):
+            return False
+        self._stages.begin(self._number, UNMASK, stage.members)
+        failpoint(f"secure-{UNMASK}")
+        return False
+
+    def _is_asking(self, stage: Stage) -> bool:
+        """Whether an answer is still under way."""
+        return any(outcome == "" for _, outcome in self._tasks(stage).values())
+
+    def _is_over(self, stage: Stage) -> bool:
+        """Whether no answer can come any more."""
+        tasks = self._tasks(stage)
+        waiting = any(outcome in ("", "lost") for _, outcome in tasks.values())
+        return (not waiting and len(tasks) >= len(stage.members or [])) or time.time() >= self._deadline(
+            stage
+        )
+
+    def _unmasked(self, stage: Stage) -> bool:
+        revealed = self._stages.replies(self._number, UNMASK, Revealed)
+        over = self._is_over(stage)
+        if len(revealed) < self._threshold:
+            if not over:
+                return False
+            return self._abort(f"{len(revealed)} contributors stayed to unmask")
+        members, survivors = (ids(self._stages, self._number, name) for name in (TRAIN, UNMASK))
+        try:
+            recover(members, survivors, revealed.values(), self._threshold, self._number)
+        except GymError as error:
+            return self._abort(error.message)  # more shares as they were dealt change nothing
+        failpoint("secure-unmasked")
+        return True
+
+    def _abort(self, why: str) -> bool:
+        needed = stayers(self._fed.config)
+        if self._objectors:
+            why = f"{len(self._objectors)} participants report that they were given different tasks; {why}"
+        self._fed.journal.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
+        return True

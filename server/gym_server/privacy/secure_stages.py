@@ -1,0 +1,139 @@
+"""The stages of secure rounds as rows, so that a hub that is killed in the middle of one goes on from there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import ColumnElement, select, update
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.delta.base import BaseSpec
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.privacy.secure_aggregation.messages import (
+    ADVERTISE,
+    SHARE,
+    STAGES,
+    TRAIN,
+    Roster,
+    SignedAdvert,
+    parse,
+)
+from gym_fed.privacy.secure_aggregation.votes import bits_for, check_masked
+from gym_server.store.database import Database, insert_if_absent
+from gym_server.store.tables import secure_messages, secure_stages
+
+T = TypeVar("T", bound=StrictModel)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that has begun.
+
+    Attributes:
+        name: One of ``STAGES``.
+        members: Nodes that it is for; None for whoever is there.
+        started_at: Unix time.
+    """
+
+    name: str
+    members: list[int] | None
+    started_at: float
+
+
+class Stages:
+    """Rows of ``secure_stages`` and ``secure_messages``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, server_round: int, name: str, members: Sequence[int] | None) -> None:
+        """Begin a stage and fix its members; one that has begun stays as it is."""
+        chosen = None if members is None else json.dumps(sorted(members))
+        row = {"server_round": server_round, "stage": name, "members": chosen, "started_at": time.time()}
+        with self._database.transaction() as tx:
+            insert_if_absent(tx, secure_stages, **row)
+
+    def get(self, server_round: int, name: str) -> Stage | None:
+        """A stage, if it has begun."""
+        where = (secure_stages.c.server_round == server_round) & (secure_stages.c.stage == name)
+        with self._database.reading() as tx:
+            row = tx.execute(select(secure_stages).where(where)).first()
+        if row is None:
+            return None
+        return Stage(row.stage, None if row.members is None else json.loads(row.members), row.started_at)
+
+    def members(self, server_round: int, name: str) -> list[int]:
+        """Nodes of a stage; none before it has begun."""
+        stage = self.get(server_round, name)
+        return list(stage.members or []) if stage else []
+
+    def current(self, server_round: int) -> Stage:
+        """The latest stage; the first one is begun for whoever is there."""
+        self.begin(server_round, ADVERTISE, None)
+        begun = [stage for name in STAGES if (stage := self.get(server_round, name)) is not None]
+        return begun[-1]
+
+    def tasks(self, server_round: int, name: str) -> dict[int, tuple[str, str]]:
+        """Node id to (message id, outcome) of a stage, those who replied first in the order in which they did."""
+        said = select(secure_messages).where(_key(server_round, name)).order_by(secure_messages.c.replied_at)
+        with self._database.reading() as tx:
+            rows = tx.execute(said).all()
+        return {int(row.node_id): (row.message_id, row.outcome) for row in rows}
+
+    def record_task(self, server_round: int, name: str, node_id: int, message_id: str) -> None:
+        """Note that a node was asked (again, when its lease was lost)."""
+        key = _key(server_round, name, node_id)
+        with self._database.transaction() as tx:
+            tx.execute(secure_messages.delete().where(key))
+            tx.execute(
+                secure_messages.insert().values(
+                    server_round=server_round, stage=name, node_id=node_id, message_id=message_id
+                )
+            )
+
+    def record_outcome(
+        self, server_round: int, name: str, node_id: int, outcome: str, reply: str | None = None
+    ) -> None:
+        """``replied`` with what was said, ``failed`` or ``lost``."""
+        with self._database.transaction() as tx:
+            tx.execute(
+                update(secure_messages)
+                .where(_key(server_round, name, node_id))
+                .values(outcome=outcome, reply=reply, replied_at=time.time())
+            )
+
+    def replies(self, server_round: int, name: str, kind: type[T]) -> dict[int, T]:
+        """What every node said in a stage."""
+        where = _key(server_round, name) & (secure_messages.c.outcome == "replied")
+        with self._database.reading() as tx:
+            rows = tx.execute(select(secure_messages).where(where)).all()
+        return {int(row.node_id): parse(kind, row.reply) for row in rows}
+
+    def adverts(self, server_round: int, name: str | None = None) -> dict[int, SignedAdvert]:
+        """Signed keys by node: of all who advertised, or of a stage's members."""
+        found = self.replies(server_round, ADVERTISE, SignedAdvert)
+        if name is None:
+            return found
+        return {node: found[node] for node in self.members(server_round, name)}
+
+    def roster(self, server_round: int) -> Roster:
+        """Who has begun, as everybody is told."""
+        adverts = self.adverts(server_round, SHARE).values()
+        return Roster(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
+
+
+def check_upload(database: Database, manifest: UpdateManifest, path: Path, spec: BaseSpec) -> None:
+    """Whether an uploaded object is masked votes of its round; see ``check_masked``."""
+    voters = len(Stages(database).members(manifest.server_round, TRAIN))
+    check_masked(path, spec, bits_for(voters))
+
+
+def _key(server_round: int, name: str, node_id: int | None = None) -> ColumnElement[bool]:
+    """The rows of a stage; of one node, where that is given."""
+    key = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == name)
+    return key if node_id is None else key & (secure_messages.c.node_id == node_id)

@@ -1,0 +1,158 @@
+"""From the shares that survivors revealed to the sum of their votes: for the merge, and again for a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gym_fed.delta.base import BaseSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.privacy.secure_aggregation.keys import SECRET_BYTES, commitment, public_of
+from gym_fed.privacy.secure_aggregation.masks import Mask, pair_mask
+from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK, Advert, Revealed
+from gym_fed.privacy.secure_aggregation.shares import join_secret
+from gym_fed.privacy.secure_aggregation.votes import bits_for, sum_masked
+from gym_server.federation import Federation
+from gym_server.privacy.secure_stages import Stages
+from gym_server.rounds.journal import Round
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """What a secure round's soup is made of.
+
+    Attributes:
+        paths: Files of the survivors' masked votes.
+        masks: What takes off the masks that do not cancel.
+        bits: k of the files.
+        step_norm: L2 norm of the step that one contributor's votes stand for.
+        threshold: Shares that give a secret back.
+    """
+
+    paths: Sequence[Path]
+    masks: Sequence[Mask]
+    bits: int
+    step_norm: float
+    threshold: int
+
+    @property
+    def voters(self) -> int:
+        return len(self.paths)
+
+    def sums(self, spec: BaseSpec) -> Iterator[tuple[str, NDArray[np.int16]]]:
+        """Name and ``[size]`` sums of votes; see ``sum_masked``."""
+        return sum_masked(self.paths, spec, self.masks, self.bits)
+
+    def told(self) -> dict[str, Any]:
+        """For the ledger's version entry: with the objects and the shares it makes the sum again."""
+        return {
+            "voters": self.voters,
+            "threshold": self.threshold,
+            "bits": self.bits,
+            "step_norm": self.step_norm,
+        }
+
+
+def secure_sum(
+    fed: Federation,
+    server_round: int,
+    manifests: Sequence[UpdateManifest],
+    threshold: int,
+    step_norm: float,
+) -> SecureSum:
+    """The sum of a round whose unmasking is over.
+
+    Args:
+        fed: The hub.
+        server_round: The round.
+        manifests: Of the updates to be merged: those of all survivors, since nobody's votes can be left out any more.
+        threshold: As the round had it.
+        step_norm: For the caller's soup.
+
+    Raises:
+        GymError: ``ROUND_ABORTED`` when secrets do not come back, or the updates are not those of the survivors.
+    """
+    stages = Stages(fed.database)
+    members, survivors = ids(stages, server_round, TRAIN), ids(stages, server_round, UNMASK)
+    if len(manifests) != len(survivors):
+        raise GymError(
+            ErrorCode.ROUND_ABORTED,
+            f"the sum holds the votes of {len(survivors)} contributors, of which {len(manifests)} may be merged; none "
+            "can be taken out",
+        )
+    masks = recover(
+        members, survivors, stages.replies(server_round, UNMASK, Revealed).values(), threshold, server_round
+    )
+    paths = [fed.store.local_path(manifest.delta_sha256) for manifest in manifests]
+    return SecureSum(paths, masks, bits_for(len(members)), step_norm, threshold)
+
+
+def secure_ingredient(
+    fed: Federation, current: Round, manifests: Sequence[UpdateManifest]
+) -> SecureSum | None:
+    """The sum of the round that is merged now; None where the hub sees every update."""
+    secure = fed.config.secure_aggregation
+    if secure is None:
+        return None
+    threshold = secure.threshold
+    if current.spec is not None and current.spec.secure_aggregation is not None:
+        threshold = current.spec.secure_aggregation.threshold
+    step = secure.step_norm if fed.config.privacy is None else fed.config.privacy.clipping_norm
+    assert step is not None  # the config says so
+    return secure_sum(fed, current.server_round, manifests, threshold, step)
+
+
+def ids(stages: Stages, server_round: int, name: str) -> dict[str, Advert]:
+    """Signed keys of a stage's members by their ids in the round, sorted."""
+    found = (signed.advert for signed in stages.adverts(server_round, name).values())
+    return {advert.contributor: advert for advert in sorted(found, key=lambda advert: advert.contributor)}
+
+
+def recover(
+    members: dict[str, Advert],
+    survivors: dict[str, Advert],
+    revealed: Sequence[Revealed] | Any,
+    threshold: int,
+    server_round: int,
+) -> list[Mask]:
+    """Masks to add to the survivors' sum: their own masks' inverses, and those of the pairs with who went.
+
+    Args:
+        members: Who masked.
+        survivors: Whose masked votes are in the sum.
+        revealed: Answers whose every share is one that was dealt.
+        threshold: How many answers are needed.
+        server_round: The round.
+
+    Raises:
+        GymError: ``ROUND_ABORTED`` when a secret does not come back as its owner signed it.
+    """
+    answers = list(revealed)
+    masks = []
+    for own, advert in survivors.items():
+        shares = [bytes.fromhex(answer.seeds[own]) for answer in answers]
+        seed = join_secret(shares, threshold, _is_seed(advert), own, "the seed")
+        masks.append(Mask(seed).inverse)
+    for gone, advert in members.items():
+        if gone in survivors:
+            continue
+        shares = [bytes.fromhex(answer.mask_keys[gone]) for answer in answers]
+        private = join_secret(shares, threshold, _is_private_key(advert), gone, "the mask key")
+        for own, other in survivors.items():
+            public = bytes.fromhex(other.mask_key)
+            masks.append(pair_mask(own, gone, private, public, advert.server, server_round).inverse)
+    return masks
+
+
+def _is_seed(advert: Advert):  # type: ignore[no-untyped-def]
+    return lambda found: len(found) == SECRET_BYTES and commitment(found) == advert.seed_commitment
+
+
+def _is_private_key(advert: Advert):  # type: ignore[no-untyped-def]
+    return lambda found: len(found) == SECRET_BYTES and public_of(found).hex() == advert.mask_key

@@ -1,0 +1,260 @@
+"""Credits that change hands: asked for now, settled when the hold period is over, cancelled when the key is revoked.
+
+A transfer settles when ``hold_seconds`` have passed since it was asked for and since the sender's key last changed, so
+that whoever was robbed of a key has that long to revoke it; a shorter period that comes later is not for it. Credits
+that came in less than that ago stay where they are.
+Whatever is due settles in the same transaction as the next round's commit, or when somebody looks; never twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, Select, func, select, update
+
+from gym_fed.config.hub.sections import LimitsConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.statements import TransferOrder
+from gym_server.ledger.chain import Ledger
+from gym_server.ledger.pace import HOUR_SECONDS
+from gym_server.store.database import Database, rerun
+from gym_server.store.tables import account_keys, accounts, credits, rounds, royalties, transfers
+
+PENDING, SETTLED, CANCELLED = "pending", "settled", "cancelled"
+_SHOWN = 100
+
+
+class Payouts:
+    """The transfers of one hub.
+
+    Args:
+        database: Where they are.
+        ledger: Told of every step.
+        server: Id of the hub.
+        tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
+        hold_seconds: The hold period.
+        per_hour: Transfers that one account may ask for.
+        clock: Unix seconds; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        ledger: Ledger,
+        server: str,
+        tls: str,
+        hold_seconds: float,
+        per_hour: int = LimitsConfig().transfers_per_hour,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._server = server
+        self._tls = tls
+        self._hold = hold_seconds
+        self._per_hour = per_hour
+        self._clock = clock
+
+    @rerun
+    def ask(self, caller: str, statement_json: str, signature: bytes) -> dict[str, Any]:
+        """Enter a transfer as pending; its amount is reserved from now on. The same order again gets the same answer.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``, ``STALE``, ``REPLAYED``; ``TRANSFER_REFUSED`` with the reason.
+        """
+        order = TransferOrder.parse(statement_json)
+        with self._database.transaction() as tx:
+            now = self._clock()
+            sender = tx.execute(select(accounts).where(accounts.c.contributor == caller)).one()
+            if order.sender != caller:
+                raise GymError(
+                    ErrorCode.SIGNATURE_INVALID, f"{caller} cannot give away what {order.sender} has"
+                )
+            order.verify(sender.public_key, signature)
+            known = tx.execute(select(transfers).where(transfers.c.transfer == order.digest)).first()
+            if known is None:
+                order.check_fresh(self._server, self._tls, now)
+                self._check_pace(tx, caller, now)
+                self.settle(tx)
+                self._check(tx, order)
+                self._enter(tx, order, signature, now)
+                known = tx.execute(select(transfers).where(transfers.c.transfer == order.digest)).one()
+            return self._told(tx, known)
+
+    def settle(self, tx: Connection) -> int:
+        """Settle what is due, in the caller's transaction; returns how many."""
+        rows = tx.execute(self._due()).all()
+        for row in rows:
+            self._close(tx, row, SETTLED, {})
+        return len(rows)
+
+    @rerun
+    def settle_due(self) -> None:
+        """Settle what is due, in a transaction of its own; none is taken when nothing is."""
+        with self._database.reading() as tx:
+            if tx.execute(self._due().limit(1)).first() is None:
+                return
+        with self._database.transaction() as tx:
+            self.settle(tx)
+
+    def cancel(self, tx: Connection, contributor: str, reason: str) -> int:
+        """Give a contributor back what it has pending; returns how many transfers that were."""
+        rows = tx.execute(
+            select(transfers).where(transfers.c.sender == contributor, transfers.c.status == PENDING)
+        ).all()
+        for row in rows:
+            self._close(tx, row, CANCELLED, {"reason": reason})
+        return len(rows)
+
+    def standing(self, contributor: str) -> dict[str, Any]:
+        """``balance``, of which ``available`` can be moved and ``held`` not yet; ``reserved``; and ``transfers``."""
+        self.settle_due()
+        with self._database.reading() as tx:
+            rows = tx.execute(
+                select(transfers)
+                .where((transfers.c.sender == contributor) | (transfers.c.recipient == contributor))
+                .order_by(transfers.c.asked_at.desc())
+                .limit(_SHOWN)
+            ).all()
+            return {**self.purse(tx, contributor), "transfers": [self._told(tx, row) for row in rows]}
+
+    def purse(self, tx: Connection, contributor: str) -> dict[str, int]:
+        """What a contributor has: earned and received, less what was given away and what is reserved for that."""
+        young = self._clock() - self._hold
+        mine = credits.c.contributor == contributor
+        earned = select(func.sum(credits.c.amount)).where(mine)
+        earned_lately = (
+            select(func.sum(credits.c.amount))
+            .outerjoin(rounds, rounds.c.server_round == credits.c.server_round)
+            .where(mine, (rounds.c.closed_at > young) | rounds.c.closed_at.is_(None))
+        )
+        used = select(func.sum(royalties.c.amount)).where(royalties.c.contributor == contributor)
+        moved = select(func.sum(transfers.c.amount))
+        received = moved.where(transfers.c.recipient == contributor, transfers.c.status == SETTLED)
+        sent = moved.where(transfers.c.sender == contributor)
+        reserved = _number(tx, sent.where(transfers.c.status == PENDING))
+        balance = _number(tx, earned) + _number(tx, used) + _number(tx, received) - reserved
+        balance -= _number(tx, sent.where(transfers.c.status == SETTLED))
+        held = _number(tx, earned_lately) + _number(tx, received.where(transfers.c.closed_at > young))
+        held += _number(tx, used.where(royalties.c.recorded_at > young))
+        return {
+            "balance": balance,
+            "available": max(0, balance - held),
+            "held": min(held, balance),
+            "reserved": reserved,
+        }
+
+    def _check_pace(self, tx: Connection, sender: str, now: float) -> None:
+        """Every transfer is two entries of everybody's ledger; what comes in is not the recipient's to answer for."""
+        mine = select(transfers.c.asked_at).where(transfers.c.sender == sender)
+        earliest = tx.scalar(mine.order_by(transfers.c.asked_at.desc()).offset(self._per_hour - 1).limit(1))
+        if earliest is not None and earliest + HOUR_SECONDS > now:
+            raise GymError(
+                ErrorCode.BUSY,
+                f"{sender} asked for {self._per_hour} transfers within an hour",
+                f"try again in {(earliest + HOUR_SECONDS - now) / 60:.0f} minutes",
+            )
+
+    def _check(self, tx: Connection, order: TransferOrder) -> None:
+        used = select(transfers.c.transfer).where(
+            transfers.c.sender == order.sender, transfers.c.nonce == order.nonce
+        )
+        if tx.scalar(used) is not None:
+            raise GymError(ErrorCode.REPLAYED, f"nonce {order.nonce} was used for another transfer")
+        if order.amount <= 0:
+            raise _refused(f"an amount of {order.amount}", "give at least 1 credit")
+        if order.to == order.sender:
+            raise _refused(f"{order.to} cannot give credits to itself", "name another contributor with --to")
+        status = tx.scalar(select(accounts.c.status).where(accounts.c.contributor == order.to))
+        if status is None:
+            raise _refused(f"no contributor {order.to!r} at this hub", "ask them for `gym-client id`")
+        if status == "revoked":
+            raise _refused(f"the key of {order.to} was revoked", "ask them for another id")
+        purse = self.purse(tx, order.sender)
+        if order.amount > purse["available"]:
+            raise _refused(
+                f"{order.amount} credits asked for, {purse['available']} of {purse['balance']} can be moved",
+                f"{purse['held']} are younger than the hold period of {self._hold:g} s, "
+                f"{purse['reserved']} are reserved for other transfers",
+            )
+
+    def _enter(self, tx: Connection, order: TransferOrder, signature: bytes, now: float) -> None:
+        tx.execute(
+            transfers.insert().values(
+                transfer=order.digest,
+                sender=order.sender,
+                recipient=order.to,
+                amount=order.amount,
+                nonce=order.nonce,
+                status=PENDING,
+                hold_seconds=self._hold,
+                asked_at=now,
+            )
+        )
+        body = {
+            "transfer": order.digest,
+            "from": order.sender,
+            "to": order.to,
+            "amount": order.amount,
+            "hold_seconds": self._hold,
+            "statement": order.signed(),
+            "signature": signature.hex(),
+        }
+        self._ledger.append(tx, "transfer", body)
+
+    def _close(self, tx: Connection, row: Any, status: str, told: dict[str, Any]) -> None:
+        tx.execute(
+            update(transfers)
+            .where(transfers.c.transfer == row.transfer, transfers.c.status == PENDING)
+            .values(status=status, closed_at=self._clock())
+        )
+        body = {
+            "transfer": row.transfer,
+            "from": row.sender,
+            "to": row.recipient,
+            "amount": row.amount,
+            **told,
+        }
+        self._ledger.append(tx, f"transfer-{status}", body)
+
+    def _due(self) -> Select[Any]:
+        now = self._clock()
+        ripe = now - self._hold
+        return (
+            select(transfers)
+            .join(account_keys, account_keys.c.contributor == transfers.c.sender)
+            .where(
+                transfers.c.status == PENDING,
+                transfers.c.asked_at <= ripe,
+                transfers.c.asked_at + transfers.c.hold_seconds <= now,
+                account_keys.c.status == "active",
+                account_keys.c.valid_from <= ripe,
+                account_keys.c.valid_from + transfers.c.hold_seconds <= now,
+            )
+            .order_by(transfers.c.asked_at, transfers.c.transfer)
+        )
+
+    def _told(self, tx: Connection, row: Any) -> dict[str, Any]:
+        told = {
+            "transfer": row.transfer,
+            "from": row.sender,
+            "to": row.recipient,
+            "amount": row.amount,
+            "status": row.status,
+            "asked_at": int(row.asked_at),
+        }
+        if row.status == PENDING:
+            where = (account_keys.c.contributor == row.sender) & (account_keys.c.status == "active")
+            changed = float(tx.scalar(select(account_keys.c.valid_from).where(where)) or 0.0)
+            told["settles_at"] = int(max(row.asked_at, changed) + max(row.hold_seconds, self._hold))
+        return told
+
+
+def _number(tx: Connection, query: Select[Any]) -> int:
+    return int(tx.scalar(query) or 0)
+
+
+def _refused(message: str, hint: str) -> GymError:
+    return GymError(ErrorCode.TRANSFER_REFUSED, message, hint)

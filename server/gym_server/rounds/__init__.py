@@ -1,0 +1,1 @@
+"""A round from its first task to a committed version: admission, queue, merge, replay."""

@@ -1,0 +1,353 @@
+"""Admission: the door that every update passes, with a verdict and a reason either way.
+
+Checks run from cheap to dear: form, whose signature, nonce, freshness, round and base, copies, bytes, norm. A verdict
+is written to the ledger before the contributor hears it. The same manifest asked again gets the same answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gym_fed.config.hub.sections import AdmissionConfig
+from gym_fed.config.schema.plugins import only_recorded, recorded_in
+from gym_fed.delta.base import BaseSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.ledger.entries import SEALED, Entry, seal
+from gym_server.ledger.chain import Ledger
+from gym_server.ledger.columns import record_of
+from gym_server.ledger.pace import count_refusal
+from gym_server.privacy.secure_stages import check_upload
+from gym_server.rounds.journal import COLLECTING
+from gym_server.store.database import Database, rerun
+from gym_server.store.objects import ObjectStore
+from gym_server.store.tables import rounds, updates
+
+_MAX_CLOCK_AHEAD_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An update at the door: who is asking, for which task, and what was signed."""
+
+    contributor: str
+    public_key: bytes
+    message_id: str
+    server_round: int
+    manifest_json: str
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the contributor keeps."""
+
+    update: str
+    verdict: str
+    code: str
+    reason: str
+    ledger_sequence: int
+    ledger_hash: str
+    proof: dict[str, Any]
+    """The ledger's entry under a signed head, which anyone can check: ``gym_fed.ledger.heads.EntryProof``."""
+    manifest: str = ""
+    """In a private round, where the entry is sealed: with the fields above it opens the seal."""
+
+    def to_json(self) -> str:
+        told = dict(self.__dict__)
+        if not self.manifest:
+            del told["manifest"]
+        return json.dumps(told, sort_keys=True)
+
+
+class Admission:
+    """Checks candidates for one hub."""
+
+    def __init__(
+        self,
+        database: Database,
+        ledger: Ledger,
+        store: ObjectStore,
+        config: AdmissionConfig,
+        server: str,
+        base: BaseSpec,
+        private: bool = False,
+        secure: bool = False,
+    ) -> None:
+        """``private``: the record says nothing that follows from an update's values, not even the digest of its file,
+        by which a guess could be confirmed. ``secure``: files are masked votes, which have no norm."""
+        self._secure = secure
+        self._private = private
+        self._database = database
+        self._ledger = ledger
+        self._store = store
+        self._config = config
+        self._server = server
+        self._base = base
+
+    @rerun
+    def judge(self, candidate: Candidate, also: Callable[[Connection, Receipt], None]) -> Receipt:
+        """Judge a candidate; the verdict, its ledger entry and whatever ``also`` writes are one transaction.
+
+        Files are read before the write lock is taken. An update that was judged before gets its first receipt again.
+
+        Raises:
+            GymError: When the candidate is not authentic (form, signer, nonce): nothing counts as answered then, but
+                the refusal is in the ledger.
+        """
+        norm, flaw = self._examine(candidate)
+        unauthentic: GymError | None = None
+        with self._database.transaction() as tx:
+            try:
+                manifest = self._check_signed(tx, candidate)
+            except GymError as error:
+                self._count_refused(tx, candidate, error)
+                unauthentic = error
+            else:
+                known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).first()
+                if known is None:
+                    if flaw is None and not self._store.has(manifest.delta_sha256):
+                        # gc came between: it deletes in a transaction what nothing names by then
+                        raise GymError(
+                            ErrorCode.NOT_FOUND, f"object {manifest.delta_sha256} is gone", "upload it again"
+                        )
+                    self._record(tx, candidate, manifest, norm, self._refusal(tx, candidate, manifest, flaw))
+                    known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).one()
+                receipt = self._receipt(tx, known)
+                also(tx, receipt)
+        if unauthentic is not None:
+            raise unauthentic
+        return receipt
+
+    def opening(self, row: Any) -> dict[str, str]:
+        """What opens the seal of a row of ``updates``, for its contributor; empty where nothing is sealed."""
+        if not self._ledger.private or row.verdict not in ("admitted", "refused"):
+            return {}
+        return {"manifest": row.manifest, "code": row.code}
+
+    def _examine(self, candidate: Candidate) -> tuple[float | None, GymError | None]:
+        """The norm of an authentic candidate's file, or what is wrong with it."""
+        try:
+            with self._database.reading() as tx:
+                manifest = self._check_signed(tx, candidate)
+            return self._inspect(manifest), None
+        except GymError as error:
+            return None, error
+
+    def _refusal(
+        self, tx: Connection, candidate: Candidate, manifest: UpdateManifest, flaw: GymError | None
+    ) -> GymError | None:
+        try:
+            self._check_round(tx, candidate, manifest)
+            self._check_copies(tx, manifest)
+        except GymError as error:
+            return error
+        return flaw
+
+    def _receipt(self, tx: Connection, row: Any) -> Receipt:
+        proof = self._ledger.receipt(tx, row.ledger_sequence)
+        entry = proof.entry
+        verdict, reason, manifest = "admitted", row.reason, ""
+        if row.verdict == "refused":
+            verdict = "refused"
+        elif entry.kind == SEALED:
+            reason = ""  # what was sealed; a later verdict has an entry of its own
+        if entry.kind == SEALED:
+            manifest = row.manifest
+        return Receipt(
+            row.update_id, verdict, row.code, reason, entry.sequence, entry.hash, proof.to_dict(), manifest
+        )
+
+    def _check_signed(self, tx: Connection, candidate: Candidate) -> UpdateManifest:
+        """Form, signer and nonce.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``, ``REPLAYED``.
+        """
+        manifest = UpdateManifest.parse(candidate.manifest_json)
+        if manifest.contributor != candidate.contributor:
+            raise GymError(
+                ErrorCode.SIGNATURE_INVALID,
+                f"the manifest is by {manifest.contributor}, but {candidate.contributor} sends it",
+                "sign your own updates with your own key",
+            )
+        manifest.verify(candidate.public_key, candidate.signature)
+        where = (updates.c.contributor == manifest.contributor) & (updates.c.nonce == manifest.nonce)
+        used = tx.execute(select(updates.c.update_id, updates.c.message_id).where(where)).first()
+        if used is not None and (
+            used.update_id != manifest.digest or used.message_id != candidate.message_id
+        ):
+            raise GymError(
+                ErrorCode.REPLAYED,
+                f"nonce {manifest.nonce} was used for update {used.update_id[:12]}",
+                "every update needs a manifest of its own",
+            )
+        return manifest
+
+    def _inspect(self, manifest: UpdateManifest) -> float | None:
+        """Validate the uploaded file; returns its L2 norm, None for masked votes.
+
+        Raises:
+            GymError: ``NOT_FOUND`` when it was not uploaded, ``DELTA_INVALID``, ``BASE_MISMATCH``, ``UPDATE_REFUSED``.
+        """
+        from gym_fed.delta.file import DeltaFile, DeltaLimits
+
+        path = self._store.local_path(manifest.delta_sha256)
+        size = path.stat().st_size
+        if size != manifest.delta_bytes:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"the manifest says {manifest.delta_bytes} bytes, the object has {size}",
+            )
+        spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
+        if self._secure:
+            check_upload(self._database, manifest, path, spec)
+            return None
+        limits = DeltaLimits(max_file_bytes=self._config.max_update_bytes)
+        with self._codecs_of_the_round(manifest), DeltaFile.open(path, spec, limits) as delta:
+            norm = delta.norm()
+        if self._config.max_norm is not None and norm > self._config.max_norm:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"the update's norm {norm:.4g} is above the cap {self._config.max_norm:.4g}",
+                "train for fewer steps or with a lower learning rate",
+            )
+        return norm
+
+    @contextmanager
+    def _codecs_of_the_round(self, manifest: UpdateManifest) -> Iterator[None]:
+        """Import no plug-in of this machine because an update names it: the round's task does, or it is refused."""
+        query = select(rounds.c.spec).where(rounds.c.server_round == manifest.server_round)
+        with self._database.reading() as tx:
+            recorded = recorded_in(tx.scalar(query) or "{}")
+        try:
+            with only_recorded(recorded, "the update"):
+                yield
+        except GymError as error:
+            if error.code is not ErrorCode.MISSING_DEPENDENCY:
+                raise
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"the update is in a codec that the task of round {manifest.server_round} does not name",
+                "encode it as the task says",
+            ) from error
+
+    def _check_round(self, tx: Connection, candidate: Candidate, manifest: UpdateManifest) -> None:
+        now = time.time()
+        if manifest.server != self._server:
+            raise GymError(
+                ErrorCode.STALE, f"the manifest is for hub {manifest.server}, this is {self._server}"
+            )
+        if manifest.task != candidate.message_id:
+            raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
+        if not manifest.issued_at_seconds - _MAX_CLOCK_AHEAD_SECONDS <= now <= manifest.expires_at_seconds:
+            raise GymError(
+                ErrorCode.STALE,
+                "the manifest has expired or is from the future",
+                "check this machine's clock",
+            )
+        row = tx.execute(select(rounds).where(rounds.c.server_round == candidate.server_round)).first()
+        if manifest.server_round != candidate.server_round or row is None or row.state != COLLECTING:
+            state = row.state if row else "unknown"
+            late = "late: " if row is not None and manifest.server_round == candidate.server_round else ""
+            raise GymError(
+                ErrorCode.STALE,
+                f"{late}round {manifest.server_round} takes no more updates "
+                f"(round {candidate.server_round} is {state})",
+                "wait for the next round",
+            )
+        expected = json.loads(row.spec)["version_digest"]
+        if manifest.base_digest != expected:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the update is for base {manifest.base_digest[:19]}, round {row.server_round} is on {expected[:19]}",
+                "train from the version that the task names",
+            )
+
+    def _check_copies(self, tx: Connection, manifest: UpdateManifest) -> None:
+        same_round = updates.c.server_round == manifest.server_round
+        counted = updates.c.verdict != "refused"
+        own = tx.scalar(
+            select(updates.c.update_id).where(
+                same_round, counted, updates.c.contributor == manifest.contributor
+            )
+        )
+        if own is not None:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"{manifest.contributor} already has update {own[:12]} in round {manifest.server_round}",
+            )
+        copied = tx.scalar(
+            select(updates.c.contributor).where(updates.c.delta_sha256 == manifest.delta_sha256, counted)
+        )
+        if copied is not None and copied != manifest.contributor and not self._private:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED, f"the delta is a copy of one that {copied} sent", "train your own"
+            )
+
+    def _record(
+        self,
+        tx: Connection,
+        candidate: Candidate,
+        manifest: UpdateManifest,
+        norm: float | None,
+        refusal: GymError | None,
+    ) -> None:
+        row = {
+            "update_id": manifest.digest,
+            "contributor": manifest.contributor,
+            "server_round": candidate.server_round,
+            "message_id": candidate.message_id,
+            "manifest": candidate.manifest_json,
+            "signature": candidate.signature,
+            "nonce": manifest.nonce,
+            "delta_sha256": manifest.delta_sha256,
+            "delta_bytes": manifest.delta_bytes,
+            "norm": norm,
+            "verdict": "admitted" if refusal is None else "refused",
+            "code": "" if refusal is None else refusal.code.value,
+            "reason": "" if refusal is None else refusal.message,
+            "received_at": time.time(),
+        }
+        entry = self._tell(tx, candidate, manifest, refusal, record_of(row))
+        tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))
+
+    def _count_refused(self, tx: Connection, candidate: Candidate, error: GymError) -> None:
+        """The first refusal of a contributor in a round has an entry; the others are counted, for the round's end."""
+        if count_refusal(tx, candidate.contributor, candidate.server_round, error.code) == 1:
+            self._tell(tx, candidate, None, error)
+
+    def _tell(
+        self,
+        tx: Connection,
+        candidate: Candidate,
+        manifest: UpdateManifest | None,
+        refusal: GymError | None,
+        record: str = "",
+    ) -> Entry:
+        verdict = "admitted" if refusal is None else "refused"
+        code, reason = ("", "") if refusal is None else (refusal.code.value, refusal.message)
+        if self._ledger.private and manifest is not None:
+            sealed = seal(candidate.manifest_json, verdict, code, reason)
+            told = {"server_round": candidate.server_round, "seal": sealed, "record": record}
+            return self._ledger.append(tx, SEALED, told)
+        body: dict[str, Any] = {
+            "contributor": candidate.contributor,
+            "server_round": candidate.server_round,
+            "verdict": verdict,
+            "reason": "" if refusal is None else f"{code}: {reason}",
+        }
+        if self._ledger.private and refusal is not None:
+            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # one code for whatever is wrong
+        if manifest is not None:
+            body["update"] = manifest.digest
+            body["delta"] = manifest.delta_sha256
+            body["record"] = record
+        return self._ledger.append(tx, "verdict", body)

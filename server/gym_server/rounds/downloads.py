@@ -1,0 +1,153 @@
+"""What comes down to a contributor: how many bytes to join and per round, and in which form a soup travels.
+
+The hub announces it before anybody joins, prints it when it starts, and a contributor holds it against a policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.delta.base import BaseSpec
+from gym_fed.text import readable_bytes
+from gym_server.privacy.merge import trained_tensors
+
+if TYPE_CHECKING:
+    from gym_fed.delta.policy import Choice
+    from gym_server.federation import Federation
+
+
+@dataclass(frozen=True)
+class SoupForm:
+    """How soups of a config travel.
+
+    Attributes:
+        form: ``factors`` for LoRA factors, ``values`` for LoRA updates whose soup is no factors, ``full`` for full
+            fine-tuning.
+        why: In words; for ``values`` what keeps the soup from being factors, and what to change.
+        one_a: All contributors of a round share one A, so that a soup has the rank of one update.
+    """
+
+    form: str
+    why: str
+    one_a: bool = False
+
+    def to_dict(self) -> dict[str, str]:
+        """What contributors are shown before they join."""
+        return {"form": self.form, "why": self.why}
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> SoupForm:
+        """The form that the rules and the codec of a config give; see ``gym_fed.soup.lora.adapters``."""
+        from gym_fed.soup.aggregator import WeightRule
+        from gym_fed.soup.lora.adapters import writes_factors
+        from gym_fed.soup.pipeline import Pipeline
+
+        soup, recipe = config.soup, config.recipe
+        if not recipe.sends_factors:
+            return cls("full", f"codec {soup.codec.codec}")
+        factors = writes_factors(soup.codec)
+        if not factors or soup.codec.error_feedback:
+            feedback = " with error_feedback" if factors else ""
+            return cls(
+                "values",
+                f"soup.codec is {soup.codec.codec}{feedback}; leave soup.codec out to send LoRA factors",
+            )
+        if soup.server_optimizer != "none":
+            return cls(
+                "values",
+                f"server_optimizer {soup.server_optimizer} moves every weight; with none the soup is LoRA factors",
+            )
+        if recipe.lora.freeze_a:
+            return cls("factors", f"LoRA factors of rank {recipe.lora.r}", one_a=True)
+        if not isinstance(Pipeline.of(soup).aggregator, WeightRule):
+            return cls(
+                "values",
+                f"aggregator {soup.aggregator} decides coordinate by coordinate, which leaves no factors; set "
+                "recipe.lora.freeze_a: true, or take a rule that weighs whole updates such as byzantine_robust",
+            )
+        return cls("factors", f"LoRA factors, stacked: rank {recipe.lora.r} for each contributor")
+
+
+class Downloads:
+    """What a hub says of its downloads; one object per hub, since soups never change."""
+
+    def __init__(self, fed: Federation) -> None:
+        self._fed = fed
+        self._form: SoupForm | None = None
+        self._soups: tuple[int, int, int] = (0, 0, 0)
+        self._estimates: dict[
+            int, int
+        ] = {}  # by contributors: a status is asked often, and shapes never change
+
+    @property
+    def form(self) -> SoupForm:
+        """How this hub's soups travel."""
+        if self._form is None:
+            self._form = SoupForm.of(self._fed.config)
+        return self._form
+
+    def announced(self, height: int, num_connected: int) -> tuple[int, int]:
+        """Bytes to join at a version, and about those of one more round.
+
+        Args:
+            height: Of the newest version.
+            num_connected: Contributors that are there; factors of as many are stacked while there is no soup yet.
+        """
+        if self._soups[0] != height:
+            sizes = [soup.size_bytes for soup in self._fed.journal.soups(height)]
+            self._soups = (height, sum(sizes), sizes[-1] if sizes else 0)
+        _, total, newest = self._soups
+        if newest:
+            return total, newest
+        contributors = max(self._fed.config.rounds.min_contributors, num_connected)
+        if contributors not in self._estimates:
+            size = soup_bytes(self._fed.config, self._fed.base, contributors, self.form)
+            self._estimates[contributors] = size
+        return 0, self._estimates[contributors]
+
+    def line(self) -> str:
+        """For the coordinator, when the hub starts."""
+        form, quorum = self.form, self._fed.config.rounds.min_contributors
+        size = soup_bytes(self._fed.config, self._fed.base, quorum, form)
+        grows = form.form == "factors" and not form.one_a
+        among = f" with {quorum} contributors" if grows else ""
+        if form.form == "values":
+            return f"soups travel as full matrices, {readable_bytes(size)} down per contributor and round: {form.why}"
+        return f"soups travel as {form.why}: at most {readable_bytes(size)} down per contributor and round{among}"
+
+
+def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: SoupForm | None = None) -> int:
+    """About the size of a soup of so many updates: at most, but for what depends on the values."""
+    from gym_fed.delta.budget import estimated_bytes, file_bytes
+
+    form, codec = form or SoupForm.of(config), config.soup.codec
+    if form.form == "factors":
+        rank = config.recipe.lora.r * (1 if form.one_a else contributors)
+        names = trained_tensors(config.recipe, base)
+        return file_bytes([_factors(config, name, base, rank) for name in names], base, {})
+    return estimated_bytes(trained_tensors(config.recipe, base), codec, base)
+
+
+def _factors(config: ServerConfig, name: str, base: BaseSpec, rank: int) -> Choice:
+    from gym_quant import get_codec
+
+    from gym_fed.delta.manifest import TensorRecord
+    from gym_fed.delta.policy import Choice
+    from gym_fed.soup.lora.adapters import largest_rank
+
+    codec, shape = config.soup.codec, base.shapes[name]
+    rows, cols = shape
+    most = largest_rank((rows, cols))
+    if codec.lora_rank is None and rank > most:
+        dense = get_codec("dense")
+        params = dense.normalise({"dtype": codec.dense_dtype}, shape)
+        return Choice(TensorRecord(name, shape, "dense", params), dense.payload_bytes(shape, params), "")
+    wanted: dict[str, object] = {"rank": min(rank, codec.lora_rank or rank, rows, cols)}
+    wanted["factors"] = "int8" if codec.factors == "auto" else codec.factors
+    if codec.quantises_factors and codec.factor_group_size is not None:
+        wanted["factor_group_size"] = codec.factor_group_size
+    lora = get_codec("lora")
+    params = lora.normalise(wanted, shape)
+    return Choice(TensorRecord(name, shape, "lora", params), lora.payload_bytes(shape, params), "")

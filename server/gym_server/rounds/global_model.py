@@ -1,0 +1,236 @@
+"""The global model on the hub: the base with the committed soups on top, its held-out loss, and a folder of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from sqlalchemy import select
+
+from gym_fed.config.hub.sections import GateConfig
+from gym_fed.config.hub.task import SoupReference
+from gym_fed.data.generated import generate
+from gym_fed.data.reading import load_rows
+from gym_fed.data.rows import as_kind
+from gym_fed.delta.apply import apply_delta
+from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
+from gym_fed.delta.file import DeltaFile
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.loss import heldout_loss
+from gym_fed.evaluation.soup_game import SoupGame
+from gym_fed.models import load_model, resolve
+from gym_fed.text import plain
+from gym_server.federation import Federation
+from gym_server.store.objects import ObjectStore
+from gym_server.store.tables import published
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class GlobalModel:
+    """A model in memory that follows the chain of versions.
+
+    Args:
+        base: What the federation is built on; the loaded model must have its digest.
+        source: Where the model is loaded from.
+        store: Where the soups are.
+        gate: The held-out set.
+        folder: What relative paths in the config start from.
+    """
+
+    def __init__(
+        self, base: BaseSpec, source: str, store: ObjectStore, gate: GateConfig, folder: Path
+    ) -> None:
+        self._base = base
+        self._store = store
+        self._gate = gate
+        self._loaded = load_model(source)
+        found = tensors_digest(self._loaded.model)
+        if found != base.digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"{source} has digest {found}, the federation's base is {base.digest}",
+            )
+        self._height = 0
+        self.digest = base.digest
+        self._rows = (
+            # Of preference pairs, the loss on the chosen answer.
+            as_kind(
+                coordinator_rows(gate.heldout, gate.format, gate.max_examples, folder, "heldout"),
+                "supervised",
+            )
+            if gate.heldout
+            else []
+        )
+        self._known_loss: tuple[str, float] | None = None
+
+    @property
+    def has_gate(self) -> bool:
+        return bool(self._rows)
+
+    @property
+    def spec(self) -> BaseSpec:
+        """What updates and soups on the current version are checked against."""
+        return BaseSpec(self._base.model_name, self.digest, self._base.shapes)
+
+    @property
+    def model(self) -> Any:
+        return self._loaded.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._loaded.tokenizer
+
+    def follow(self, soups: Sequence[SoupReference]) -> None:
+        """Apply the soups that are not applied yet."""
+        for soup in soups[self._height :]:
+            with DeltaFile.open(self._store.local_path(soup.sha256), self.spec) as delta:
+                apply_delta(self._loaded.model, delta)
+            self._height += 1
+            self.digest = soup.version_digest
+
+    def loss(self) -> float:
+        """Held-out loss of the current version, in nats a token."""
+        if self._known_loss is None or self._known_loss[0] != self.digest:
+            self._known_loss = (self.digest, self._measure())
+        return self._known_loss[1]
+
+    def loss_with(self, delta: Path, scale: float = 1.0) -> float:
+        """Held-out loss if ``delta`` were applied; the model itself is left as it was."""
+        with DeltaFile.open(delta, self.spec) as opened, self._restored(opened.names):
+            apply_delta(self._loaded.model, opened, scale)
+            return self._measure()
+
+    def game(self, updates: Sequence[DeltaFile], coefficients: Sequence[float]) -> SoupGame:
+        """The updates as players: what every coalition's soup does to the held-out loss."""
+        return SoupGame(
+            self._loaded.model,
+            self._loaded.tokenizer,
+            updates,
+            self._rows,
+            coefficients,
+            max_length=self._gate.max_length,
+        )
+
+    @contextmanager
+    def borrowed(self) -> Iterator[dict[str, Any]]:
+        """The model to train in place; a copy of its tensors as they are.
+
+        Whatever the training did or raised, the model has these tensors again afterwards and no LoRA layers.
+        """
+        model = self._loaded.model
+        with self._restored(list(model_tensors(model))) as before:
+            try:
+                yield before
+            finally:
+                _take_off_lora(model)
+                model.zero_grad(set_to_none=True)
+                model.eval()
+
+    def _measure(self) -> float:
+        return heldout_loss(
+            self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
+        )
+
+    @contextmanager
+    def _restored(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        tensors = model_tensors(self._loaded.model)
+        kept = {name: tensors[name].detach().clone() for name in names}
+        try:
+            yield kept
+        finally:
+            now = model_tensors(self._loaded.model)  # moving a model gives its parameters other storage
+            for name, tensor in kept.items():
+                now[name].copy_(tensor)
+
+
+def _take_off_lora(model: Any) -> None:
+    """Put the layers that PEFT wrapped back, also where training broke off before anyone held the wrapper."""
+    if "peft" not in sys.modules:
+        return
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, LoraLayer):
+            model.set_submodule(name, layer.get_base_layer())
+    vars(model).pop("peft_config", None)
+
+
+def coordinator_rows(
+    source: str, layout: str, max_examples: int, folder: Path, split: Literal["train", "heldout"]
+) -> list[dict[str, Any]]:
+    """Rows of the coordinator's own: ``task:`` names are generated, anything else is a file (relative to ``folder``).
+
+    Raises:
+        GymError: ``DATA_INVALID`` or ``FILE_NOT_FOUND`` by name.
+    """
+    if source.startswith("task:"):
+        names = [part.strip().removeprefix("task:") for part in source.split(",")]
+        share = max(1, max_examples // len(names))
+        return [row for name in names for row in generate(name, share, seed=0, split=split)]
+    return load_rows(folder / source, layout)[:max_examples]
+
+
+def write_version(
+    fed: Federation, output: Path, height: int | None = None, dtype: str | None = None
+) -> dict[str, Any]:
+    """Write version ``height`` (the newest by default) with its tokenizer to a new folder.
+
+    The digest of its tensors is noted, so that the hub knows variants that are made on the folder.
+
+    Args:
+        fed: The hub.
+        output: A new folder.
+        height: Of the version.
+        dtype: What the weights are rounded to; None: that of the base's own files. Versions are kept in float32.
+
+    Raises:
+        GymError: ``FILE_EXISTS`` for a folder that is not empty, ``NOT_FOUND`` for a version that does not exist,
+            ``USAGE`` for an unknown dtype.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise GymError(
+            ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"one of {', '.join(DTYPES)}"
+        )
+    head = fed.journal.head()
+    wanted = head.height if height is None else height
+    if not 0 <= wanted <= head.height:
+        raise GymError(
+            ErrorCode.NOT_FOUND, f"there is no version {wanted}", f"versions 0 to {head.height} exist"
+        )
+    if output.exists() and any(output.iterdir()):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
+    model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+    model.follow(fed.journal.soups(wanted))
+    written = dtype or dtype_of(fed.config.base_model)
+    model.model.to(getattr(torch, written)).save_pretrained(output)
+    model.tokenizer.save_pretrained(output)
+    tensors = tensors_digest(
+        model.model.float()
+    )  # as it is found when the folder is loaded, which is in float32
+    with fed.database.transaction() as tx:
+        if tx.scalar(select(published.c.height).where(published.c.digest == tensors)) is None:
+            tx.execute(published.insert().values(digest=tensors, height=wanted))
+    return {
+        "height": wanted,
+        "digest": model.digest,
+        "base_digest": tensors,
+        "base_model": fed.public_base_name,
+        "dtype": written,
+        "folder": str(output),
+    }
+
+
+def dtype_of(base_model: str) -> str:
+    """The dtype that a model folder's config names; ``float32`` where it names none of those that are written here."""
+    try:
+        config = json.loads((Path(resolve(base_model)) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "float32"
+    found = config.get("dtype") or config.get("torch_dtype")
+    return found if found in DTYPES else "float32"

@@ -1,0 +1,400 @@
+"""The journal of rounds: the state machine that survives every crash.
+
+``open > collecting > merging > committed``, or ``aborted`` from any of the first three. A transition checks the
+state it starts from inside its transaction; a commit writes version, verdicts, ledger and credits together, so a
+kill at any line leaves a round that either continues from its last state or is over.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.hub.task import SoupReference, TaskSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.ledger.entries import seal
+from gym_server.ledger.chain import Ledger
+from gym_server.ledger.columns import round_of
+from gym_server.ledger.pace import summarise_refusals
+from gym_server.store.database import Database, insert_if_absent, rerun
+from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
+
+OPEN, COLLECTING, MERGING, COMMITTED, ABORTED = "open", "collecting", "merging", "committed", "aborted"
+
+
+@dataclass(frozen=True)
+class Round:
+    """A row of the journal."""
+
+    server_round: int
+    state: str
+    task: TaskSpec | str | None
+    base_height: int
+    merging: list[str]
+    reason: str
+
+    @functools.cached_property
+    def spec(self) -> TaskSpec | None:
+        """``task``, read when it is asked for: plug-ins of a round that has ended may be others by now."""
+        return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
+
+
+@dataclass(frozen=True)
+class Version:
+    """A global version: height 0 is the base model itself."""
+
+    height: int
+    digest: str
+    residual: str | None = None
+    server_round: int = 0
+    """The round that made it; 0 for the base."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The final word on one update of a round."""
+
+    update_id: str
+    contributor: str
+    verdict: str  # merged | rejected
+    reason: str
+    credit: int = 0
+    heldout_change: float | None = None
+    cheating: bool = False
+    """Rejected for what only a cheat does."""
+
+
+@dataclass(frozen=True)
+class SoupRecord:
+    """What a round made, as it is committed."""
+
+    sha256: str
+    size_bytes: int
+    recipe: dict[str, Any]
+    heldout_before: float | None
+    heldout_after: float | None
+    residual: str | None
+    root: str | None = None
+    judgements: Sequence[Judgement] = field(default_factory=list)
+    state: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of each file of state that the round leaves to the next one, by kind."""
+    weights: Mapping[str, float] | None = None
+    """Weight of each merged update, where reputations make them; None: the recipe says them."""
+    also: Sequence[Callable[[Connection, int], object]] = ()
+    """Called in the commit's transaction, before credits, with the version's height."""
+    privacy: Mapping[str, Any] | None = None
+    """What made the merge private, for the version's entry."""
+    secure: Mapping[str, Any] | None = None
+    """What the sum of masked votes was taken with, for the version's entry."""
+    plugins: Sequence[Mapping[str, Any]] = ()
+    """Members of other packages that made it, for the version's entry."""
+
+
+class Journal:
+    """Rounds and versions of one federation."""
+
+    def __init__(self, database: Database, ledger: Ledger, base_digest: str) -> None:
+        self._database = database
+        self._ledger = ledger
+        self.base_digest = base_digest
+        self.at_commit: list[Callable[[Connection], object]] = []
+        """Called at the end of a commit's transaction."""
+
+    # ---- reading ----
+
+    def current(self) -> Round | None:
+        """The latest round, whatever its state."""
+        with self._database.reading() as tx:
+            row = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
+        return _round(row) if row else None
+
+    def require(self, server_round: int) -> Round:
+        """The latest round, which must be this one.
+
+        Raises:
+            GymError: ``INTERNAL`` when it is not.
+        """
+        current = self.current()
+        if current is None or current.server_round != server_round:
+            raise GymError(ErrorCode.INTERNAL, f"round {server_round} is not the current one")
+        return current
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every round with its version and the counts of its verdicts, oldest first."""
+        by = (updates.c.server_round, updates.c.verdict)
+        with self._database.reading() as tx:
+            found = {v.server_round: v for v in tx.execute(select(versions))}
+            counts: dict[int, dict[str, int]] = {}
+            tally = select(*by, func.count()).group_by(*by)
+            for server_round, verdict, count in tx.execute(tally):
+                counts.setdefault(server_round, {})[verdict] = count
+            rows = tx.execute(select(rounds).order_by(rounds.c.server_round)).all()
+        return [
+            _history_line(row, found.get(row.server_round), counts.get(row.server_round, {})) for row in rows
+        ]
+
+    def head(self) -> Version:
+        """The current global version."""
+        with self._database.reading() as tx:
+            row = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
+        return _version(row) if row else Version(0, self.base_digest)
+
+    def version(self, height: int) -> Version:
+        """A version by its height.
+
+        Raises:
+            GymError: ``NOT_FOUND`` when there is none.
+        """
+        if height == 0:
+            return Version(0, self.base_digest)
+        with self._database.reading() as tx:
+            row = tx.execute(select(versions).where(versions.c.height == height)).first()
+        if row is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"there is no version {height}")
+        return _version(row)
+
+    def soups(self, height: int | None = None) -> list[SoupReference]:
+        """The soups that lead from the base to a version (default: the head), in order."""
+        query = select(versions).order_by(versions.c.height)
+        if height is not None:
+            query = query.where(versions.c.height <= height)
+        with self._database.reading() as tx:
+            rows = tx.execute(query).all()
+        return [
+            SoupReference(
+                sha256=r.soup_sha256,
+                size_bytes=r.soup_bytes,
+                version_digest=r.digest,
+                server_round=r.server_round,
+            )
+            for r in rows
+        ]
+
+    def num_committed(self) -> int:
+        with self._database.reading() as tx:
+            return int(tx.scalar(select(func.count()).select_from(versions)) or 0)
+
+    def tasks(self, server_round: int) -> dict[int, tuple[str, str]]:
+        """Node id to (message id, outcome) of a round."""
+        with self._database.reading() as tx:
+            rows = tx.execute(select(round_tasks).where(round_tasks.c.server_round == server_round)).all()
+        return {int(r.node_id): (r.message_id, r.outcome) for r in rows}
+
+    def admitted(self, server_round: int) -> list[Any]:
+        """Rows of the admitted updates of a round, in the order of their ids."""
+        with self._database.reading() as tx:
+            return _admitted(tx, server_round)
+
+    # ---- transitions ----
+
+    @rerun
+    def open_next(self) -> Round:
+        """Open the next round. The latest one must be over."""
+        with self._database.transaction() as tx:
+            last = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
+            if last is not None and last.state not in (COMMITTED, ABORTED):
+                raise GymError(ErrorCode.INTERNAL, f"round {last.server_round} is still {last.state}")
+            number = last.server_round + 1 if last else 1
+            height = int(tx.scalar(select(func.max(versions.c.height))) or 0)
+            tx.execute(
+                rounds.insert().values(
+                    server_round=number, state=OPEN, base_height=height, opened_at=time.time(), reason=""
+                )
+            )
+        return self._get(number)
+
+    @rerun
+    def start_collecting(self, server_round: int, spec: TaskSpec) -> Round:
+        """Fix the task of the round; from here on contributors work on it."""
+        with self._database.transaction() as tx:
+            values = {"spec": spec.model_dump_json(), "deadline": spec.deadline_seconds}
+            _advance(tx, server_round, OPEN, COLLECTING, values)
+        return self._get(server_round)
+
+    @rerun
+    def record_task(self, server_round: int, node_id: int, message_id: str) -> None:
+        """Note that a node was given the round's task (again, when its lease was lost)."""
+        with self._database.transaction() as tx:
+            key = (round_tasks.c.server_round == server_round) & (round_tasks.c.node_id == node_id)
+            tx.execute(round_tasks.delete().where(key))
+            tx.execute(
+                round_tasks.insert().values(server_round=server_round, node_id=node_id, message_id=message_id)
+            )
+
+    @rerun
+    def record_outcome(self, server_round: int, message_id: str, outcome: str) -> None:
+        with self._database.transaction() as tx:
+            key = (round_tasks.c.server_round == server_round) & (round_tasks.c.message_id == message_id)
+            tx.execute(update(round_tasks).where(key).values(outcome=outcome))
+
+    @rerun
+    def start_merging(self, server_round: int) -> Round:
+        """Freeze the list of admitted updates; later ones are stale."""
+        with self._database.transaction() as tx:
+            ids = [row.update_id for row in _admitted(tx, server_round)]
+            _advance(tx, server_round, COLLECTING, MERGING, {"merging": json.dumps(ids)})
+        return self._get(server_round)
+
+    @rerun
+    def commit(
+        self, merged: Round, soup: SoupRecord, also: Callable[[Connection], object] = lambda _: None
+    ) -> Version:
+        """Version, verdicts, ledger, credits, whatever ``also`` writes and the round's end, in one transaction."""
+        with self._database.transaction() as tx:
+            _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": time.time()})
+            last = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
+            parent, height = (last.digest, last.height + 1) if last else (self.base_digest, 1)
+            digest = next_digest(parent, soup.sha256, merged.server_round)
+            for judgement in soup.judgements:
+                self.judge(tx, merged.server_round, judgement)
+            used = sorted(j.update_id for j in soup.judgements if j.verdict == "merged")
+            version = {
+                "height": height,
+                "digest": digest,
+                "server_round": merged.server_round,
+                "heldout_before": soup.heldout_before,
+                "heldout_after": soup.heldout_after,
+            }
+            told = {
+                "parent": parent,
+                "soup": soup.sha256,
+                "soup_bytes": soup.size_bytes,
+                "recipe": soup.recipe,
+                "merged": used,
+                "root": soup.root,
+                "state": dict(soup.state),
+            }
+            if soup.privacy is not None:
+                told["privacy"] = dict(soup.privacy)
+            if soup.secure is not None:
+                told["secure_aggregation"] = dict(soup.secure)
+            if soup.plugins:
+                told["plugins"] = [dict(record) for record in soup.plugins]
+            if soup.weights is not None:
+                told["weights"] = dict(soup.weights)
+            summarise_refusals(tx, self._ledger, merged.server_round)
+            told["round"] = _digest_of(tx, merged.server_round)
+            self._ledger.append(tx, "version", {**version, **told, "updates": merged.merging})
+            tx.execute(
+                versions.insert().values(
+                    **version,
+                    soup_sha256=soup.sha256,
+                    soup_bytes=soup.size_bytes,
+                    residual=soup.residual,
+                    num_updates=len(used),
+                    committed_at=time.time(),
+                )
+            )
+            insert_if_absent(tx, readers, sha256=soup.sha256, contributor="*")
+            for write in soup.also:
+                write(tx, height)
+            for judgement in soup.judgements:
+                if judgement.credit:
+                    self._credit(tx, merged.server_round, judgement)
+            also(tx)
+            for settle in self.at_commit:
+                settle(tx)
+            self._ledger.sign_head(tx)
+        return Version(height, digest, soup.residual, merged.server_round)
+
+    @rerun
+    def abort(
+        self,
+        server_round: int,
+        reason: str,
+        judgements: Sequence[Judgement] = (),
+        also: Callable[[Connection], object] = lambda _: None,
+    ) -> None:
+        """End a round without a version; its updates earn nothing, and the reason is in the ledger."""
+        with self._database.transaction() as tx:
+            state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
+            _advance(tx, server_round, str(state), ABORTED, {"closed_at": time.time(), "reason": reason})
+            for judgement in judgements:
+                self.judge(tx, server_round, judgement)
+            for row in _admitted(tx, server_round):
+                judgement = Judgement(row.update_id, row.contributor, "aborted", f"round aborted: {reason}")
+                self.judge(tx, server_round, judgement)
+            summarise_refusals(tx, self._ledger, server_round)
+            told = {"server_round": server_round, "reason": reason, "round": _digest_of(tx, server_round)}
+            self._ledger.append(tx, "aborted", told)
+            also(tx)
+            self._ledger.sign_head(tx)
+
+    # ---- helpers ----
+
+    def judge(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
+        """Write a verdict, and record it in the ledger, inside the caller's transaction."""
+        tx.execute(
+            update(updates)
+            .where(updates.c.update_id == judgement.update_id)
+            .values(
+                verdict=judgement.verdict, reason=judgement.reason, heldout_change=judgement.heldout_change
+            )
+        )
+        body = {
+            "update": judgement.update_id,
+            "contributor": judgement.contributor,
+            "server_round": server_round,
+            "verdict": judgement.verdict,
+            "reason": judgement.reason,
+        }
+        if self._ledger.private and judgement.verdict == "rejected":
+            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may say what is in the update
+            row = tx.execute(select(updates).where(updates.c.update_id == judgement.update_id)).one()
+            body["seal"] = seal(row.manifest, judgement.verdict, row.code, judgement.reason)
+        if judgement.heldout_change is not None:
+            body["heldout_change"] = judgement.heldout_change
+        self._ledger.append(tx, "verdict", body)
+
+    def _credit(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
+        row = {"server_round": server_round, "contributor": judgement.contributor, "amount": judgement.credit}
+        tx.execute(credits.insert().values(**row))
+        self._ledger.append(tx, "credit", row)
+
+    def _get(self, server_round: int) -> Round:
+        with self._database.reading() as tx:
+            return _round(tx.execute(select(rounds).where(rounds.c.server_round == server_round)).one())
+
+
+def _admitted(tx: Connection, server_round: int) -> list[Any]:
+    where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
+    return list(tx.execute(select(updates).where(where).order_by(updates.c.update_id)).all())
+
+
+def _advance(tx: Connection, server_round: int, before: str, after: str, values: dict[str, Any]) -> None:
+    state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
+    if state != before or before in (COMMITTED, ABORTED):
+        raise GymError(
+            ErrorCode.INTERNAL, f"round {server_round} is {state}; cannot go from {before} to {after}"
+        )
+    tx.execute(update(rounds).where(rounds.c.server_round == server_round).values(state=after, **values))
+
+
+def _digest_of(tx: Connection, server_round: int) -> str:
+    """Of the row of a round that ends, for its entry."""
+    row = tx.execute(select(rounds).where(rounds.c.server_round == server_round)).mappings().one()
+    return round_of(row)
+
+
+def _version(row: Any) -> Version:
+    return Version(row.height, row.digest, row.residual, row.server_round)
+
+
+def _round(row: Any) -> Round:
+    merging = json.loads(row.merging) if row.merging else []
+    return Round(row.server_round, row.state, row.spec or None, row.base_height, merging, row.reason)
+
+
+def _history_line(row: Any, version: Any, counts: dict[str, int]) -> dict[str, Any]:
+    columns = ("server_round", "state", "reason", "opened_at", "closed_at")
+    line = {column: getattr(row, column) for column in columns}
+    line |= {"verdicts": counts, "version": None if version is None else version.height}
+    made = ("digest", "soup_bytes", "heldout_before", "heldout_after")
+    return line | {column: None if version is None else getattr(version, column) for column in made}

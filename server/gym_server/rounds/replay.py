@@ -1,0 +1,268 @@
+"""Make a committed soup again, or its scores, from the stored objects and what the ledger says, and compare.
+
+Nothing that the hub believes is taken over: which updates were merged and by which recipe is read from the signed
+ledger, every object must hash to its name, every manifest to the id under which the ledger knows it, and the server's
+own state to the digest that the ledger has from the version before. (A version committed before the ledger had digests
+of state leaves one that cannot be checked; the log says so.)
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import select
+
+from gym_fed.config.hub.sections import StorageConfig
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.schema.plugins import read_records, require_plugins
+from gym_fed.config.yaml.file import validate
+from gym_fed.config.yaml.strict import parse_config, read_config_text
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.soup.private import PrivateRound
+from gym_server.federation import CONFIG_NAME, Federation
+from gym_server.ledger.rows import entry_of
+from gym_server.privacy import merge as private_merge
+from gym_server.privacy.secure_unmask import SecureSum, secure_sum
+from gym_server.rewards.scores import score_updates
+from gym_server.rounds.global_model import GlobalModel
+from gym_server.rounds.soups import Ingredients, make_soup, state_files
+from gym_server.store.database import Database
+from gym_server.store.tables import ledger, rounds, updates
+
+log = logging.getLogger("gym_server")
+
+
+def replay(fed: Federation, server_round: int) -> dict[str, Any]:
+    """Make the soup of a committed round again.
+
+    Returns:
+        ``server_round``, ``version``, ``aggregator``, ``updates`` (how many), ``soup`` (as committed) and ``replayed``;
+        the last two are equal.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for a round that no version came of; ``STATE_CORRUPT`` when the ledger, an object or a
+            manifest is not what it was, or when the digests differ; ``MISSING_DEPENDENCY`` naming a plug-in that the
+            round was merged with, and that is missing here or is another.
+    """
+    ingredients = ingredients_of(fed, server_round)
+    told = _version_entry(fed, "server_round", server_round)
+    with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="replay-") as folder:
+        soup = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta")
+    found = soup.report.sha256
+    if found != told["soup"]:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"round {server_round}: the ledger says soup {told['soup']}, its updates give {found}",
+            "the soup or the server's own state was changed after the fact, or the release of gym-fed differs",
+        )
+    return {
+        "server_round": server_round,
+        "version": told["height"],
+        "aggregator": ingredients.recipe.aggregator,
+        "updates": len(ingredients.manifests),
+        "soup": told["soup"],
+        "replayed": found,
+    }
+
+
+def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
+    """Measure the updates of a round as they were measured, on the held-out set that the config names now.
+
+    Returns:
+        ``server_round``, ``method``, ``evaluations``, ``same``, and ``scores``: by update the ledger's and the new one.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for a round whose ledger has no scores; ``STATE_CORRUPT`` as ``replay``.
+    """
+    told = next(
+        (
+            e.body
+            for e in fed.ledger.entries()
+            if e.kind == "contribution" and e.body["server_round"] == server_round
+        ),
+        None,
+    )
+    if told is None or "options" not in told:
+        raise GymError(
+            ErrorCode.NOT_FOUND,
+            f"the ledger has no scores of round {server_round} that could be measured again",
+            "rounds by participation have none, and those by improvement are in the verdicts",
+        )
+    if fed.config.gate.heldout is None:
+        raise GymError(ErrorCode.CONFIG_INVALID, "scores are measured on held-out data", "set gate.heldout")
+    ingredients = ingredients_of(fed, server_round)
+    model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+    model.follow(fed.journal.soups(ingredients.parent.height) if ingredients.parent.height else [])
+    with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="rescore-") as folder:
+        report = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta").report
+    wanted = [manifest.digest for manifest in ingredients.manifests]
+    with fed.database.reading() as tx:
+        rows = {r.update_id: r for r in tx.execute(select(updates).where(updates.c.update_id.in_(wanted)))}
+    found = score_updates(
+        fed,
+        model,
+        [rows[update_id] for update_id in wanted],
+        report.coefficients,
+        ingredients.weights,
+        recipe=ingredients.recipe,
+        method=told["method"],
+        options=told["options"],
+    )
+    pairs = {update_id: [told["scores"][update_id], found.scores[update_id]] for update_id in wanted}
+    return {
+        "server_round": server_round,
+        "method": told["method"],
+        "evaluations": found.told["evaluations"],
+        "same": all(then == now for then, now in pairs.values()),
+        "scores": pairs,
+    }
+
+
+def require_round_plugins(folder: Path, server_round: int) -> None:
+    """Refuse a round without the plug-ins that it was merged with, before the hub's config is read.
+
+    To the config their names are unknown ones. Anything else that is wrong is left to ``replay``, which reads the
+    verified ledger.
+
+    Args:
+        folder: The hub's.
+        server_round: Of the round.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` naming plug-in, package, version and round.
+    """
+    path = folder.resolve() / CONFIG_NAME
+    if not path.is_file():
+        return
+    values, marks = parse_config(path, read_config_text(path))
+    storage = validate(values, _Stored, str(path), marks).storage
+    with closing(Database.open(storage.database, path.parent)) as database, database.reading() as tx:
+        rows = tx.execute(select(ledger).where(ledger.c.kind == "version")).all()
+    for told in (entry_of(row).body for row in rows):
+        if told["server_round"] == server_round:
+            require_plugins(read_records(told.get("plugins", []), "the ledger"), f"round {server_round}")
+
+
+class _Stored(BaseModel):
+    """Of a hub's config, where its state lives."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    storage: StorageConfig = StorageConfig()
+
+
+def _private(fed: Federation, told: dict[str, Any]) -> PrivateRound | None:
+    """The noise and clip of a round that was merged with differential privacy."""
+    if "privacy" not in told:
+        return None
+    with fed.database.reading() as tx:
+        spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == told["server_round"]))
+    seed = private_merge.seed_of(fed, told["privacy"]["seed_sha256"])
+    return private_merge.private_round(
+        told["privacy"], TaskSpec.model_validate_json(str(spec)), fed.base, seed
+    )
+
+
+def _secure(fed: Federation, told: dict[str, Any], merged: list[str]) -> SecureSum | None:
+    """The sum of a secure round again, from the stored masked votes and the shares that were revealed."""
+    if "secure_aggregation" not in told:
+        return None
+    own = told["secure_aggregation"]
+    manifests = [_manifest(fed, update_id) for update_id in merged]
+    return secure_sum(fed, told["server_round"], manifests, own["threshold"], own["step_norm"])
+
+
+def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
+    """What a committed round's soup was made of, every part checked.
+
+    Raises:
+        GymError: As ``replay``.
+    """
+    fed.ledger.verify()
+    told = _version_entry(fed, "server_round", server_round)
+    merged = told["merged"] if "merged" in told else _merged_by_verdicts(fed, server_round)
+    require_plugins(read_records(told.get("plugins", []), "the ledger"), f"round {server_round}")
+    root = told.get("root")  # entries of before there was a root name none
+    weights = told.get("weights")  # as reputations were then
+    ingredients = Ingredients(
+        server_round=server_round,
+        parent=fed.journal.version(told["height"] - 1),
+        recipe=SoupRecipe.recorded(told["recipe"]),
+        manifests=[_manifest(fed, update_id) for update_id in merged],
+        root=root,
+        private=_private(fed, told),
+        secure=_secure(fed, told, merged),
+        weights=None if weights is None else [weights[update_id] for update_id in merged],
+    )
+    for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
+        _require_intact(fed.store.local_path(sha256), sha256)
+    _require_state(fed, ingredients)
+    return ingredients
+
+
+def _version_entry(fed: Federation, key: str, number: int) -> dict[str, Any]:
+    """The ledger's entry for the version with this ``server_round`` or ``height``."""
+    for entry in fed.ledger.entries():
+        if entry.kind == "version" and entry.body[key] == number:
+            return entry.body
+    raise GymError(
+        ErrorCode.NOT_FOUND,
+        f"no version came of round {number}" if key == "server_round" else f"there is no version {number}",
+        "gym-server rounds lists the rounds that were committed",
+    )
+
+
+def _merged_by_verdicts(fed: Federation, server_round: int) -> list[str]:
+    """Ids of a round's merged updates, for a version entry of before it listed them."""
+    verdicts = (entry.body for entry in fed.ledger.entries() if entry.kind == "verdict")
+    return sorted(
+        {v["update"] for v in verdicts if (v.get("server_round"), v["verdict"]) == (server_round, "merged")}
+    )
+
+
+def _require_state(fed: Federation, ingredients: Ingredients) -> None:
+    """The server's state as the parent version left it is what the ledger says."""
+    parent = ingredients.parent
+    told = _version_entry(fed, "height", parent.height).get("state") if parent.height else {}
+    if told is None:
+        log.warning("the ledger has no digest of the state that round %d left", parent.server_round)
+        return
+    for kind, path in state_files(fed, ingredients.recipe, parent).items():
+        found = file_sha256(path) if path.exists() else None
+        if found != told.get(kind):
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"the server's {kind} after round {parent.server_round}, {path}, has sha256 {found or 'none'}; "
+                f"the ledger says {told.get(kind) or 'that there is none'}",
+                "restore the hub's folder from a backup",
+            )
+
+
+def _manifest(fed: Federation, update_id: str) -> UpdateManifest:
+    with fed.database.reading() as tx:
+        row = tx.execute(select(updates).where(updates.c.update_id == update_id)).first()
+    manifest = UpdateManifest.parse(row.manifest) if row is not None else None
+    if manifest is None or manifest.digest != update_id:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"the manifest of update {update_id[:12]} is missing or was changed",
+            "restore the hub's folder from a backup",
+        )
+    return manifest
+
+
+def _require_intact(path: Path, sha256: str) -> None:
+    if file_sha256(path) != sha256:
+        raise GymError(
+            ErrorCode.STATE_CORRUPT,
+            f"object {sha256} does not hash to its name",
+            "restore the hub's folder from a backup",
+        )

@@ -1,0 +1,70 @@
+"""The coordinator's own update: trained on the hub, on data that it vouches for, for rules that need such a measure.
+
+Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping": a small clean root dataset,
+trained on as every contributor trains, gives the direction and the length by which updates are judged.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.round_training import round_training
+from gym_fed.delta.encode import encode_delta, lora_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_server.federation import Federation
+from gym_server.rounds.global_model import GlobalModel, coordinator_rows
+
+log = logging.getLogger("gym_server")
+
+_EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+
+
+def root_update(fed: Federation, model: GlobalModel, server_round: int) -> str | None:
+    """Train the round's recipe on the root data; the model itself is left as it was.
+
+    Returns:
+        sha256 of the stored update, or None where the config names no root data.
+
+    Raises:
+        GymError: What reading the data and training raise; ``ROUND_ABORTED`` for a failure of the training libraries.
+    """
+    root = fed.config.root
+    if root is None:
+        return None
+    from gym_fed.training.trainer import Trainer
+    from gym_fed.training.tuning.lora import lora_factors
+
+    rows = coordinator_rows(root.data, root.format, root.max_examples, fed.folder, "train")
+    recipe = fed.config.recipe_at(fed.journal.head().height)
+    folder = fed.folder / "staging" / f"root-{server_round}"
+    shutil.rmtree(folder, ignore_errors=True)
+    out = folder.with_suffix(".gymdelta")
+    try:
+        with model.borrowed() as before:
+            trainer = Trainer(
+                round_training(recipe, server_round, folder, device=model.model.device.type),
+                model=model.model,
+                tokenizer=model.tokenizer,
+            )
+            result = trainer.train(dataset=rows, resume=False)
+            if recipe.sends_factors:
+                lora_delta(lora_factors(result.model), out, model.spec)
+            else:
+                encode_delta(result.model, before, _EXACT, out, model.spec)
+    except GymError:
+        raise
+    except Exception as error:
+        # torch, TRL and PEFT raise what they like; one of theirs must end the round, or a restart repeats it for ever
+        log.exception("round %d: training on the root data failed", server_round)
+        raise GymError(
+            ErrorCode.ROUND_ABORTED,
+            f"training on the root data failed: {type(error).__name__}: {error}",
+            "the log has the trace; a smaller batch or max_length in the recipe needs less memory",
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sha256 = fed.store.put_file(out)
+    out.unlink()
+    return sha256

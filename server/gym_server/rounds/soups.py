@@ -1,0 +1,204 @@
+"""What a round's soup is made of, and the making: the same for the merge and for its replay.
+
+Objects, recipe, parent version and the server's own state determine the soup's bytes; nothing else goes in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.config.schema.plugins import PluginRecord, members_of, plugins_of, records
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256, make_folder
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.kinds import CODECS
+from gym_fed.soup.building import build_optimizer
+from gym_fed.soup.merging import SoupReport, merge
+from gym_fed.soup.optimizer import OptimizerState
+from gym_fed.soup.private import PrivateRound
+from gym_fed.soup.votes_soup import soup_from_votes
+from gym_server.federation import Federation
+from gym_server.privacy.secure_unmask import SecureSum
+from gym_server.rounds.journal import Version
+
+NOTHING_YET = "none.safetensors"
+RESIDUAL, OPTIMIZER = "residual", "optimizer"
+"""The kinds of state that the server takes from round to round, as the ledger calls them."""
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Everything that a soup is made of.
+
+    Attributes:
+        server_round: The round.
+        parent: The version that the updates start from.
+        recipe: The rules.
+        manifests: Signed manifests of the updates that are merged, in the order of their ids.
+        root: sha256 of the coordinator's own update, for rules that need one.
+        private: Noise and clip of a merge with differential privacy.
+        secure: The sum of the updates' votes, where nothing else is known of them.
+        weights: Of the updates, where reputations make them; None where the recipe says them.
+    """
+
+    server_round: int
+    parent: Version
+    recipe: SoupRecipe
+    manifests: Sequence[UpdateManifest]
+    root: str | None = None
+    private: PrivateRound | None = None
+    secure: SecureSum | None = None
+    weights: Sequence[float] | None = None
+
+    def weight_of(self) -> dict[str, float] | None:
+        """``weights`` by update."""
+        if self.weights is None:
+            return None
+        return {m.digest: weight for m, weight in zip(self.manifests, self.weights, strict=True)}
+
+
+@dataclass(frozen=True)
+class Soup:
+    """A soup on disk, and the state that the server takes into the next round.
+
+    Attributes:
+        report: What the merge did.
+        path: The soup.
+        feedback: The server's new residual, recorded and not yet staged; None without error feedback.
+        optimizer: The optimiser's new state, likewise.
+        plugins: Members of other packages without which it cannot be made again: rules, and codecs of updates.
+    """
+
+    report: SoupReport
+    path: Path
+    feedback: ErrorFeedback | None
+    optimizer: OptimizerState | None
+    plugins: Sequence[PluginRecord] = ()
+
+    def stage(self, fed: Federation, server_round: int) -> dict[str, str]:
+        """Write the server's state under the round's own name, for the version that may come of it.
+
+        Returns:
+            sha256 of every file that was written, by ``RESIDUAL`` and ``OPTIMIZER``, for the ledger.
+        """
+        folder, written = residuals_folder(fed), {}
+        if self.optimizer is not None:
+            self.optimizer.stage(folder / optimizer_name(server_round), fed.base.digest)
+            written[OPTIMIZER] = file_sha256(folder / optimizer_name(server_round))
+        if self.feedback is not None:
+            self.feedback.stage(folder / residual_name(server_round))
+            written[RESIDUAL] = file_sha256(folder / residual_name(server_round))
+        return written
+
+
+def make_soup(fed: Federation, ingredients: Ingredients, out_path: Path) -> Soup:
+    """Merge; nothing but ``out_path`` is written.
+
+    Raises:
+        GymError: What ``gym_fed.soup.merging`` raises, ``NOT_FOUND`` for an object that the store lacks, and
+            ``STATE_CORRUPT`` when the residual of the parent version is gone.
+    """
+    recipe, parent = ingredients.recipe, ingredients.parent
+    spec = BaseSpec(fed.base.model_name, parent.digest, fed.base.shapes)
+    state, lineage = state_files(fed, recipe, parent), fed.base.digest
+    feedback = optimizer = None
+    if RESIDUAL in state:
+        if parent.residual is not None and not state[RESIDUAL].exists():
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"the residual of version {parent.height} is missing: {state[RESIDUAL]}",
+                "restore the hub's folder from a backup; without it what the last soup lost is lost for good",
+            )
+        feedback = ErrorFeedback.load(state[RESIDUAL], lineage)
+    rule = build_optimizer(recipe)
+    if rule is not None:
+        optimizer = OptimizerState.load(state[OPTIMIZER], lineage, rule.rule)
+    if ingredients.secure is not None:
+        found = ingredients.secure
+        report = soup_from_votes(
+            found.sums(fed.base),
+            found.voters,
+            found.bits,
+            found.step_norm,
+            recipe,
+            out_path,
+            spec,
+            feedback,
+            optimizer,
+            ingredients.private,
+        )
+        return Soup(report, out_path, feedback, optimizer, plugins_of(recipe))
+    with contextlib.ExitStack() as stack:
+
+        def opened(sha256: str) -> DeltaFile:
+            return stack.enter_context(DeltaFile.open(fed.store.local_path(sha256), spec))
+
+        files = [opened(manifest.delta_sha256) for manifest in ingredients.manifests]
+        weights = ingredients.weights
+        if weights is None:
+            weights = recipe.weights([manifest.num_examples for manifest in ingredients.manifests])
+        root = opened(ingredients.root) if ingredients.root else None
+        report = merge(
+            files,
+            weights,
+            recipe,
+            out_path,
+            spec,
+            feedback,
+            root=root,
+            optimizer_state=optimizer,
+            private=ingredients.private,
+        )
+        codecs = {file.record(name).codec for file in files for name in file.names}
+        used = records([*members_of(recipe), *((CODECS, codec) for codec in codecs)])
+    return Soup(report, out_path, feedback, optimizer, used)
+
+
+def residuals_folder(fed: Federation) -> Path:
+    """Where the server's own state lies, one file a version."""
+    folder = fed.folder / "residuals"
+    make_folder(folder)
+    return folder
+
+
+def state_files(fed: Federation, recipe: SoupRecipe, parent: Version) -> dict[str, Path]:
+    """Where the server's state as ``parent`` left it lies, or would lie: what a soup by ``recipe`` begins from."""
+    folder, files = residuals_folder(fed), {}
+    if recipe.codec.error_feedback:
+        files[RESIDUAL] = folder / (parent.residual or NOTHING_YET)
+    if recipe.server_optimizer != "none":
+        files[OPTIMIZER] = folder / optimizer_name(parent.server_round)
+    return files
+
+
+def soup_path(fed: Federation, server_round: int) -> Path:
+    """Where a round's soup waits until it is committed."""
+    return fed.folder / "staging" / f"soup-{server_round}.gymdelta"
+
+
+def discard(fed: Federation, server_round: int) -> None:
+    """Delete what a round that comes to nothing wrote: its soup and its state."""
+    folder = residuals_folder(fed)
+    for path in (
+        soup_path(fed, server_round),
+        folder / residual_name(server_round),
+        folder / optimizer_name(server_round),
+    ):
+        path.unlink(missing_ok=True)
+
+
+def residual_name(server_round: int) -> str:
+    """File of the residual as a round left it."""
+    return f"round-{server_round}.safetensors"
+
+
+def optimizer_name(server_round: int) -> str:
+    """File of the optimiser's state as a round left it; round 0 stands for the beginning."""
+    return f"round-{server_round}.optimizer.safetensors" if server_round else NOTHING_YET

@@ -1,0 +1,1 @@
+"""The gRPC face of the hub: authentication, limits, streams, transfers. Imports every other folder but ``cli``."""

@@ -1,0 +1,185 @@
+"""The calls of `hub.proto` beside rounds: who the hub is, enrolment and login, the ledger, variants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import gym_fed
+from gym_fed.config.schema.plugins import as_json
+from gym_fed.ledger.entries import Entry
+from gym_fed.wire.limits import PROTOCOL
+from gym_fed.wire.protocol import require_contributor
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.federation import Federation
+from gym_server.privacy import budget as privacy
+from gym_server.rounds.downloads import Downloads
+from gym_server.rounds.plugins import plugins_of_round
+from gym_server.rpc.guard import current_address, current_session
+from gym_server.rpc.limits import EnrolmentLimits
+from gym_server.rpc.threads import heavily
+from gym_server.variants.checks import EVERYONE
+from gym_server.variants.variants import HeldVariant
+
+_LAST = 2**63 - 1
+
+
+class CallsBesideRounds:
+    """A part of the hub's service."""
+
+    _fed: Federation
+    _downloads: Downloads
+    _enrolments: EnrolmentLimits
+    finished: asyncio.Event
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        return await asyncio.to_thread(self._status)
+
+    def _status(self) -> pb.StatusReply:
+        fed, current, head = self._fed, self._fed.journal.current(), self._fed.journal.head()
+        ledger_head = fed.ledger.newest_head()
+        connected = len(fed.queue.node_ids())
+        join_bytes, round_bytes = self._downloads.announced(head.height, connected)
+        recipe = {
+            "recipe": fed.config.recipe_at(head.height).model_dump(mode="json"),
+            "codec": fed.config.codec.model_dump(mode="json"),
+            "num_parameters": fed.base.num_parameters,
+            "soup": self._downloads.form.to_dict(),
+        }
+        plugins = plugins_of_round(fed, fed.config.recipe)
+        if plugins:
+            recipe["plugins"] = as_json(plugins)
+        return pb.StatusReply(
+            name=fed.config.name,
+            software_version=gym_fed.__version__,
+            ledger_public_key=fed.key.public_key,
+            enrolment=fed.config.enrolment.policy,
+            base_model=fed.public_base_name,
+            base_digest=fed.base.digest,
+            version_height=head.height,
+            version_digest=head.digest,
+            server_round=current.server_round if current else 0,
+            round_state=current.state if current else "",
+            num_rounds=fed.config.rounds.num_rounds,
+            num_connected=connected,
+            finished=self.finished.is_set(),
+            recipe_json=json.dumps(recipe),
+            max_update_bytes=fed.config.admission.max_update_bytes,
+            join_download_bytes=join_bytes,
+            round_download_bytes=round_bytes,
+            privacy_json=privacy.status_json(fed),
+            ledger_head_json=ledger_head.to_json() if ledger_head else "",
+            restored_json=fed.ledger.statements(),
+            protocol=PROTOCOL,
+            enrolment_work_bits=fed.accounts.work_bits,
+        )
+
+    async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolReply:
+        require_contributor(request.protocol)
+        contributor = await asyncio.to_thread(self._enrol, request, current_address())
+        return pb.EnrolReply(contributor=contributor)
+
+    def _enrol(self, request: pb.EnrolRequest, address: str) -> str:
+        accounts = self._fed.accounts
+        newcomer: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+        if accounts.is_new(request.public_key):
+            newcomer = self._enrolments.attempt(address)
+        with newcomer as admit:
+            return accounts.enrol(
+                request.public_key, request.name, request.invite, request.signature, request.work, admit
+            )
+
+    async def Authenticate(self, request: pb.AuthenticateRequest, context: Any) -> pb.AuthenticateReply:
+        require_contributor(request.protocol)
+        token, expires, node_id = await asyncio.to_thread(
+            self._fed.accounts.authenticate,
+            request.contributor,
+            request.instance,
+            request.issued_at_seconds,
+            request.nonce,
+            request.signature,
+            request.left,
+        )
+        return pb.AuthenticateReply(session=token, expires_at_seconds=int(expires), node_id=node_id)
+
+    # ---- the ledger ----
+
+    async def Ledger(self, request: pb.LedgerRequest, context: Any) -> AsyncIterator[pb.LedgerEntry]:
+        entries = self._fed.ledger.entries(_position(max(1, request.from_sequence)))
+        while (entry := await asyncio.to_thread(next, entries, None)) is not None:
+            yield entry_message(entry)
+
+    async def LedgerHeads(self, request: pb.LedgerHeadsRequest, context: Any) -> AsyncIterator[pb.LedgerHead]:
+        heads = self._fed.ledger.heads(_position(max(1, request.from_size)))
+        while (head := await asyncio.to_thread(next, heads, None)) is not None:
+            yield pb.LedgerHead(head_json=head.to_json())
+
+    async def LedgerProof(self, request: pb.LedgerProofRequest, context: Any) -> pb.LedgerProofReply:
+        proof = await asyncio.to_thread(
+            self._fed.ledger.proof, _position(request.sequence), _position(request.size)
+        )
+        entry, head = entry_message(proof.entry), proof.head.to_json()
+        return pb.LedgerProofReply(entry=entry, head_json=head, path=proof.path)
+
+    # ---- variants ----
+
+    async def PutVariant(self, request: pb.PutVariantRequest, context: Any) -> pb.PutVariantReply:
+        names = list(request.readers.contributors) if request.HasField("readers") else None
+        caller = current_session().contributor
+        receipt = await heavily(self._fed.variants.put, caller, request.variant_json, names)
+        if receipt is None:
+            return pb.PutVariantReply(needs_object=True)
+        return pb.PutVariantReply(receipt_json=json.dumps(receipt))
+
+    async def GetVariant(self, request: pb.GetVariantRequest, context: Any) -> pb.VariantInfo:
+        caller = current_session().contributor
+        found = await asyncio.to_thread(self._fed.variants.get, caller, request.owner, request.name)
+        return variant_message(found, caller, with_names=True)
+
+    async def ListVariants(self, request: pb.ListVariantsRequest, context: Any) -> pb.ListVariantsReply:
+        caller = current_session().contributor
+        found, following = await asyncio.to_thread(
+            self._fed.variants.page, caller, request.page, request.page_size
+        )
+        told = [variant_message(variant, caller, with_names=False) for variant in found]
+        return pb.ListVariantsReply(variants=told, next_page=following)
+
+    async def DeleteVariant(self, request: pb.DeleteVariantRequest, context: Any) -> pb.DeleteVariantReply:
+        caller = current_session().contributor
+        receipt = await asyncio.to_thread(self._fed.variants.remove, caller, request.name)
+        return pb.DeleteVariantReply(receipt_json=json.dumps(receipt))
+
+
+def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.VariantInfo:
+    """A variant as the caller is told of it: who else may read it is the owner's to know."""
+    is_owner = found.signed.manifest.owner == caller
+    named = [name for name in found.readers if name != EVERYONE]
+    return pb.VariantInfo(
+        variant_json=found.document,
+        base=found.base,
+        key_status=found.key_status,
+        ledger_sequence=found.ledger_sequence,
+        put_at_seconds=found.put_at,
+        is_public=EVERYONE in found.readers,
+        num_readers=len(named) if is_owner else 0,
+        readers=found.readers if is_owner and with_names else (),
+    )
+
+
+def _position(number: int) -> int:
+    """A number of the wire that databases can be asked for; no ledger is so long."""
+    return min(number, _LAST)
+
+
+def entry_message(entry: Entry) -> pb.LedgerEntry:
+    """An entry as it is sent: its body as the text that was hashed."""
+    return pb.LedgerEntry(
+        sequence=entry.sequence,
+        kind=entry.kind,
+        body_json=entry.body_json,
+        previous_hash=entry.previous_hash,
+        hash=entry.hash,
+    )

@@ -1,0 +1,304 @@
+"""The door of every call: who asks, whether it is within its share, and what becomes of failures.
+
+A call is looked at before its body is read. Who is logged in is counted as its account, everybody else as the address
+the connection comes from, so that a flood slows down the one who makes it. A refusal beyond a share is given late:
+whoever calls in a loop waits, and the door has little to do. gRPC's own message cap holds before anything is buffered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+
+from gym_fed.config.hub.sections import LimitsConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.system_errors import system_error
+from gym_fed.wire.errors import to_status
+from gym_fed.wire.limits import SESSION_KEY
+from gym_server.accounts.accounts import Accounts, Session
+from gym_server.accounts.keys import RevokedKey
+from gym_server.rpc.limits import Slots, TokenBuckets, address_of
+from gym_server.store.away import StoreAway
+
+log = logging.getLogger("gym_server")
+
+OPEN_METHODS = {"Status", "Enrol", "Authenticate", "LedgerHeads", "LedgerProof", "RotateKey", "RevokeKey"}
+LEFT_METHODS = {"Account", "Ledger", "Transfer"}
+"""What an account that has left may still call: what it earned stays its own."""
+LONG_METHODS = {"Work"}
+"""Calls that last for hours; they are bounded by ``WorkStreams``, and hold no slot."""
+
+BURST_SECONDS = 4.0
+"""How many seconds' worth of calls may come at once."""
+REQUEST_SECONDS = 20.0
+"""The one message of a call that has one must be there by then."""
+WRITE_SECONDS = 60.0
+"""A caller that takes nothing of a stream's next message for so long is given up."""
+_REFUSAL_SECONDS = 5.0
+"""A caller beyond its share waits so long for the refusal, and a thousand of them in a loop make 200 calls a second."""
+_MAX_REFUSALS_WAITING = 4_000
+_STREAMS_PER_SECOND = 0.5
+"""Of one account, in the long run: opening a work stream is a write to the database, keeping it open is nothing."""
+_MAX_TOKENS = 4_096
+MINUTE_SECONDS = 60.0
+MAX_LINES = 100
+"""Kinds of refusal that are counted separately in one minute; what comes beyond them is counted together."""
+_REST = ("others", "", "")
+
+_session: ContextVar[Session | None] = ContextVar("session", default=None)
+_address: ContextVar[str] = ContextVar("address", default="")
+
+
+def current_session() -> Session:
+    """The authenticated caller of the call being served."""
+    session = _session.get()
+    if session is None:
+        raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
+    return session
+
+
+def current_address() -> str:
+    """Whom the connection of the call being served is counted to: an IPv4 address or an IPv6 network."""
+    return _address.get()
+
+
+class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Wraps every handler of the service.
+
+    Args:
+        accounts: Knows sessions.
+        limits: The shares.
+        on_call: Called with the peer of every call, as gRPC writes it.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        limits: LimitsConfig | None = None,
+        on_call: Callable[[str], None] = lambda peer: None,
+    ) -> None:
+        limits = limits or LimitsConfig()
+        self._accounts, self._on_call = accounts, on_call
+        self._refusals = Refusals()
+        self._known: OrderedDict[str, str] = OrderedDict()  # tokens that were good: their accounts
+        burst = max(1.0, BURST_SECONDS * limits.calls_per_second)
+        own_burst = max(1.0, 2 * BURST_SECONDS * limits.calls_per_second_of_account)
+        self._account_rates = TokenBuckets(limits.calls_per_second_of_account, own_burst)
+        self._address_rates = TokenBuckets(limits.calls_per_second, burst)
+        self._stream_rates = TokenBuckets(_STREAMS_PER_SECOND, 2.0 * limits.nodes_per_account)
+        self._account_slots = Slots(limits.calls_per_account)
+        self._address_slots = Slots(limits.calls_per_address)
+        self._refused_waiting = 0
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        method = details.method.rsplit("/", 1)[-1]
+        token = str(dict(details.invocation_metadata or ()).get(SESSION_KEY, ""))
+        # Every handler takes a stream of requests, since gRPC hands over single ones only when they are there.
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._stream(handler.unary_stream, method, token),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        behaviour = handler.stream_unary if handler.request_streaming else _one_request(handler.unary_unary)
+        return grpc.stream_unary_rpc_method_handler(
+            self._unary(behaviour, method, token), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _unary(self, behaviour: Any, method: str, token: str) -> Any:
+        async def call(requests: Any, context: Any) -> Any:
+            async with self._guarded(method, token, context):
+                return await behaviour(requests, context)
+
+        return call
+
+    def _stream(self, behaviour: Any, method: str, token: str) -> Any:
+        async def call(requests: Any, context: Any) -> None:
+            async with self._guarded(method, token, context):
+                async for item in behaviour(await _request(requests), context):
+                    await _in_time(context.write(item), WRITE_SECONDS, "took nothing of the answer")
+
+        return call
+
+    @asynccontextmanager
+    async def _guarded(self, method: str, token: str, context: Any) -> AsyncIterator[None]:
+        """Lets a call in, or ends it with a status; every failure inside becomes one too."""
+        peer = context.peer()
+        address = address_of(peer)
+        self._on_call(peer)
+        _address.set(address)
+        try:
+            with self._share(method, token, address):
+                if method not in OPEN_METHODS:
+                    _session.set(await self._authenticate(token, method))
+                yield
+        except Exception as error:  # noqa: BLE001 (every failure must become a status)
+            await self._end(context, method, address, error)
+
+    @contextmanager
+    def _share(self, method: str, token: str, address: str) -> Any:
+        """Takes a call out of its caller's share.
+
+        Raises:
+            GymError: ``BUSY``.
+        """
+        account = self._known.get(token)
+        if account is not None:
+            rates = self._stream_rates if method in LONG_METHODS else self._account_rates
+            who, slots = account, self._account_slots
+        else:
+            who, rates, slots = address, self._address_rates, self._address_slots
+        seconds = rates.take(who)
+        if seconds:
+            raise Busy(who, "calls too often", f"wait {seconds:.1f} s")
+        with nullcontext(True) if method in LONG_METHODS else slots.taken(who) as is_free:
+            if not is_free:
+                raise Busy(who, "has too many calls under way", "wait until one of them has ended")
+            yield
+
+    async def _authenticate(self, token: str, method: str) -> Session:
+        try:
+            session = await asyncio.to_thread(self._accounts.session, token)
+        except GymError:
+            self._known.pop(token, None)
+            raise
+        self._known[token] = session.contributor
+        self._known.move_to_end(token)
+        if len(self._known) > _MAX_TOKENS:
+            self._known.popitem(last=False)
+        if session.has_left and method not in LEFT_METHODS:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED, f"contributor {session.contributor!r} has left", "enrol again"
+            )
+        return session
+
+    async def _end(self, context: Any, method: str, address: str, error: Exception) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if isinstance(error, RevokedKey):  # the ledger records that a revoked key was refused
+            await asyncio.to_thread(self._accounts.keys.refused, error.contributor, method)
+        if isinstance(error, Busy):
+            await self._wait_with_refusal()
+        if isinstance(error, StoreAway):
+            self._refusals.note("the hub", method, error.refusal, logging.ERROR)
+            error = error.outside
+        elif isinstance(error, GymError):
+            session = _session.get()
+            self._refusals.note(session.contributor if session else address, method, error)
+        elif (failed := system_error(error, with_place=False)) is not None:
+            self._refusals.note("the hub", method, system_error(error) or failed, logging.ERROR)
+            error = GymError(
+                failed.code, f"the hub cannot do this now: {failed.message}", "tell the coordinator"
+            )
+        else:
+            self._refusals.failed(method, error)
+            error = GymError(
+                ErrorCode.INTERNAL, f"{method} failed on the server", "the coordinator's log has the trace"
+            )
+        status, details, trailer = to_status(error)
+        await context.abort(status, details, trailer)
+
+    async def _wait_with_refusal(self) -> None:
+        if self._refused_waiting >= _MAX_REFUSALS_WAITING:
+            return
+        self._refused_waiting += 1
+        try:
+            await asyncio.sleep(_REFUSAL_SECONDS)
+        finally:
+            self._refused_waiting -= 1
+
+
+class Busy(GymError):
+    """A call beyond its caller's share."""
+
+    def __init__(self, who: str, what: str, hint: str) -> None:
+        super().__init__(ErrorCode.BUSY, f"{who} {what}", hint)
+
+
+def _one_request(behaviour: Any) -> Any:
+    async def call(requests: Any, context: Any) -> Any:
+        return await behaviour(await _request(requests), context)
+
+    return call
+
+
+async def _request(requests: Any) -> Any:
+    """The message of a call that has one.
+
+    Raises:
+        GymError: ``DEADLINE_EXCEEDED`` when it does not come, ``USAGE`` when there is none.
+    """
+    try:
+        return await _in_time(anext(aiter(requests)), REQUEST_SECONDS, "sent no request")
+    except StopAsyncIteration:
+        raise GymError(ErrorCode.USAGE, "a call without a request") from None
+
+
+async def _in_time(work: Awaitable[Any], seconds: float, what: str) -> Any:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise GymError(ErrorCode.DEADLINE_EXCEEDED, f"the caller {what} for {seconds:.0f} s") from None
+
+
+class Refusals:
+    """What the log says of refused and failed calls: the first at once, the rest as a count a minute.
+
+    Nobody fills the disk by being refused: a minute has at most ``MAX_LINES`` lines of this kind, whatever comes in.
+    Counts are by caller, method and code. For the event loop's thread.
+    """
+
+    def __init__(self, minute_seconds: float = MINUTE_SECONDS) -> None:
+        self._minute_seconds = minute_seconds
+        self._more: Counter[tuple[str, str, str]] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note(self, who: str, method: str, error: GymError, level: int = logging.INFO) -> None:
+        """A call was refused.
+
+        Args:
+            who: The account, or the address of who is not logged in.
+            method: That was called.
+            error: The refusal.
+            level: Of the log.
+        """
+        if self._is_first((who, method, error.code.value)):
+            log.log(level, "%s refused to %s: %s: %s", method, who, error.code.value, error.message)
+
+    def failed(self, method: str, error: Exception) -> None:
+        """A call failed by a defect of ours; the first of a kind is logged with its trace."""
+        if self._is_first(("", method, type(error).__name__)):
+            log.error("%s failed", method, exc_info=error)
+
+    def _is_first(self, kind: tuple[str, str, str]) -> bool:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._minute_seconds, self._summarise)
+        if kind not in self._more and len(self._more) < MAX_LINES:
+            self._more[kind] = 0
+            return True
+        self._more[kind if kind in self._more else _REST] += 1
+        return False
+
+    def _summarise(self) -> None:
+        self._timer = None
+        told, self._more = self._more, Counter()
+        for (who, method, code), count in told.items():
+            if count and method:
+                log.info(
+                    "%s: %d more times %s to %s in the last minute", method, count, code, who or "callers"
+                )
+            elif count:
+                log.info("%d more calls were refused in the last minute, of other callers", count)

@@ -1,0 +1,309 @@
+"""The gRPC face of the hub: one method a call of `hub.proto`, each a few lines over the parts of the federation.
+
+Database and file work runs on threads, so the event loop only moves bytes. What is acknowledged is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.text import plain, whole_number
+from gym_fed.wire.limits import KEEPALIVE_SECONDS
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.federation import RUN_ID, Federation
+from gym_server.privacy import budget as privacy
+from gym_server.rewards.standing import rewards_of
+from gym_server.rounds.admission import Candidate, Receipt
+from gym_server.rounds.downloads import Downloads
+from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
+from gym_server.rounds.replies import MAX_RECORDS_BYTES, check_reply
+from gym_server.rpc.calls import CallsBesideRounds
+from gym_server.rpc.guard import current_session
+from gym_server.rpc.limits import EnrolmentLimits
+from gym_server.rpc.streams import Wakeups, WorkStreams, wait_for_event
+from gym_server.rpc.threads import heavily
+from gym_server.rpc.transfers import Transfers, read_ahead
+from gym_server.store.tables import accounts, credits, messages, updates
+
+
+class Hub(CallsBesideRounds):
+    """The service. Refusals are raised as ``GymError``; the guard turns them into gRPC status and trailer."""
+
+    def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
+        self._fed = federation
+        self._wakeups = wakeups
+        self._downloads = Downloads(federation)
+        self._enrolments = EnrolmentLimits(
+            federation.config.limits.enrolments_per_minute, federation.config.enrolment.policy == "open"
+        )
+        config = federation.config
+        private = config.privacy is not None or config.variants.enabled
+        self._transfers = Transfers(
+            federation.database, federation.store, config.admission, private, config.limits
+        )
+        self.finished = asyncio.Event()
+        self._streams = WorkStreams(
+            federation.database,
+            federation.queue,
+            wakeups,
+            config.limits.streams_per_account,
+            self.finished.is_set,
+        )
+
+    # ---- work ----
+
+    async def Work(self, request: pb.WorkRequest, context: Any) -> AsyncIterator[pb.WorkEvent]:
+        """Tasks as they come; a node that reconnects is first given what it still holds."""
+        session = current_session()
+        async with self._streams.opened(session) as stream:
+            held = await asyncio.to_thread(self._fed.queue.held, session.node_id)
+            if held is not None:
+                yield self._task(held)
+            stream.woken.set()
+            while True:
+                if not await wait_for_event(stream.woken, KEEPALIVE_SECONDS):
+                    yield pb.WorkEvent(keep_alive=pb.KeepAlive())
+                    continue
+                stream.woken.clear()
+                if stream.ended is not None:
+                    raise stream.ended
+                await asyncio.to_thread(self._fed.accounts.check, session)
+                while (task := await asyncio.to_thread(self._fed.queue.lease, session.node_id)) is not None:
+                    yield self._task(task)
+                if self.finished.is_set() and not await asyncio.to_thread(
+                    self._fed.queue.held, session.node_id
+                ):
+                    why = await asyncio.to_thread(privacy.end_of_run, self._fed)
+                    yield pb.WorkEvent(finished=pb.Finished(message=why))
+                    return
+
+    def _task(self, message: QueuedMessage) -> pb.WorkEvent:
+        metadata = pb.MessageMetadata(
+            run_id=RUN_ID,
+            dst_node_id=message.node_id,
+            src_node_id=1,
+            group_id=message.group_id,
+            created_at_seconds=message.created_at,
+            ttl_seconds=message.ttl_seconds,
+            message_type=message.message_type,
+        )
+        return pb.WorkEvent(
+            task=pb.Task(
+                message_id=message.message_id,
+                lease_seconds=self._fed.queue.lease_seconds,
+                metadata=metadata,
+                content=pb.Records.FromString(message.content),
+            )
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        session = current_session()
+        progress = f"{plain(request.phase, 16)} {request.done}/{request.total}"
+        await asyncio.to_thread(self._fed.queue.renew, request.message_id, session.node_id, progress)
+        return pb.HeartbeatReply(lease_seconds=self._fed.queue.lease_seconds)
+
+    # ---- objects ----
+
+    async def BeginUpload(self, request: pb.BeginUploadRequest, context: Any) -> pb.UploadState:
+        contributor = current_session().contributor
+        return await asyncio.to_thread(self._transfers.begin, contributor, request.sha256, request.size_bytes)
+
+    async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:
+        session = current_session()
+        check = partial(self._fed.accounts.check, session)
+        return await self._transfers.receive(session.contributor, chunks, check)
+
+    async def Download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadChunk]:
+        path = await asyncio.to_thread(
+            self._transfers.readable, current_session().contributor, request.sha256
+        )
+        size = path.stat().st_size
+        if request.offset > size:
+            raise GymError(ErrorCode.USAGE, f"offset {request.offset} is beyond the object's {size} bytes")
+        yield pb.DownloadChunk(size_bytes=size)
+        async for data in read_ahead(path, request.offset):
+            yield pb.DownloadChunk(data=data)
+
+    # ---- replies ----
+
+    async def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:
+        session = current_session()
+        if request.ByteSize() > MAX_RECORDS_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"a reply of {request.ByteSize()} bytes; tensors are objects")
+        receipt = await heavily(self._submit, session.contributor, session.node_id, request)
+        failpoint("after-submit")
+        self._wakeups.notify()
+        return pb.SubmitReply(receipt_json=receipt)
+
+    def _submit(self, contributor: str, node_id: int, request: pb.SubmitRequest) -> str:
+        message = self._fed.queue.get(request.message_id)
+        if message is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"no task {request.message_id}")
+        if message.node_id != node_id:
+            raise GymError(ErrorCode.PERMISSION_DENIED, f"task {request.message_id} belongs to another node")
+        if message.state in ("replied", SET_ASIDE):
+            return self._again(message, request)
+        self._check_reply(contributor, message, request)
+        if "update" not in request.content.configs:
+            return self._accept_plain(contributor, message, request)
+        candidate = self._candidate(contributor, message, request)
+        if self._fed.config.privacy is not None:
+            manifest = UpdateManifest.parse(candidate.manifest_json)
+            self._transfers.check_sent(contributor, manifest.delta_sha256)
+
+        def answer(tx: Connection, receipt: Receipt) -> None:
+            if receipt.verdict == "refused":
+                error = pb.ReplyError(code=1, reason=f"{receipt.code}: {receipt.reason}")
+                reply = pb.SubmitRequest(message_id=message.message_id, error=error)
+            else:
+                check_held(tx, message.message_id, node_id)
+                reply = request
+            record_reply(tx, message.message_id, reply.SerializeToString(), receipt.to_json())
+
+        receipt = self._fed.admission.judge(candidate, answer)
+        return receipt.to_json()
+
+    def _check_reply(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> None:
+        """Refuse what nobody could read, before it is kept; the task stays with its node, which may answer better."""
+
+        def size_of(sha256: str) -> int:
+            self._transfers.check_sent(contributor, sha256)
+            return self._fed.store.size(sha256)
+
+        cap = self._fed.config.admission.max_update_bytes
+        check_reply(pb.Records.FromString(message.content), request, cap, size_of)
+
+    def _candidate(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> Candidate:
+        fields = {entry.key: entry.value for entry in request.content.configs["update"].entries}
+        try:
+            manifest, signature = fields["manifest"].text, fields["signature"].blob
+        except KeyError as error:
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"the update has no {error}") from error
+        key = self._fed.accounts.public_key(contributor)
+        group = whole_number(message.group_id) or 0
+        return Candidate(contributor, key, message.message_id, group, manifest, signature)
+
+    def _accept_plain(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> str:
+        receipt = json.dumps({"verdict": "failed" if request.HasField("error") else "received"})
+        self._transfers.check_present(contributor, request.content)
+        with self._fed.database.transaction() as tx:
+            check_held(tx, message.message_id, message.node_id)
+            record_reply(tx, message.message_id, request.SerializeToString(), receipt)
+        return receipt
+
+    def _again(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:
+        """The first receipt for the same reply; anything else comes too late."""
+        with self._fed.database.reading() as tx:
+            row = tx.execute(
+                select(messages.c.receipt, messages.c.reply).where(
+                    messages.c.message_id == message.message_id
+                )
+            ).one()
+        receipt = str(row.receipt)
+        if bytes(row.reply) == request.SerializeToString() or json.loads(receipt).get("update") == _update_id(
+            request
+        ):
+            return receipt
+        raise GymError(ErrorCode.REPLAYED, f"task {message.message_id} was answered with another reply")
+
+    # ---- account and ledger ----
+
+    async def Account(self, request: pb.AccountRequest, context: Any) -> pb.AccountReply:
+        return await asyncio.to_thread(self._account, current_session().contributor)
+
+    def _account(self, contributor: str) -> pb.AccountReply:
+        purse = self._fed.payouts.standing(contributor)
+        with self._fed.database.reading() as tx:
+            account = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).one()
+            earned = {
+                row.server_round: row.amount
+                for row in tx.execute(select(credits).where(credits.c.contributor == contributor))
+            }
+            rows = tx.execute(
+                select(updates)
+                .where(updates.c.contributor == contributor)
+                .order_by(updates.c.received_at.desc())
+                .limit(100)
+            ).all()
+            worth = rewards_of(tx, contributor, self._fed.config.rewards.reputation)
+        if self._fed.config.privacy is not None:
+            worth["privacy"] = privacy.account_of(self._fed, contributor)
+        told = self._fed.ledger.rounds_of(contributor)
+        return pb.AccountReply(
+            contributor=contributor,
+            name=account.name,
+            status=account.status,
+            balance=purse["balance"],
+            rewards_json=json.dumps({**purse, **worth}),
+            verdicts_json=[
+                json.dumps(
+                    {
+                        **_verdict(row, earned),
+                        **self._fed.admission.opening(row),
+                        "entries": told.get(row.server_round, []),
+                    }
+                )
+                for row in rows
+            ],
+        )
+
+    # ---- keys and transfers ----
+
+    async def RotateKey(self, request: pb.RotateKeyRequest, context: Any) -> pb.KeyReply:
+        receipt = await asyncio.to_thread(
+            self._fed.keys.rotate,
+            request.statement_json,
+            request.signature,
+            request.new_public_key,
+            request.new_signature,
+        )
+        self._wakeups.notify()
+        return pb.KeyReply(receipt_json=json.dumps(receipt))
+
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.KeyReply:
+        receipt = await asyncio.to_thread(
+            self._fed.keys.revoke,
+            request.contributor,
+            request.signing_key,
+            request.statement_json,
+            request.signature,
+        )
+        self._wakeups.notify()
+        return pb.KeyReply(receipt_json=json.dumps(receipt))
+
+    async def Transfer(self, request: pb.TransferRequest, context: Any) -> pb.TransferReply:
+        receipt = await asyncio.to_thread(
+            self._fed.payouts.ask, current_session().contributor, request.statement_json, request.signature
+        )
+        return pb.TransferReply(receipt_json=json.dumps(receipt))
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
+        await asyncio.to_thread(self._fed.accounts.leave, current_session().contributor)
+        return pb.LeaveReply()
+
+
+def _update_id(request: pb.SubmitRequest) -> str | None:
+    for entry in request.content.configs["update"].entries if "update" in request.content.configs else ():
+        if entry.key == "manifest":
+            return UpdateManifest.parse(entry.value.text).digest
+    return None
+
+
+def _verdict(row: Any, earned: dict[int, int]) -> dict[str, Any]:
+    return {
+        "update": row.update_id,
+        "server_round": row.server_round,
+        "verdict": row.verdict,
+        "reason": row.reason,
+        "bytes": row.delta_bytes,
+        "credit": earned.get(row.server_round, 0) if row.verdict == "merged" else 0,
+    }

@@ -1,0 +1,235 @@
+"""Work streams: many contributors wait on open calls, and one task of the event loop looks after all of them.
+
+A stream that waits costs no thread and no query. One sweep, after every push and every few seconds, notes all streams
+as connected, and wakes those that have something to do: a task in the queue, a key that was replaced, the end of all
+rounds. An account has a few streams; a newer one ends the oldest, so that who reconnects is never locked out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sqlalchemy import select, update
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.limits import KEEPALIVE_SECONDS
+from gym_server.accounts.accounts import Session
+from gym_server.rounds.queue import MessageQueue
+from gym_server.store.database import Database
+from gym_server.store.tables import accounts, messages, nodes
+
+log = logging.getLogger("gym_server")
+T = TypeVar("T")
+
+_FAREWELL_POLL_SECONDS = 0.1
+_TOUCH_SECONDS = KEEPALIVE_SECONDS / 4
+_LEAST_PAUSE_SECONDS = 0.05
+"""Between two sweeps, however often there is news."""
+_ROWS_AT_ONCE = 500
+"""Values of one ``IN``; SQLite takes 32,766 parameters, older ones 999."""
+
+
+class Wakeups:
+    """Lets other threads wake what waits on the event loop when a task or notice is there."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: set[asyncio.Event] = set()
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def subscribe(self) -> asyncio.Event:
+        event = asyncio.Event()
+        self._events.add(event)
+        return event
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        self._events.discard(event)
+
+    def notify(self) -> None:
+        """Wake everything; safe from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._set_all)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until every work stream has ended, and then ``seconds`` more; three times as long at most."""
+        for _ in range(int(2 * seconds / _FAREWELL_POLL_SECONDS)):
+            if not self._events:
+                break
+            await asyncio.sleep(_FAREWELL_POLL_SECONDS)
+        await asyncio.sleep(seconds)
+
+    def _set_all(self) -> None:
+        for event in self._events:
+            event.set()
+
+
+@dataclass(eq=False)
+class OpenStream:
+    """One open stream.
+
+    Attributes:
+        session: Whose it is.
+        woken: Set when there is something to do.
+        ended: Why it has to end, once it has to.
+    """
+
+    session: Session
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: GymError | None = None
+
+
+class WorkStreams:
+    """All open work streams of a hub. For the event loop's thread.
+
+    Args:
+        database: Has nodes, accounts and messages.
+        queue: Its leases are expired here.
+        wakeups: Signals news.
+        per_account: Streams of one account at once.
+        is_finished: Whether all rounds are done, so that every stream is woken.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        queue: MessageQueue,
+        wakeups: Wakeups,
+        per_account: int,
+        is_finished: Callable[[], bool],
+    ) -> None:
+        self._database, self._queue, self._wakeups = database, queue, wakeups
+        self._per_account, self._is_finished = per_account, is_finished
+        self._streams: list[OpenStream] = []  # oldest first
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @asynccontextmanager
+    async def opened(self, session: Session) -> AsyncIterator[OpenStream]:
+        """A stream of the session's node, which counts as connected while the block runs.
+
+        Raises:
+            GymError: ``UNAUTHENTICATED`` for a node that was forgotten since the session began.
+        """
+        stream = OpenStream(session)
+        self._make_room(session)
+        self._streams.append(stream)
+        try:
+            await asyncio.to_thread(self._arrive, session.node_id)
+            if self._sweeper is None or self._sweeper.done():
+                self._sweeper = asyncio.create_task(self._sweep())
+            yield stream
+        finally:
+            self._streams.remove(stream)
+            if all(other.session.node_id != session.node_id for other in self._streams):
+                await asyncio.shield(asyncio.to_thread(self._touch, [session.node_id], time.time()))
+
+    def _make_room(self, session: Session) -> None:
+        """A node has one stream, an account a few; those that are in the way end, the oldest first."""
+        living = [
+            s for s in self._streams if s.ended is None and s.session.contributor == session.contributor
+        ]
+        same = [stream for stream in living if stream.session.node_id == session.node_id]
+        others = [stream for stream in living if stream not in same]
+        for stream in (*same, *others[: max(0, len(others) + 1 - self._per_account)]):
+            stream.ended = GymError(
+                ErrorCode.QUOTA_EXCEEDED,
+                f"{session.contributor} opened another work stream; {self._per_account} may be open at once, "
+                "one of each installation",
+                "stop the other one first, or ask the coordinator for a higher limits.streams_per_account",
+            )
+            stream.woken.set()
+
+    async def _sweep(self) -> None:
+        """Looks after all streams until there are none."""
+        news = self._wakeups.subscribe()
+        touched = 0.0
+        try:
+            while self._streams:
+                news.clear()
+                streams = list(self._streams)
+                if time.monotonic() - touched >= _TOUCH_SECONDS:
+                    touched = time.monotonic()
+                    ids = sorted({stream.session.node_id for stream in streams})
+                    await self._tried(asyncio.to_thread(self._touch, ids, time.time() + KEEPALIVE_SECONDS))
+                if self._is_finished():
+                    busy = set(streams)
+                else:
+                    found = await self._tried(asyncio.to_thread(self._busy, streams))
+                    busy = set(streams) if found is None else found
+                for stream in busy:
+                    stream.woken.set()
+                await asyncio.sleep(_LEAST_PAUSE_SECONDS)
+                await wait_for_event(news, min(_TOUCH_SECONDS, self._queue.lease_seconds / 4))
+        finally:
+            self._wakeups.unsubscribe(news)
+
+    async def _tried(self, work: Awaitable[T]) -> T | None:
+        """A database that is away for a moment ends no stream."""
+        try:
+            return await work
+        except Exception:  # whatever the database raises; every stream is woken and sees for itself
+            log.exception("looking after %d work streams failed; trying again", len(self._streams))
+            return None
+
+    # ---- on threads ----
+
+    def _busy(self, streams: list[OpenStream]) -> set[OpenStream]:
+        """Streams for which there is something to do."""
+        self._queue.expire()
+        keys: dict[str, bytes] = {}
+        with self._database.reading() as tx:
+            queued = set(
+                tx.scalars(select(messages.c.node_id).where(messages.c.state == "queued").distinct())
+            )
+            for some in _chunks({stream.session.contributor for stream in streams}):
+                row = select(accounts.c.contributor, accounts.c.public_key)
+                active = row.where(accounts.c.contributor.in_(some), accounts.c.status == "active")
+                keys.update({found.contributor: bytes(found.public_key) for found in tx.execute(active)})
+        return {
+            stream
+            for stream in streams
+            if stream.session.node_id in queued
+            or keys.get(stream.session.contributor) != stream.session.public_key
+        }
+
+    def _arrive(self, node_id: int) -> None:
+        if not self._touch([node_id], time.time() + KEEPALIVE_SECONDS):
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                "this installation was forgotten, since the account has newer ones",
+                "authenticate again",
+            )
+
+    def _touch(self, node_ids: list[int], until: float) -> int:
+        """Note until when nodes count as connected; returns how many there are."""
+        with self._database.transaction() as tx:
+            return sum(
+                tx.execute(
+                    update(nodes).where(nodes.c.node_id.in_(some)).values(connected_until=until)
+                ).rowcount
+                for some in _chunks(node_ids)
+            )
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until an event is set, or some seconds; whether it is set."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _chunks(values: Iterable[T]) -> list[list[T]]:
+    rest = list(values)
+    return [rest[start : start + _ROWS_AT_ONCE] for start in range(0, len(rest), _ROWS_AT_ONCE)]

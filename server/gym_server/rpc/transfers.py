@@ -1,0 +1,305 @@
+"""Uploads and downloads: declared first, resumed by offset, acknowledged when on disk.
+
+Memory holds a chunk of every upload and two of every download. A part never grows beyond what was declared, and a
+declaration never beyond the caps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from gym_fed.config.hub.sections import AdmissionConfig, LimitsConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.failpoints import failpoint
+from gym_fed.wire.limits import CHUNK_BYTES
+from gym_fed.wire.records import references
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.rpc.threads import heavily
+from gym_server.store.database import Database, insert_if_absent
+from gym_server.store.objects import ObjectStore
+from gym_server.store.rights import may_read, usage_of
+from gym_server.store.tables import objects, readers, uploads
+
+SYNC_BYTES = 16 << 20
+MAX_OPEN_UPLOADS = 4
+_MIN_FREE_BYTES = 256 << 20
+_SLOWEST_BYTES_PER_SECOND = 4 << 10
+"""An upload that is slower over its whole length is ended."""
+
+
+class Transfers:
+    """Moves objects between contributors and the store."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: ObjectStore,
+        caps: AdmissionConfig,
+        private: bool = False,
+        limits: LimitsConfig | None = None,
+    ) -> None:
+        """``private``: whether the hub holds an object is told only to those who sent it or may read it; to others it
+        would confirm a guess at what somebody sent."""
+        self._limits = limits or LimitsConfig()
+        self._private = private
+        self._database = database
+        self._store = store
+        self._caps = caps
+        self._busy: set[tuple[str, str]] = set()
+
+    def begin(self, contributor: str, sha256: str, size_bytes: int) -> pb.UploadState:
+        """Declare an object; answers how much of it the hub already holds.
+
+        Raises:
+            GymError: ``TOO_LARGE`` above the cap, for too many open uploads; ``DISK_FULL``; ``USAGE`` for a bad name
+                or another size than declared before; ``HASH_MISMATCH`` for an upload that was cut short at its end.
+        """
+        if self._may_know(contributor, sha256):  # nothing is granted: knowing a hash is not a right to read
+            return pb.UploadState(offset=size_bytes, complete=True)
+        cap = self._caps.max_update_bytes
+        if not 0 < size_bytes <= cap:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"object {sha256[:12]} is declared as {size_bytes} bytes; this hub takes 1 to {cap}",
+                "use a smaller codec or fewer trained weights",
+            )
+        if shutil.disk_usage(self._store.staging).free < size_bytes + _MIN_FREE_BYTES:
+            raise GymError(ErrorCode.DISK_FULL, "the hub's disk is full", "tell the coordinator")
+        with self._database.transaction() as tx:
+            declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
+            if declared is None:
+                self._check_quota(tx, contributor, size_bytes)
+                mine = select(func.count()).select_from(uploads).where(uploads.c.contributor == contributor)
+                if int(tx.scalar(mine) or 0) >= MAX_OPEN_UPLOADS:
+                    self._drop_oldest(tx, contributor)
+                tx.execute(
+                    uploads.insert().values(
+                        contributor=contributor, sha256=sha256, size_bytes=size_bytes, created_at=time.time()
+                    )
+                )
+            elif declared != size_bytes:
+                raise GymError(
+                    ErrorCode.USAGE,
+                    f"object {sha256[:12]} was declared as {declared} bytes, now {size_bytes}",
+                )
+        part = self._store.part_path(contributor, sha256)
+        part.touch(mode=0o600)
+        offset = min(part.stat().st_size, size_bytes)
+        if offset == size_bytes and (key := (contributor, sha256)) not in self._busy:
+            self._busy.add(key)  # a kill came between the last byte and what follows it
+            try:
+                self._finish(contributor, sha256, part)
+            finally:
+                self._busy.discard(key)
+            return pb.UploadState(offset=offset, complete=True)
+        return pb.UploadState(offset=offset, complete=False)
+
+    def _check_quota(self, tx: Connection, contributor: str, size_bytes: int) -> None:
+        """What nothing names is bounded, so that nobody fills the disk with what is of no use."""
+        most, held = self._limits.unreferenced_bytes_per_account, usage_of(tx, contributor)
+        if held.total + size_bytes > most:
+            raise GymError(
+                ErrorCode.QUOTA_EXCEEDED,
+                f"{contributor} has {held.finished} bytes here that no update or variant names, and {held.declared} "
+                f"declared and not finished; with these {size_bytes} it would be more than {most}",
+                "use what was uploaded, or ask the coordinator (`gym-server gc`, "
+                "limits.unreferenced_bytes_per_account)",
+            )
+
+    async def receive(
+        self, contributor: str, chunks: AsyncIterator[pb.UploadChunk], check: Callable[[], None]
+    ) -> pb.UploadState:
+        """Append the chunks of one call; returns when they are on disk.
+
+        ``check`` is called before every chunk but the first, and raises when the caller may not go on.
+
+        Raises:
+            GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for a byte more than declared,
+                ``USAGE`` for a gap, ``LEASE_LOST`` when another stream sends the same object, ``HASH_MISMATCH``,
+                ``DEADLINE_EXCEEDED`` when nothing comes, or too little.
+        """
+        waiting = self._limits.idle_upload_seconds
+        first = await _next(chunks, waiting)
+        if first is None:
+            raise GymError(ErrorCode.USAGE, "an upload without a chunk")
+        declared = await asyncio.to_thread(self._declared, contributor, first.sha256)
+        if self._may_know(contributor, first.sha256):
+            return pb.UploadState(offset=declared, complete=True)
+        key = (contributor, first.sha256)
+        if key in self._busy:
+            raise GymError(
+                ErrorCode.LEASE_LOST, f"object {first.sha256[:12]} is being uploaded by another stream"
+            )
+        self._busy.add(key)
+        try:
+            part = self._store.part_path(contributor, first.sha256)
+            with open(part, "rb+") as file:
+                offset = file.seek(0, os.SEEK_END)
+                try:
+                    slowest = waiting + (declared - offset) / _SLOWEST_BYTES_PER_SECOND
+                    async with asyncio.timeout(slowest):
+                        offset = await self._append(file, offset, declared, first, chunks, check)
+                except TimeoutError:
+                    raise GymError(
+                        ErrorCode.DEADLINE_EXCEEDED,
+                        f"object {first.sha256[:12]} came slower than {_SLOWEST_BYTES_PER_SECOND} bytes a second",
+                        "upload it again: it goes on where it ended",
+                    ) from None
+                finally:
+                    await heavily(_sync, file)
+            if offset < declared:
+                return pb.UploadState(offset=offset, complete=False)
+            await heavily(self._finish, contributor, first.sha256, part)
+            return pb.UploadState(offset=offset, complete=True)
+        finally:
+            self._busy.discard(key)
+
+    def _may_know(self, contributor: str, sha256: str) -> bool:
+        """Whether the object is there, for those whom the hub tells."""
+        return self._store.has(sha256) and (not self._private or self._may_read(contributor, sha256))
+
+    def readable(self, contributor: str, sha256: str) -> Path:
+        """A local file of an object that the contributor may read.
+
+        Raises:
+            GymError: ``NOT_FOUND`` also for what it may not read, so that nothing is given away.
+        """
+        if not self._may_read(contributor, sha256):
+            raise GymError(ErrorCode.NOT_FOUND, f"no object {sha256[:64]}")
+        return self._store.local_path(sha256)
+
+    def _may_read(self, contributor: str, sha256: str) -> bool:
+        with self._database.reading() as tx:
+            return may_read(tx, contributor, sha256)
+
+    def check_sent(self, contributor: str, sha256: str) -> None:
+        """Raises ``NOT_FOUND`` for an object of which the contributor may not know, as for one that is not there."""
+        if not self._may_know(contributor, sha256):
+            raise GymError(ErrorCode.NOT_FOUND, f"object {sha256} was not uploaded", "upload it first")
+
+    def check_present(self, contributor: str, records: pb.Records) -> None:
+        """Raises ``NOT_FOUND`` unless every object that the records name has been uploaded."""
+        for ref in references(records):
+            if not self._may_know(contributor, ref.sha256):
+                raise GymError(
+                    ErrorCode.NOT_FOUND, f"array {ref.name!r} names object {ref.sha256}, not uploaded"
+                )
+
+    async def _append(
+        self,
+        file: BinaryIO,
+        offset: int,
+        declared: int,
+        first: pb.UploadChunk,
+        chunks: AsyncIterator[pb.UploadChunk],
+        check: Callable[[], None],
+    ) -> int:
+        unsynced = 0
+        chunk: pb.UploadChunk | None = first
+        while chunk is not None:
+            if chunk.offset != offset:
+                raise GymError(
+                    ErrorCode.USAGE, f"a chunk at offset {chunk.offset}, the hub holds {offset} bytes"
+                )
+            if offset + len(chunk.data) > declared:
+                raise GymError(
+                    ErrorCode.TOO_LARGE, f"{offset + len(chunk.data)} bytes or more sent, {declared} declared"
+                )
+            await heavily(file.write, chunk.data)
+            offset += len(chunk.data)
+            unsynced += len(chunk.data)
+            if unsynced >= SYNC_BYTES:
+                await heavily(_sync, file)
+                unsynced = 0
+            failpoint("upload-chunk")
+            chunk = await _next(chunks, self._limits.idle_upload_seconds)
+            await asyncio.to_thread(check)
+        return offset
+
+    def _finish(self, contributor: str, sha256: str, part: Path) -> None:
+        try:
+            size = self._store.adopt(part, sha256)
+        except GymError:
+            self._forget(contributor, sha256)
+            raise
+        with self._database.transaction() as tx:
+            insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=time.time())
+            insert_if_absent(tx, readers, sha256=sha256, contributor=contributor)
+        self._forget(contributor, sha256)
+
+    def _declared(self, contributor: str, sha256: str) -> int:
+        with self._database.reading() as tx:
+            declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
+        if declared is None:
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"object {sha256[:64]!r} was not declared", "call BeginUpload first"
+            )
+        return int(declared)
+
+    def _forget(self, contributor: str, sha256: str) -> None:
+        with self._database.transaction() as tx:
+            tx.execute(uploads.delete().where(_declaration(contributor, sha256)))
+
+    def _drop_oldest(self, tx: Connection, contributor: str) -> None:
+        oldest = tx.scalar(
+            select(uploads.c.sha256)
+            .where(uploads.c.contributor == contributor)
+            .order_by(uploads.c.created_at)
+            .limit(1)
+        )
+        if (contributor, oldest) in self._busy:
+            raise GymError(ErrorCode.TOO_LARGE, f"more than {MAX_OPEN_UPLOADS} uploads at once")
+        self._store.part_path(contributor, str(oldest)).unlink(missing_ok=True)
+        tx.execute(uploads.delete().where(_declaration(contributor, str(oldest))))
+
+
+def _declaration(contributor: str, sha256: str) -> ColumnElement[bool]:
+    return (uploads.c.contributor == contributor) & (uploads.c.sha256 == sha256)
+
+
+async def read_ahead(path: Path, offset: int) -> AsyncIterator[bytes]:
+    """A file in chunks from ``offset`` on, the next one read while one is sent; a reader that is slow holds no file."""
+    following = _reading(path, offset)
+    try:
+        while data := await following:
+            offset += len(data)
+            following = _reading(path, offset)
+            yield data
+    finally:
+        following.cancel()
+
+
+def _reading(path: Path, offset: int) -> asyncio.Future[bytes]:
+    return asyncio.ensure_future(heavily(_read_at, path, offset))
+
+
+def _read_at(path: Path, offset: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(CHUNK_BYTES)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.UploadChunk | None:
+    try:
+        # Python 3.11's wait_for drops a cancellation, as of the whole upload's limit, that comes with the chunk.
+        async with asyncio.timeout(seconds):
+            return await anext(chunks, None)
+    except TimeoutError:
+        raise GymError(
+            ErrorCode.DEADLINE_EXCEEDED,
+            f"no byte of the upload came for {seconds:.0f} s",
+            "upload it again: it goes on where it ended",
+        ) from None

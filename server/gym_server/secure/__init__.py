@@ -1,1 +1,0 @@
-"""The hub's side of secure aggregation: the stages of a round, and the sum that they end in."""

@@ -1,0 +1,231 @@
+"""Flower's ``Grid`` over the hub: pushed messages become rows, replies come back from them.
+
+Flower's own strategies run on it unchanged: their arrays are put into the object store on the way out and read from
+it on the way in. Deltas (``gym.delta.v1``) stay references, and only the merge maps their files.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from sqlalchemy import select
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.records import from_wire, references, to_wire
+from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_server.federation import RUN_ID, Federation
+from gym_server.rounds.journal import Judgement
+from gym_server.rounds.queue import LATE, SET_ASIDE, QueuedMessage
+from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
+from gym_server.store.away import StoreAway
+from gym_server.store.tables import nodes, readers, updates
+
+log = logging.getLogger("gym_server")
+
+LOST = 1001
+"""Flower error code of a reply that will not come: the lease ended, or the contributor left."""
+
+MALFORMED = 1002
+"""Flower error code of a reply that is no valid Flower content."""
+
+FAILED = 1
+"""Flower error code of a contributor that says so with a code that is the hub's own."""
+
+_HUB_NODE_ID = 1
+_POLL_SECONDS = 0.2
+_DEFAULT_TTL_SECONDS = 12 * 3600.0
+
+
+class HubGrid(Grid):
+    """A grid whose nodes are the hub's contributors.
+
+    Args:
+        federation: The hub's state.
+        notify: Called after a push, to wake the work streams.
+    """
+
+    def __init__(self, federation: Federation, notify: Callable[[], None] = lambda: None) -> None:
+        self._fed = federation
+        self._notify = notify
+        self._run = Run.create_empty(RUN_ID)
+        # Flower stamps messages with the identity of the process's task, which its own runtime sets.
+        TaskIdentity.task_id = TaskIdentity.run_id = RUN_ID
+        TaskIdentity.node_id = _HUB_NODE_ID
+
+    def set_run(self, run: Run) -> None:
+        """Use Flower's description of the run instead of the empty one."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run: one federation, one run."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """See ``Grid``; ``ttl`` is in seconds, 12 h by default."""
+        return Message(
+            content=content,
+            message_type=message_type,
+            dst_node_id=dst_node_id,
+            group_id=group_id,
+            ttl=_DEFAULT_TTL_SECONDS if ttl is None else ttl,
+        )
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Contributors that are connected or hold a lease."""
+        return self._fed.queue.node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages. The same content for the same node and group is not queued twice."""
+        ids = [self._push(message) for message in messages]
+        self._notify()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that are there, in whatever state their senders left them.
+
+        For a message that was lost, a reply with the error ``LOST``. A reply that cannot be read is set aside, with a
+        verdict, and answered by the error ``MALFORMED``, now and ever after.
+        """
+        self._fed.queue.expire()
+        found = (self._fed.queue.get(message_id) for message_id in message_ids)
+        ended = ("replied", "lost", LATE, SET_ASIDE)
+        replies = (self._reply(m) for m in found if m is not None and m.state in ended)
+        return [reply for reply in replies if reply is not None]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push, then wait for all replies or ``timeout`` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        waiting, replies = list(self.push_messages(messages)), []
+        while waiting:
+            for message_id in list(waiting):
+                for reply in self.pull_messages([message_id]):
+                    replies.append(reply)
+                    waiting.remove(message_id)
+            if end is not None and time.monotonic() >= end:
+                break
+            if waiting:
+                time.sleep(_POLL_SECONDS)
+        return replies
+
+    def _push(self, message: Message) -> str:
+        metadata = message.metadata
+        records = to_wire(message.content, lambda data: _ignore(self._fed.store.put_bytes(data)))
+        self._open_to_contributors(records)
+        return self._fed.queue.push(
+            metadata.dst_node_id,
+            metadata.group_id,
+            metadata.message_type,
+            time.time(),
+            metadata.ttl,
+            records.SerializeToString(deterministic=True),
+        )
+
+    def _open_to_contributors(self, records: pb.Records) -> None:
+        names = {ref.sha256 for ref in references(records)}
+        with self._fed.database.reading() as tx:
+            known = {row.sha256 for row in tx.execute(readers.select().where(readers.c.contributor == "*"))}
+        if names <= known:
+            return
+        with self._fed.database.transaction() as tx:
+            for sha256 in names - known:
+                tx.execute(readers.insert().values(sha256=sha256, contributor="*"))
+
+    def _reply(self, message: QueuedMessage) -> Message | None:
+        try:
+            return self._message(message, **self._outcome(message))
+        except StoreAway:  # nor is it the reply's fault; whoever pulls waits for the store
+            raise
+        except OSError as error:  # this machine's failure, not the reply's: it is asked for again
+            log.error("the reply to task %s cannot be read now: %s", message.message_id, error)
+            return None
+        except Exception as error:  # noqa: BLE001 (a stranger's bytes: their parsers name no closed set)
+            reason = _told(error)
+            self._set_aside(message, reason)
+            return self._message(message, error=Error(MALFORMED, f"the reply is malformed: {reason}"))
+
+    def _message(self, message: QueuedMessage, **outcome: Any) -> Message:
+        metadata = Metadata(
+            run_id=RUN_ID,
+            message_id=f"{message.message_id}-reply",
+            src_node_id=message.node_id,
+            dst_node_id=_HUB_NODE_ID,
+            reply_to_message_id=message.message_id,
+            group_id=message.group_id,
+            created_at=time.time(),
+            ttl=message.ttl_seconds,
+            message_type=message.message_type,
+        )
+        return Message(metadata=metadata, **outcome)  # type: ignore[call-overload,no-any-return]
+
+    def _outcome(self, message: QueuedMessage) -> dict[str, RecordDict | Error]:
+        if message.state == SET_ASIDE:
+            return {"error": Error(MALFORMED, "the reply is malformed and was set aside")}
+        if message.state == LATE:
+            return {"error": Error(LOST, "the round went on without it")}
+        if message.state == "lost" or message.reply is None:
+            return {"error": Error(LOST, "the contributor went away")}
+        if len(message.reply) > MAX_RECORDS_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"a reply of {len(message.reply)} bytes")
+        reply = pb.SubmitRequest.FromString(message.reply)
+        if reply.HasField("error"):
+            code = int(reply.error.code)
+            return {"error": Error(FAILED if code in (LOST, MALFORMED) else code, _line(reply.error.reason))}
+        cap = self._fed.config.admission.max_update_bytes
+        check_reply(pb.Records.FromString(message.content), reply, cap, self._fed.store.size)
+        return {"content": from_wire(reply.content, self._read)}
+
+    def _set_aside(self, message: QueuedMessage, reason: str) -> None:
+        """Put a reply out of the way for good, with its verdict in the ledger; what it answered earns nothing."""
+        fed = self._fed
+        server_round = int(message.group_id) if message.group_id.isdecimal() else 0
+        with fed.database.transaction() as tx:
+            fed.queue.set_aside(tx, message.message_id, reason)
+            contributor = str(
+                tx.scalar(select(nodes.c.contributor).where(nodes.c.node_id == message.node_id)) or ""
+            )
+            admitted = (updates.c.message_id == message.message_id) & (updates.c.verdict == "admitted")
+            found = tx.scalar(select(updates.c.update_id).where(admitted))
+            if found is not None:
+                judgement = Judgement(str(found), contributor, "rejected", f"set aside: {reason}")
+                fed.journal.judge(tx, server_round, judgement)
+            else:
+                said = "" if fed.config.privacy is not None else reason  # it may quote what was sent
+                body = {"contributor": contributor, "server_round": server_round}
+                fed.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": said})
+        log.warning(
+            "round %s: node %d: its reply is set aside: %s", message.group_id, message.node_id, reason
+        )
+
+    def _read(self, ref: pb.ArrayRef) -> bytes:
+        return self._fed.store.local_path(ref.sha256).read_bytes()
+
+
+def _line(text: str) -> str:
+    """A stranger's text as one printable line."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_REASON])
+
+
+def _told(error: Exception) -> str:
+    said = error.message if isinstance(error, GymError) else f"{type(error).__name__}: {error}"
+    return _line(" ".join(said[:300].split()))
+
+
+def _ignore(_: object) -> None:
+    """The store names bytes by their own hash, as the wire does."""

@@ -1,0 +1,1 @@
+"""Personal variants that contributors keep on the hub."""

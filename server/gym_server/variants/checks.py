@@ -1,0 +1,202 @@
+"""What a hub looks at before it keeps a variant: signer, revision, base, limits, readers, and the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, or_, select
+
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.delta.base import BaseSpec
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
+from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_server.accounts.keys import REVOKED, ROTATED, RevokedKey, key_row
+from gym_server.ledger.pace import require_pace
+from gym_server.store.objects import ObjectStore
+from gym_server.store.tables import (
+    accounts,
+    published,
+    variant_takedowns,
+    variants,
+    versions,
+)
+
+EVERYONE = "*"
+MAX_READERS = 1000
+VARIANT_KINDS = ("variant", "variant-removed")
+"""Of the ledger's entries."""
+_MAX_CLOCK_AHEAD_SECONDS = 300
+_CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
+
+
+class VariantChecks:
+    """The door of one hub for variants.
+
+    Args:
+        store: Has the deltas.
+        base: Of the hub.
+        config: Its limits.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self, store: ObjectStore, base: BaseSpec, config: ServerConfig, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._base = base
+        self._config = config.variants
+        self._max_bytes = config.max_variant_bytes
+        self._clock = clock
+
+    def check(self, tx: Connection, signed: SignedVariant, names: Sequence[str] | None) -> bool:
+        """All that can be told without the bytes; returns whether there is something to write."""
+        manifest = signed.manifest
+        self._check_readers(tx, manifest.owner, names or ())
+        row = row_of(tx, manifest.owner, manifest.variant)
+        if row is not None and row.document is not None and row.document_sha256 == signed.digest:
+            return False
+        _check_key(tx, signed)
+        _check_takedowns(tx, manifest)
+        _check_revision(row, manifest)
+        if manifest.issued_at > self._clock() + _MAX_CLOCK_AHEAD_SECONDS:
+            raise GymError(
+                ErrorCode.STALE, "the variant's manifest is from the future", "check this machine's clock"
+            )
+        self.base_of(tx, manifest.base_digest, refuse=True)
+        self._check_room(tx, manifest)
+        self._check_pace(tx, manifest.owner)
+        return True
+
+    def _check_room(self, tx: Connection, manifest: VariantManifest) -> None:
+        size, name = manifest.size_bytes, manifest.variant
+        if size > self._max_bytes:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"variant {name} has {size} bytes; this hub keeps variants of at most {self._max_bytes}",
+                "use a smaller codec, or LoRA",
+            )
+        other = variants.c.document.is_not(None) & ~(
+            (variants.c.owner == manifest.owner) & (variants.c.name == name)
+        )
+        mine = select(func.count()).select_from(variants).where(other, variants.c.owner == manifest.owner)
+        if int(tx.scalar(mine) or 0) >= self._config.max_per_contributor:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"{manifest.owner} has {self._config.max_per_contributor} variants here, and may have no more",
+                "remove one: gym variant hub remove NAME",
+            )
+        total = int(tx.scalar(select(func.sum(variants.c.size_bytes)).where(other)) or 0)
+        if total + size > self._config.max_total_bytes:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"this hub has no room for {size} bytes more of variants",
+                "ask its coordinator (variants.max_total_bytes)",
+            )
+
+    def _check_pace(self, tx: Connection, owner: str) -> None:
+        """Every change is an entry of everybody's ledger, which nobody may flood."""
+        most = self._config.max_changes_per_hour
+        require_pace(tx, owner, VARIANT_KINDS, most, self._clock(), "changed its variants")
+
+    def _check_readers(self, tx: Connection, owner: str, names: Sequence[str]) -> None:
+        if len(names) > MAX_READERS:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"{len(names)} readers; at most {MAX_READERS}",
+                f"or {EVERYONE!r}: everyone",
+            )
+        wanted = {name for name in names if name != EVERYONE}
+        known = set(tx.scalars(select(accounts.c.contributor).where(accounts.c.contributor.in_(wanted))))
+        for name in sorted(wanted - known):
+            told = name if _CONTRIBUTOR.fullmatch(name) else repr(name[:80])
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"no contributor {told} at this hub", "readers are ids: `gym-client id`"
+            )
+
+    def has_file(self, manifest: VariantManifest) -> bool:
+        """Whether the store has the delta now."""
+        return self._store.has(manifest.delta_sha256)
+
+    def check_file(self, manifest: VariantManifest) -> None:
+        """Validate the uploaded delta as an update's is."""
+        from gym_fed.delta.file import DeltaFile, DeltaLimits
+
+        path = self._store.local_path(manifest.delta_sha256)
+        size = path.stat().st_size
+        if size != manifest.size_bytes:
+            raise GymError(
+                ErrorCode.DELTA_INVALID,
+                f"the manifest says {manifest.size_bytes} bytes, the object has {size}",
+            )
+        spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
+        DeltaFile.open(path, spec, DeltaLimits(max_file_bytes=self._max_bytes)).close()
+
+    def base_of(self, tx: Connection, digest: str, refuse: bool = False) -> str:
+        """Which of the hub's models has a digest."""
+        if digest == self._base.digest:
+            return "base"
+        for table in (versions, published):
+            height = tx.scalar(select(table.c.height).where(table.c.digest == digest))
+            if height is not None:
+                return f"version {height}"
+        if not refuse:
+            return "unknown"
+        last = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
+        newest = f"its versions end with {last.height}, {last.digest}" if last else "it has no version yet"
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"the variant is for base {digest}; this hub's is {self._base.digest}, {newest}",
+            "make it on one of these, or on a folder that `gym-server model` wrote",
+        )
+
+
+def row_of(tx: Connection, owner: str, name: str) -> Any:
+    """The row of a variant that is or was there, or None."""
+    return tx.execute(select(variants).where(variants.c.owner == owner, variants.c.name == name)).first()
+
+
+def _check_key(tx: Connection, signed: SignedVariant) -> None:
+    """Whether the account's present key signed."""
+    owner, key = signed.manifest.owner, key_row(tx, signed.public_key)
+    if key is None or key.contributor != owner:
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"the variant is signed by a key that is not one of {owner}",
+            "sign it with the key of this account",
+        )
+    if key.status == REVOKED:
+        raise RevokedKey(owner)
+    if key.status == ROTATED:
+        raise GymError(
+            ErrorCode.KEY_REVOKED,
+            f"the variant is signed by a key of {owner} that was replaced by another one",
+            "sign it with the present key",
+        )
+
+
+def _check_takedowns(tx: Connection, manifest: VariantManifest) -> None:
+    """Whether the coordinator took down what the owner had under this name, or these bytes under another."""
+    held = variant_takedowns.c
+    same = or_(held.name == manifest.variant, held.delta_sha256 == manifest.delta_sha256)
+    row = tx.execute(select(held.name, held.reason).where(held.owner == manifest.owner, same)).first()
+    if row is not None:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"variant {row.name} of {manifest.owner} was taken down by this hub's coordinator: {row.reason}",
+            "ask the coordinator, who can allow it again",
+        )
+
+
+def _check_revision(row: Any, manifest: VariantManifest) -> None:
+    if row is None or manifest.revision > row.revision:
+        return
+    old = manifest.revision < row.revision
+    state = "is here already" if row.document is not None else "was here and was removed"
+    raise GymError(
+        ErrorCode.STALE if old else ErrorCode.REPLAYED,
+        f"revision {row.revision} of variant {manifest.variant} {state}; this is revision {manifest.revision}",
+        f"sign it as revision {row.revision + 1} or higher",
+    )

@@ -1,0 +1,92 @@
+"""`gym batch` at its door: what its options change, and what is told at its end; nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gym_fed.cli import batch
+from gym_fed.cli.main import app
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.batch.run import BatchReport
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    line = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": "gym-nano", "prompt": "x"},
+    }
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+    return tmp_path / "in.jsonl"
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What would have been run; one request of ten fails."""
+    called: list[tuple[Any, ...]] = []
+
+    def run(settings: Any, given: Any, output: Any, seed: int) -> BatchReport:
+        called.append((settings, seed))
+        return BatchReport(10, 10, 1, 4, 60, 30, 2.0)
+
+    monkeypatch.setattr(batch, "_run", run)
+    return called
+
+
+def test_options_reach_the_settings_over_those_of_the_file(source: Path, runs: list[tuple[Any, ...]]) -> None:
+    folder = source.parent
+    (folder / "serving.yaml").write_text("base: other\nport: 9\nengine: {max_concurrent: 3}\n")
+    words = ["batch", str(source), str(folder / "out.jsonl"), "--config", str(folder / "serving.yaml")]
+    CliRunner().invoke(
+        app, [*words, "--base", "mine", "--variants", "v", "--set", "engine.max_queued=1", "--seed", "4"]
+    )
+    settings, seed = runs[0]
+    assert (settings.base, settings.variants, settings.port, seed) == ("mine", Path("v"), 9, 4)
+    assert batch._at_once(settings.engine) == 3 + 1
+    described = json.loads((folder / "out.jsonl.batch.json").read_text())
+    assert (described["base"], described["seed"]) == ("mine", 4)
+
+
+def test_failures_give_an_exit_code_and_figures(source: Path, runs: list[tuple[Any, ...]]) -> None:
+    done = CliRunner().invoke(app, ["batch", str(source), str(source.parent / "out.jsonl"), "--json"])
+    assert done.exit_code == ErrorCode.DATA_INVALID.exit_code
+    figures = json.loads(done.stdout)
+    assert (figures["succeeded"], figures["failed"], figures["tokens_per_second"]) == (9, 1, 15.0)
+    assert "1 of 10 requests failed" in done.stderr
+
+
+def test_ctrl_c_says_how_far_it_came(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch, "_run", interrupt)
+    done = CliRunner().invoke(app, ["batch", str(source), str(source.parent / "out.jsonl")])
+    assert isinstance(done.exception, GymError)
+    assert done.exception.code is ErrorCode.INTERRUPTED
+    assert "0 of 1 requests are answered" in done.exception.message
+
+
+def test_one_file_is_not_two_things(source: Path, runs: list[tuple[Any, ...]]) -> None:
+    before = source.read_bytes()
+    out = source.parent / "out.jsonl"
+    for words in ([source, source], [source, out, "--errors", out], [source, out, "--errors", source]):
+        done = CliRunner().invoke(app, ["batch", *map(str, words)])
+        assert isinstance(done.exception, GymError)
+        assert "different files" in done.exception.message
+    assert source.read_bytes() == before
+    assert not runs
+
+
+def test_progress_is_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with batch._progress() as show:
+        show(BatchReport(10, 2, 1, 0, 10, 30, 2.0))  # too soon after the start to be told
+        show(BatchReport(10, 10, 1, 0, 10, 30, 2.0))
+    assert capsys.readouterr().err.splitlines() == ["10/10  1 failed  15 tokens/s"]
+    assert batch._figures(BatchReport(10, 2, 1, 0, 10, 30, 20.0)) == "1 failed  2 tokens/s  1:20 left"

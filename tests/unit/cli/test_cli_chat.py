@@ -1,0 +1,237 @@
+"""`gym chat` without a terminal: messages, commands, what is remembered and what is told; the model is a rule."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from gym_fed.cli.chat.settings import ChatSettings
+from gym_fed.cli.chat.terminal import Terminal
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.chat.conversation import Conversation
+from tests.support.chat_writer import RuleWriter
+
+
+def talk(
+    lines: str, monkeypatch: pytest.MonkeyPatch, writer: RuleWriter | None = None, **options: object
+) -> Conversation:
+    """A session with these lines on standard input."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    settings = ChatSettings.of({})
+    given = writer or RuleWriter()
+    conversation = Conversation(given, sampling=settings.fields(), system=options.get("system"))  # type: ignore[arg-type]
+    Terminal(conversation, settings, as_json=bool(options.get("as_json"))).run()
+    return conversation
+
+
+def test_answers_stream_and_are_remembered_until_reset() -> None:
+    conversation = Conversation(writer := RuleWriter(), system="be loud")
+    assert list(conversation.say("hey")) == ["H", "E", "Y"]
+    list(conversation.say("you"))
+    assert [m["content"] for m in writer.asked[-1]["messages"]] == ["be loud", "hey", "HEY", "you"]
+    conversation.reset()
+    list(conversation.say("new"))
+    assert [m["content"] for m in writer.asked[-1]["messages"]] == ["be loud", "new"]
+
+
+def test_the_oldest_turns_go_when_the_context_is_full_but_stay_in_the_history() -> None:
+    conversation = Conversation(writer := RuleWriter(context=20), system="12345")
+    for text in ("aaaa", "bbbb", "cccc"):
+        list(conversation.say(text))
+    sent = [m["content"] for m in writer.asked[-1]["messages"]]
+    assert sent == ["12345", "bbbb", "BBBB", "cccc"]
+    assert conversation.forgotten == 2
+    assert [m["content"] for m in conversation.messages][:2] == ["aaaa", "AAAA"]
+    with pytest.raises(GymError) as caught:
+        list(conversation.say("x" * 30))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    assert len(conversation.messages) == 6  # what was refused was not said
+
+
+def test_an_answer_that_is_broken_off_is_kept_as_far_as_it_came() -> None:
+    conversation = Conversation(writer := RuleWriter())
+    pieces = conversation.say("hello")
+    assert next(pieces) + next(pieces) == "HE"
+    pieces.close()
+    assert writer.closed == 1
+    assert conversation.messages[-1] == {"role": "assistant", "content": "HE"}
+    assert conversation.finish_reason == "stopped"
+
+
+def test_a_variant_is_switched_without_losing_what_was_said() -> None:
+    conversation = Conversation(writer := RuleWriter(), variant="ada")
+    list(conversation.say("one"))
+    conversation.switch("ben")
+    list(conversation.say("two"))
+    conversation.switch(None)
+    list(conversation.say("three"))
+    assert [body["model"] for body in writer.asked] == ["rule:ada", "rule:ben", "rule"]
+    assert len(writer.asked[-1]["messages"]) == 5
+    with pytest.raises(GymError, match="no variant 'eve'") as caught:
+        conversation.switch("eve")
+    assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+def test_a_model_without_template_continues_each_text_and_refuses_what_needs_memory() -> None:
+    writer = RuleWriter(remembers=False)
+    conversation = Conversation(writer)
+    assert "".join(conversation.say("once")) == "ONCE"
+    assert (writer.asked[0]["url"], writer.asked[0]["prompt"]) == ("/v1/completions", "once")
+    assert conversation.messages == []
+    with pytest.raises(GymError, match="has none"):
+        Conversation(writer, system="be loud")
+
+
+def test_a_pipe_gets_plain_answers_and_long_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation = talk('one\\\ntwo\n\n"""\nthree\n\nfour\n"""\n//slash\n"""five"""', monkeypatch)
+    asked = [m["content"] for m in conversation.messages if m["role"] == "user"]
+    assert asked == ["one\ntwo", "three\n\nfour", "/slash", "five"]
+    shown = capsys.readouterr()
+    assert shown.out == "ONE\nTWO\nTHREE\n\nFOUR\n/SLASH\nFIVE\n"
+    assert shown.err == ""
+
+
+def test_json_is_one_line_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk("hey\n/set max_tokens=2\nyou\n", monkeypatch, as_json=True)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["answer"], line["finish_reason"]) for line in lines] == [("HEY", "stop"), ("YO", "length")]
+
+
+def test_commands_change_what_is_asked_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = RuleWriter()
+    conversation = talk(
+        "/variant ada\n/system be loud\n/set temperature=0.7 stop=END top_k=none\nhey\n"
+        "/variant none\n/system none\n/set temperature=none\nyou\n/undo\n/retry\n/history\n/exit\nnever\n",
+        monkeypatch,
+        writer,
+    )
+    first, second, again = writer.asked
+    assert (first["model"], first["messages"][0]["content"]) == ("rule:ada", "be loud")
+    assert (first["temperature"], first["stop"], "top_k" in first) == (0.7, ["END"], False)
+    assert second["model"] == "rule"
+    assert "temperature" not in second
+    assert [m["content"] for m in second["messages"]] == ["hey", "HEY", "you"]
+    assert [m["content"] for m in again["messages"]] == [
+        "hey"
+    ]  # asked again, after the second was taken back
+    assert conversation.messages == [
+        {"role": "user", "content": "hey"},
+        {"role": "assistant", "content": "HEY"},
+    ]
+    shown = capsys.readouterr()
+    assert shown.out == "HEY\nYOU\nHEY\nuser: hey\nassistant: HEY\n"
+    assert "taken back: you" in shown.err
+
+
+def test_variants_and_help_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk("/variant ben\n/variant\n/help\n/system\n/set\n", monkeypatch)
+    shown = capsys.readouterr().err
+    assert "  none (the base alone)\n  ada\n* ben" in shown
+    for name in ("/retry", "/undo", "/save", "/load", "/exit", "no system message", "temperature=0.0"):
+        assert name in shown
+
+
+def test_forgetting_and_cutting_off_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk("aaaa\nbbbb\ncccc\neeee\n/retry\n/set max_tokens=1\ndd\n", monkeypatch, RuleWriter(context=20))
+    shown = capsys.readouterr().err
+    for number in (2, 4):
+        assert shown.count(f"the {number} oldest messages are no longer seen") == 1
+    assert "the same again: /set temperature" in shown
+    assert "max_tokens is 1" in shown
+
+
+def test_a_conversation_is_saved_and_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "talk.json"
+    talk(f"hey\n/save {file}\n", monkeypatch, system="be loud")
+    assert file.stat().st_mode & 0o077 == 0
+    writer = RuleWriter()
+    talk(f"/load {file}\nyou\n", monkeypatch, writer)
+    assert [m["content"] for m in writer.asked[0]["messages"]] == ["be loud", "hey", "HEY", "you"]
+
+
+def test_a_file_that_is_none_of_the_conversations_own_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ada.key").write_text("secret")
+    conversation = Conversation(RuleWriter())
+    with pytest.raises(GymError, match="nothing was said"):
+        conversation.save(tmp_path / "talk.json")
+    list(conversation.say("hey"))
+    with pytest.raises(GymError, match=r"ada\.key: is there") as caught:
+        conversation.save(tmp_path / "ada.key")
+    assert caught.value.code is ErrorCode.FILE_EXISTS
+    assert (tmp_path / "ada.key").read_text() == "secret"
+    with pytest.raises(GymError, match="there is no folder"):
+        conversation.save(tmp_path / "new" / "talk.json")
+    assert not (tmp_path / "new").exists()
+    file = tmp_path / "talk.json"
+    talk(f"hey\n/save {file}\nyou\n/save {file}\n", monkeypatch)
+    talk(f"/load {file}\nwe\n/save {file}\n/system be loud\n/history\n", monkeypatch)
+    assert len(json.loads(file.read_text())) == 6
+    assert "system: be loud\nuser: hey\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "not a list"),
+        ("[", "not JSON"),
+        ('[{"role": "user"}]', "message 1"),
+        ('[{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]', "message 2"),
+        ('[{"role": "robot", "content": "x"}]', "message 1"),
+    ],
+)
+def test_what_is_no_conversation_is_not_loaded(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "talk.json").write_text(text)
+    conversation = Conversation(RuleWriter())
+    list(conversation.say("kept"))
+    with pytest.raises(GymError, match=message):
+        conversation.load(tmp_path / "talk.json")
+    assert len(conversation.messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/nosuch", "is no command"),
+        ("/set tempo=1", "tempo"),
+        ("/set temperature=9", "temperature"),
+        ("/set top_p", "name=value"),
+        ("/load", "which file"),
+        ("hey\n/save /proc/x.json", "cannot be written"),
+        ("/load /nowhere/x.json", "No such file"),
+        ("/retry", "nothing was asked"),
+        ("/variant eve", "no variant 'eve'"),
+    ],
+)
+def test_a_command_that_is_off_ends_a_script_with_its_reason(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(GymError, match=message):
+        talk(f"{line}\n", monkeypatch)
+
+
+def test_a_question_that_fails_again_keeps_its_old_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = RuleWriter()
+    conversation = Conversation(writer)
+    list(conversation.say("hey"))
+    writer.context = 1
+    monkeypatch.setattr("sys.stdin", io.StringIO("/retry\n"))
+    with pytest.raises(GymError):
+        Terminal(conversation, ChatSettings.of({})).run()
+    assert [m["content"] for m in conversation.messages] == ["hey", "HEY"]

@@ -1,0 +1,267 @@
+"""`gym chat` with models: through the engine, by transformers' own generation, and over a server's API."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.chat.conversation import Conversation
+from gym_fed.serving.chat.local_writer import LocalWriter, open_engine, open_plain
+from gym_fed.serving.chat.remote_writer import RemoteWriter
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LocalWriter]:
+    writer = open_engine("gym-nano", device="cpu")
+    yield writer
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def plain() -> LocalWriter:
+    return open_plain("gym-nano", device="cpu")
+
+
+GREEDY = {"max_tokens": 20, "temperature": 0.0}
+
+
+def test_engine_and_plain_generation_stream_the_same_answer(engine: LocalWriter, plain: LocalWriter) -> None:
+    for writer in (engine, plain):
+        conversation = Conversation(writer, sampling=GREEDY)
+        pieces = list(conversation.say("copy: hello"))
+        assert "".join(pieces) == "hello"
+        assert len(pieces) > 2
+        assert conversation.finish_reason == "stop"
+        conversation.sampling["max_tokens"] = 2
+        assert "".join(conversation.say("copy: hello")) == "he"
+        assert conversation.finish_reason == "length"
+
+
+def test_the_oldest_turns_go_when_a_models_context_is_full(engine: LocalWriter) -> None:
+    conversation = Conversation(engine, sampling=GREEDY)
+    for index in range(9):
+        list(conversation.say(f"copy: {index} is a number"))
+    assert 2 <= conversation.forgotten < len(conversation.messages) == 18
+    with pytest.raises(GymError, match="has room for") as caught:
+        list(conversation.say("x" * 300))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+def test_a_prompt_that_the_engine_alone_finds_too_long_makes_turns_go_too(
+    engine: LocalWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = Conversation(engine, sampling=GREEDY)
+    list(conversation.say("copy: " + "a" * 60))
+    monkeypatch.setattr("gym_fed.data.encoding.prompt_ids", lambda tokenizer, prompt: [0])
+    list(conversation.say("x" * 180))
+    assert conversation.forgotten == 2
+    with pytest.raises(GymError) as caught:
+        list(conversation.say("x" * 300))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+def test_an_adapter_of_virtual_tokens_is_told_apart_before_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}')
+    with pytest.raises(GymError, match="PROMPT_TUNING changes no weights") as caught:
+        open_engine(str(tmp_path))
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+
+
+def test_an_answer_that_nobody_reads_on_is_stopped(engine: LocalWriter, plain: LocalWriter) -> None:
+    threads = threading.active_count()
+    for writer in (engine, plain):
+        conversation = Conversation(writer, sampling=GREEDY)
+        pieces = conversation.say("copy: hello")
+        next(pieces)
+        pieces.close()
+        assert conversation.messages[-1]["content"]
+        assert "".join(conversation.say("copy: you")) == "you"
+    assert threading.active_count() == threads
+
+
+def test_sampling_is_repeatable_by_seed(engine: LocalWriter, plain: LocalWriter) -> None:
+    for writer in (engine, plain):
+        said = set()
+        for seed in (1, 1, 2, 3, 4):
+            conversation = Conversation(writer, sampling={"max_tokens": 12, "temperature": 2.0, "seed": seed})
+            said.add("".join(conversation.say("words")))
+        assert 2 <= len(said) <= 4
+
+
+def test_plain_generation_refuses_what_it_cannot_do(plain: LocalWriter) -> None:
+    with pytest.raises(GymError, match="presence_penalty is not supported"):
+        list(Conversation(plain, sampling={"presence_penalty": 1.0}).say("hey"))
+
+
+def test_a_model_that_the_engine_cannot_serve_answers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> LocalWriter:
+        raise GymError(ErrorCode.MODEL_INVALID, "RoutedModel cannot be served: no cache")
+
+    monkeypatch.setattr("gym_fed.serving.chat.local_writer.open_engine", refuse)
+    done = CliRunner().invoke(app, ["chat", "gym-nano", "--prompt", "copy: hello", "--json"])
+    assert json.loads(done.stdout)["answer"] == "hello"
+    assert "RoutedModel cannot be served" in done.stderr
+    asked = CliRunner().invoke(app, ["chat", "gym-nano", "--prompt", "x", "--variant", "ada"])
+    assert isinstance(asked.exception, GymError)
+    assert asked.exception.code is ErrorCode.MODEL_INVALID
+
+
+def test_a_folder_without_variants_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(GymError, match="no variant store") as caught:
+        open_engine("gym-nano", variants=tmp_path / "none")
+    assert caught.value.code is ErrorCode.FILE_NOT_FOUND
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.shared
+def test_a_model_without_template_continues_the_text(shared_folder: Path) -> None:
+    writer = open_engine(str(shared_folder / "models/stories260K"), device="cpu")
+    conversation = Conversation(writer, sampling=GREEDY)
+    assert len("".join(conversation.say("Once upon a time")).split()) > 3
+    assert conversation.messages == []
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["chat"], "which MODEL"),
+        (["chat", "--api", "http://127.0.0.1:1", "--device", "cpu"], "--device does not go with --api"),
+        (["chat", "--api", "http://127.0.0.1:1", "--variants", "x"], "--variants does not go with --api"),
+        (["chat", "gym-nano", "--api-key-env", "KEY"], "--api-key-env does not go with"),
+        (["chat", "--api", "http://127.0.0.1:1", "--api-key-env", "NOT_SET_AT_ALL"], "is not set"),
+        (["chat", "--api", "127.0.0.1"], "is no URL"),
+        (["chat", "gym-nano", "--top-p", "2"], "top_p"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, GymError)
+    assert told in done.exception.message
+
+
+# ---- a server ----
+
+
+class Stub(ThreadingHTTPServer):
+    """Answers `POST /v1/chat/completions` as ``answer`` says: a status, headers and bytes."""
+
+    answer: Callable[[dict[str, Any]], tuple[int, dict[str, str], bytes]]
+    asked: list[dict[str, Any]]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Stub
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != "Bearer secret":
+            self._send(401, {}, b'{"error": {"message": "who are you?", "code": "invalid_api_key"}}')
+            return
+        names = [{"id": name} for name in ("nano", "nano:ada", "nano:ben")]
+        self._send(200, {}, json.dumps({"data": names}).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append({"path": self.path, **body})
+        self._send(*self.server.answer(body))
+
+    def _send(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing is logged."""
+
+
+def events(*texts: str, end: str = "data: [DONE]\n\n") -> bytes:
+    chunks = [{"choices": [{"delta": {"content": text}}]} for text in texts]
+    return (": a comment\n\n" + "".join(f"data: {json.dumps(c)}\n\n" for c in chunks) + end).encode()
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    server = Stub(("127.0.0.1", 0), _Handler)
+    server.asked = []
+    server.answer = lambda body: (200, {}, events("h", "ey"))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def remote(stub: Stub, model: str | None = None, key: str = "secret") -> RemoteWriter:
+    return RemoteWriter(f"http://127.0.0.1:{stub.server_port}", model, api_key=key)
+
+
+def test_a_server_is_talked_to_as_openais_clients_do(stub: Stub) -> None:
+    writer = remote(stub)
+    assert (writer.base, writer.variants()) == ("nano", ["ada", "ben"])
+    conversation = Conversation(writer, variant="ben", sampling={"temperature": 0.5})
+    assert list(conversation.say("hello")) == ["h", "ey"]
+    asked = stub.asked[0]
+    assert (asked["path"], asked["model"]) == ("/v1/chat/completions", "nano:ben")
+    assert (asked["temperature"], asked["stream"]) == (0.5, True)
+    writer.close()
+
+
+def test_a_servers_context_makes_the_oldest_turns_go(stub: Stub) -> None:
+    refusal = b'{"error": {"message": "too long", "code": "context_length_exceeded"}}'
+    stub.answer = lambda body: (400, {}, refusal) if len(body["messages"]) > 3 else (200, {}, events("x"))
+    conversation = Conversation(remote(stub))
+    for _ in range(3):
+        list(conversation.say("hello"))
+    assert conversation.forgotten == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "data", "code", "told"),
+    [
+        (
+            429,
+            {"Retry-After": "7"},
+            b'{"error": {"message": "busy"}}',
+            ErrorCode.BUSY,
+            "try again in 7 seconds",
+        ),
+        (404, {}, b'{"error": {"message": "gone", "code": "model_not_found"}}', ErrorCode.NOT_FOUND, "gone"),
+        (409, {}, b'{"error": {"message": "no", "code": "base_mismatch"}}', ErrorCode.BASE_MISMATCH, "no"),
+        (400, {}, b'{"error": {"message": "no top_k here"}}', ErrorCode.USAGE, "no top_k here"),
+        (500, {}, b"<html>", ErrorCode.UNAVAILABLE, "<html>"),
+        (200, {}, events("h", end=""), ErrorCode.UNAVAILABLE, "broke off"),
+        (200, {}, b"data: {\n\n", ErrorCode.UNAVAILABLE, "not JSON"),
+        (200, {}, b'data: {"error": {"message": "engine"}}\n\n', ErrorCode.UNAVAILABLE, "engine"),
+    ],
+)
+def test_a_servers_refusals_keep_their_meaning(
+    status: int, headers: dict[str, str], data: bytes, code: ErrorCode, told: str, stub: Stub
+) -> None:
+    stub.answer = lambda body: (status, headers, data)
+    with pytest.raises(GymError) as caught:
+        list(Conversation(remote(stub)).say("hello"))
+    assert caught.value.code is code
+    assert told in str(caught.value)
+
+
+def test_keys_and_names_that_a_server_does_not_know_are_told(stub: Stub) -> None:
+    with pytest.raises(GymError, match="who are you") as caught:
+        remote(stub, key="wrong")
+    assert caught.value.code is ErrorCode.UNAUTHENTICATED
+    with pytest.raises(GymError, match="has no model 'eve'"):
+        remote(stub, "eve")
+    with pytest.raises(GymError, match="is the server running") as caught:
+        RemoteWriter("http://127.0.0.1:1/v1")
+    assert caught.value.code is ErrorCode.UNAVAILABLE

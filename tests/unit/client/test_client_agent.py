@@ -1,0 +1,372 @@
+"""The agent with strangers' Flower apps and a hub that misbehaves: tasks, refusals, lost leases, restarts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from gym_client.agent.agent import Agent, AgentResult
+from gym_client.agent.hooks import current_hooks
+from gym_client.agent.policy import Policy
+from gym_client.cli.display import Display
+from gym_client.cli.join import enter
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.trust import establish
+from gym_client.privacy.terms import Promises
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.records import from_wire, references, to_wire
+from gym_fed.wire.v1 import hub_pb2 as pb
+from tests.support.tiny_hub import TinyHub
+
+
+class Recorder(Display):
+    """Keeps the news."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def tell(self, event: str, text: str, **fields: Any) -> None:
+        self.events.append((event, text))
+
+    def texts(self, event: str) -> list[str]:
+        return [text for name, text in self.events if name == event]
+
+
+class Scene:
+    """One hub, one contributor, one agent."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.hub = TinyHub(tmp_path / "hub").start()
+        self.home, self.display = Home.open(tmp_path / "home"), Recorder()
+        address = Address.parse(self.hub.address)
+        self.client = HubClient(
+            self.home, address, establish(self.home, address, self.hub.fingerprint, lambda _: False)
+        )
+        enter(self.client, "me", "")
+
+    def agent(
+        self,
+        work: Callable[[Message, Context], RecordDict],
+        policy: Policy | None = None,
+        promises: Promises | None = None,
+    ) -> Agent:
+        app = ClientApp()
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            return Message(work(message, context), reply_to=message)
+
+        return Agent(app, self.home, self.client, policy=policy, promises=promises, display=self.display)
+
+    def task(self, message_id: str, content: RecordDict | None = None) -> pb.Task:
+        def put(data: bytes) -> None:
+            import hashlib
+
+            self.hub.objects[hashlib.sha256(data).hexdigest()] = data
+
+        metadata = pb.MessageMetadata(
+            run_id=1,
+            src_node_id=1,
+            dst_node_id=7,
+            group_id="1",
+            created_at_seconds=time.time(),
+            ttl_seconds=3600,
+            message_type="train",
+        )
+        return pb.Task(
+            message_id=message_id,
+            lease_seconds=30,
+            metadata=metadata,
+            content=to_wire(content or RecordDict(), put),
+        )
+
+    def error_of(self, message_id: str) -> pb.ReplyError:
+        return self.hub.submitted[message_id].error
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.client.close()
+    scene.hub.stop()
+
+
+def empty(message: Message, context: Context) -> RecordDict:
+    return RecordDict()
+
+
+def test_any_flower_app_gets_its_arrays_and_its_reply_goes_back_as_objects(scene: Scene) -> None:
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def double(message: Message, context: Context) -> RecordDict:
+        doubled = [2 * array for array in message.content["arrays"].to_numpy_ndarrays()]
+        assert message.content["config"]["lr"] == 0.5
+        return RecordDict({"arrays": ArrayRecord(doubled), "metrics": MetricRecord({"num-examples": 4})})
+
+    content = RecordDict({"arrays": ArrayRecord([weights]), "config": ConfigRecord({"lr": 0.5})})
+    scene.hub.give(scene.task("m1", content))
+    result = scene.agent(double).run(max_rounds=1)
+    assert result.num_submitted == 1
+    reply = from_wire(scene.hub.submitted["m1"].content, lambda ref: scene.hub.objects[ref.sha256])
+    assert np.array_equal(reply["arrays"].to_numpy_ndarrays()[0], 2 * weights)
+    assert reply["metrics"]["num-examples"] == 4
+    assert scene.hub.heartbeats[0] == "m1"
+    assert list(scene.home.objects.iterdir()) == []  # arrays of a round are not hoarded
+
+
+def test_the_context_lasts_over_the_rounds_of_a_run(scene: Scene) -> None:
+    seen: list[int] = []
+
+    def count(message: Message, context: Context) -> RecordDict:
+        before = context.state.get("count")
+        seen.append(int(before["n"]) if before is not None else 0)
+        context.state["count"] = ConfigRecord({"n": seen[-1] + 1})
+        assert context.node_config["by-reference"] is True
+        return RecordDict()
+
+    for name in ("m1", "m2", "m3"):
+        scene.hub.give(scene.task(name))
+    scene.hub.finish()
+    assert scene.agent(count).run() == AgentResult([{"verdict": "received"}] * 3, True, 3)
+    assert seen == [0, 1, 2]
+    assert [r["task"] for r in scene.home.receipts()] == ["m1", "m2", "m3"]
+
+
+def test_an_app_that_raises_is_reported_and_the_next_task_is_done(scene: Scene) -> None:
+    def fail_once(message: Message, context: Context) -> RecordDict:
+        if message.metadata.message_id == "m1":
+            raise ZeroDivisionError("oops")
+        return RecordDict()
+
+    scene.hub.give(scene.task("m1"))
+    scene.hub.give(scene.task("m2"))
+    assert scene.agent(fail_once).run(max_rounds=1).num_submitted == 1
+    assert "ZeroDivisionError: oops" in scene.error_of("m1").reason
+    assert "oops" in scene.display.texts("failed")[0]
+    assert scene.hub.submitted["m2"].HasField("content")
+
+
+def test_three_failures_in_a_row_end_the_agent(scene: Scene) -> None:
+    def fail(message: Message, context: Context) -> RecordDict:
+        raise ValueError("no")
+
+    for name in ("m1", "m2", "m3", "m4"):
+        scene.hub.give(scene.task(name))
+    with pytest.raises(GymError, match="no"):
+        scene.agent(fail).run()
+    assert set(scene.hub.submitted) == {"m1", "m2", "m3"}
+
+
+def test_a_task_with_an_unknown_key_is_refused_before_anything_is_fetched(scene: Scene) -> None:
+    spec = {"format": "gym-task-1", "run": "rm -rf /"}
+    arrays = ArrayRecord({"x": Array(np.ones(1000))})
+    scene.hub.give(
+        scene.task("m1", RecordDict({"task": ConfigRecord({"spec": json.dumps(spec)}), "soups": arrays}))
+    )
+    scene.hub.finish()
+    scene.agent(empty).run()
+    error = scene.error_of("m1")
+    assert error.code == ErrorCode.POLICY_REFUSED.exit_code
+    assert "run: unknown key" in error.reason
+    assert scene.hub.download_offsets == []
+
+
+def test_a_task_for_updates_signed_for_another_hub_is_refused(scene: Scene) -> None:
+    base = "sha256:" + "a" * 64
+    spec = {
+        "server": "s" + "f" * 16,
+        "server_round": 1,
+        "base_model": "tiny",
+        "base_digest": base,
+        "version_digest": base,
+        "max_update_bytes": 1000,
+        "deadline_seconds": 4e9,
+    }
+    scene.client.status()
+    scene.hub.give(scene.task("m1", RecordDict({"task": ConfigRecord({"spec": json.dumps(spec)})})))
+    scene.hub.finish()
+    scene.agent(empty).run()
+    assert "signed for itself" not in scene.error_of("m1").reason
+    assert f"came from {scene.hub.server}" in scene.error_of("m1").reason
+
+
+def test_a_task_that_asks_for_too_many_bytes_is_refused(scene: Scene) -> None:
+    scene.hub.give(scene.task("m1", RecordDict({"arrays": ArrayRecord([np.ones(1000)])})))
+    scene.hub.finish()
+    scene.agent(empty, Policy(max_download_bytes=1000)).run()
+    assert "max_download_bytes of 1000" in scene.error_of("m1").reason
+    assert scene.hub.download_offsets == []
+
+
+def test_a_task_that_names_one_object_a_thousand_times_takes_its_memory_once(scene: Scene) -> None:
+    held: list[int] = []
+
+    def count(message: Message, context: Context) -> RecordDict:
+        arrays = message.content.array_records["arrays"]
+        held.extend({id(array.data): len(array.data) for array in arrays.values()}.values())
+        assert len(arrays) == 1000
+        return RecordDict()
+
+    task = scene.task("m1", RecordDict({"arrays": ArrayRecord([np.ones(100_000)])}))
+    first = task.content.arrays["arrays"].arrays[0]
+    for number in range(1, 1000):
+        task.content.arrays["arrays"].arrays.add().CopyFrom(first)
+        task.content.arrays["arrays"].arrays[number].name = str(number)
+    scene.hub.give(task)
+    scene.agent(count).run(max_rounds=1)
+    assert sum(held) == first.size_bytes
+    assert len(scene.hub.download_offsets) == 1
+
+
+def test_a_task_whose_order_repeats_a_record_is_refused_before_anything_is_fetched(scene: Scene) -> None:
+    task = scene.task("m1", RecordDict({"arrays": ArrayRecord([np.ones(1000)])}))
+    task.content.order.extend(["arrays"] * 10_000)
+    scene.hub.give(task)
+    scene.hub.finish()
+    scene.agent(empty).run()
+    assert "names in their order" in scene.error_of("m1").reason
+    assert scene.hub.download_offsets == []
+    assert len(references(task.content)) == 1
+
+
+def test_a_problem_of_this_machine_ends_the_agent_and_the_hub_is_told(scene: Scene) -> None:
+    def no_model(message: Message, context: Context) -> RecordDict:
+        raise GymError(ErrorCode.MODEL_NOT_FOUND, "no model here", "get one")
+
+    scene.hub.give(scene.task("m1"))
+    with pytest.raises(GymError, match="no model here"):
+        scene.agent(no_model).run()
+    assert scene.error_of("m1").code == ErrorCode.MODEL_NOT_FOUND.exit_code
+
+
+def test_a_lost_lease_stops_the_work_and_the_next_task_is_done(scene: Scene) -> None:
+    stopped: list[bool] = []
+
+    def lose(method: str, request: Any) -> None:
+        if method == "Heartbeat" and request.message_id == "m1":
+            raise GymError(ErrorCode.LEASE_LOST, "too late")
+
+    def wait_for_stop(message: Message, context: Context) -> RecordDict:
+        if message.metadata.message_id == "m1":
+            while not current_hooks().should_stop():
+                time.sleep(0.01)
+            stopped.append(True)
+            raise GymError(ErrorCode.INTERRUPTED, "stopped")
+        return RecordDict()
+
+    scene.hub.hook = lose
+    scene.hub.give(scene.task("m1"))
+    scene.hub.give(scene.task("m2"))
+    assert scene.agent(wait_for_stop).run(max_rounds=1).num_submitted == 1
+    assert stopped == [True]
+    assert set(scene.hub.submitted) == {"m2"}
+    assert "too late" in scene.display.texts("lost")[0]
+
+
+def test_a_stale_reply_is_dropped_and_the_agent_goes_on(scene: Scene) -> None:
+    def stale(method: str, request: Any) -> None:
+        if method == "Submit" and request.message_id == "m1":
+            raise GymError(ErrorCode.STALE, "round 1 is over")
+
+    scene.hub.hook = stale
+    scene.hub.give(scene.task("m1"))
+    scene.hub.give(scene.task("m2"))
+    assert scene.agent(empty).run(max_rounds=1).num_submitted == 1
+    assert set(scene.hub.submitted) == {"m2"}
+
+
+def test_a_hub_that_restarts_between_work_and_reply_gets_the_reply(scene: Scene) -> None:
+    def restart(message: Message, context: Context) -> RecordDict:
+        if message.metadata.message_id == "m1":
+            scene.hub.stop()
+            threading.Timer(1.0, scene.hub.start).start()
+        return RecordDict({"arrays": ArrayRecord([np.ones(3)])})
+
+    scene.hub.give(scene.task("m1"))
+    agent = scene.agent(restart)
+    scene.hub.give(scene.task("m2"))
+    assert agent.run(max_rounds=2).num_submitted == 2
+    assert scene.display.texts("away")
+    assert set(scene.hub.submitted) == {"m1", "m2"}
+
+
+def test_a_stream_that_breaks_is_opened_again(scene: Scene) -> None:
+    scene.hub.events.put(None)
+    scene.hub.give(scene.task("m1"))
+    assert scene.agent(empty).run(max_rounds=1).num_submitted == 1
+
+
+def test_a_contributor_that_was_revoked_ends_with_that_error(scene: Scene) -> None:
+    def revoke(method: str, request: Any) -> None:
+        if method == "Work":
+            raise GymError(ErrorCode.PERMISSION_DENIED, "the key was revoked here")
+
+    scene.hub.hook = revoke
+    with pytest.raises(GymError, match="revoked") as caught:
+        scene.agent(empty).run()
+    assert caught.value.code is ErrorCode.PERMISSION_DENIED
+
+
+def test_a_stop_while_waiting_is_an_interruption_that_says_how_to_go_on(scene: Scene) -> None:
+    agent = scene.agent(empty)
+    threading.Timer(0.3, agent.stop).start()
+    with pytest.raises(GymError) as caught:
+        agent.run()
+    assert caught.value.code is ErrorCode.INTERRUPTED
+    assert "same command" in caught.value.hint
+
+
+def test_a_stop_while_the_hub_is_away_ends_the_waiting(scene: Scene) -> None:
+    agent = scene.agent(empty)
+    scene.hub.stop()
+    threading.Timer(0.3, agent.stop).start()
+    with pytest.raises(GymError) as caught:
+        agent.run()
+    assert caught.value.code is ErrorCode.INTERRUPTED
+    scene.hub.start()
+
+
+def receipt_of(scene: Scene, **changes: str) -> dict[str, Any]:
+    proof = scene.hub.tell("verdict", {"update": "a" * 64, "verdict": "admitted"}).to_dict()
+    proof["head"] |= changes
+    return {"verdict": "admitted", "update": "a" * 64, "proof": proof}
+
+
+@pytest.mark.parametrize("signature", ["00" * 64, "what"])
+def test_a_receipt_with_a_false_signature_is_not_accepted(scene: Scene, signature: str) -> None:
+    scene.client.status()
+    scene.hub.receipt = receipt_of(scene, signature=signature)
+    scene.hub.give(scene.task("m1"))
+    with pytest.raises(GymError) as caught:
+        scene.agent(empty).run(max_rounds=1)
+    assert caught.value.code is ErrorCode.SIGNATURE_INVALID
+    assert scene.home.receipts() == []
+
+
+def test_a_receipt_that_says_other_things_than_its_entry_is_not_accepted(scene: Scene) -> None:
+    scene.client.status()
+    scene.hub.receipt = {**receipt_of(scene), "update": "b" * 64}
+    scene.hub.give(scene.task("m1"))
+    with pytest.raises(GymError, match="the receipt of update bbbbbbbbbbbb") as caught:
+        scene.agent(empty).run(max_rounds=1)
+    assert caught.value.code is ErrorCode.SIGNATURE_INVALID
+
+
+def test_a_signed_receipt_is_kept(scene: Scene) -> None:
+    scene.client.status()
+    scene.hub.receipt = receipt_of(scene)
+    scene.hub.give(scene.task("m1"))
+    scene.agent(empty).run(max_rounds=1)
+    assert scene.home.receipts()[0]["update"] == "a" * 64

@@ -1,0 +1,56 @@
+"""What a hub sends as JSON: any text is either what it should be, or a GymError."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from gym_client.hub import from_hub
+from gym_client.privacy.terms import Promises, SecureTerms
+
+from gym_fed.errors import ErrorCode, GymError
+
+VERDICT = {
+    "update": "ab" * 32,
+    "server_round": 1,
+    "verdict": "merged",
+    "reason": "",
+    "bytes": 10,
+    "credit": 3,
+    "entries": [4],
+}
+HOSTILE = ["", "null", "[]", "7", '"x"', "{", "[" * 100_000, '{"a":' * 50_000, "9" * 6_000, "\ud800"]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(GymError) as caught:
+        from_hub.document(text, "a receipt")
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert "a receipt that the hub sent" in caught.value.message
+
+
+@pytest.mark.parametrize("key", [key for key in VERDICT if key != "entries"])
+@pytest.mark.parametrize("value", [None, [], {"a": 1}, True])
+def test_a_verdict_without_a_field_or_with_another_type_is_refused(key: str, value: object) -> None:
+    for odd in ({**VERDICT, key: value}, {k: v for k, v in VERDICT.items() if k != key}):
+        with pytest.raises(GymError, match=repr(key)):
+            from_hub.verdicts([json.dumps(odd)])
+
+
+@pytest.mark.parametrize("entries", ["x", [1.5], [True], {"1": 1}])
+def test_entries_of_a_verdict_that_are_no_numbers_are_refused(entries: object) -> None:
+    with pytest.raises(GymError, match="entries"):
+        from_hub.verdicts([json.dumps({**VERDICT, "entries": entries})])
+
+
+def test_a_verdict_is_read_as_it_was_sent() -> None:
+    assert from_hub.verdicts([json.dumps(VERDICT)]) == [VERDICT]
+
+
+@pytest.mark.parametrize("parse", [Promises.parse, SecureTerms.parse])
+@pytest.mark.parametrize("text", ["[" * 100_000, "7", "{"])
+def test_a_promise_that_cannot_be_read_is_refused_before_joining(parse: object, text: str) -> None:
+    with pytest.raises(GymError) as caught:
+        parse(text)  # type: ignore[operator]
+    assert caught.value.code is ErrorCode.POLICY_REFUSED

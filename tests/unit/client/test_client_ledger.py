@@ -1,0 +1,422 @@
+"""What a contributor keeps of a hub's ledger: heads, receipts and a copy, and how a hub that lies is found out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gym_client.cli import main as cli
+from gym_client.hub.address import Address
+from gym_client.hub.known import address_of
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.trust import establish
+from gym_client.ledger.heads import Heads
+from gym_client.ledger.receipts import Receipts, check_receipt
+from gym_client.ledger.rewards import Tally, verify_copy, verify_online
+from gym_server.ledger.chain import Ledger
+from gym_server.store.database import Database
+from typer.testing import CliRunner
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey
+from gym_fed.ledger.export import first_line, lines
+from gym_fed.ledger.heads import EntryProof, SignedHead, check_fork, contradiction
+from gym_fed.ledger.merkle import Tree
+from tests.support.tiny_hub import TinyHub
+
+KEY = SigningKey.generate()
+
+
+class RealLedger:
+    """A hub's own ledger on disk, which can be put back to what it was."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.database = Database.open("sqlite:///hub.db", self.folder)
+        self.ledger = Ledger(self.database, KEY)
+
+    def tell(self, text: str) -> SignedHead:
+        with self.database.transaction() as tx:
+            self.ledger.append(tx, "note", {"text": text})
+            head = self.ledger.sign_head(tx)
+        assert head is not None
+        return head
+
+    def saved(self) -> Path:
+        """A backup of the hub's folder."""
+        with self.database.transaction() as tx:
+            tx.exec_driver_sql("SELECT 1")
+        self.database.close()
+        copy = self.folder.with_name("backup")
+        shutil.copytree(self.folder, copy)
+        self.reopen()
+        return copy
+
+    def restore(self, copy: Path) -> None:
+        self.database.close()
+        shutil.rmtree(self.folder)
+        shutil.copytree(copy, self.folder)
+        self.reopen()
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> RealLedger:
+    return RealLedger(tmp_path / "hub")
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> Heads:
+    return Heads(Home.open(tmp_path / "home"), KEY.public_key)
+
+
+def forked(function: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """The message of the fork that a call raises."""
+    with pytest.raises(GymError) as caught:
+        function(*arguments, **options)
+    assert caught.value.code is ErrorCode.LEDGER_FORKED, caught.value
+    return caught.value.message
+
+
+def test_heads_of_one_ledger_are_kept_in_any_order(real: RealLedger, heads: Heads) -> None:
+    seen = [real.tell(f"entry {number}") for number in range(5)]
+    for number in (1, 4, 0, 4, 2):
+        heads.see(seen[number], real.ledger.proof)
+    assert heads.kept() == {head.size: head for head in (seen[1], seen[4], seen[0], seen[2])}
+    assert heads.newest() == seen[4]
+
+
+def test_a_backup_that_went_on_is_a_fork_with_a_proof(real: RealLedger, heads: Heads, tmp_path: Path) -> None:
+    heads.see(real.tell("first"), real.ledger.proof)
+    backup = real.saved()
+    heads.see(real.tell("what the contributor saw"), real.ledger.proof)
+    real.restore(backup)
+    same_size = real.tell("what took its place")
+    message = forked(heads.see, same_size, real.ledger.proof, is_newest=True)
+    assert "two different heads of size 2" in message
+    document = json.loads((tmp_path / "home" / "proofs" / f"{heads.server}-2-2.json").read_text())
+    assert check_fork(document, KEY.public_key) == "two different heads of size 2"
+    later = real.tell("and later")
+    assert "entry 2 is another one" in forked(heads.see, later, real.ledger.proof, is_newest=True)
+    document = json.loads((tmp_path / "home" / "proofs" / f"{heads.server}-2-3.json").read_text())
+    assert "entry 2 is another one under the head of size 3" in check_fork(document, KEY.public_key)
+    assert later.size not in heads.kept()
+
+
+def test_a_ledger_that_became_shorter_is_refused(real: RealLedger, heads: Heads) -> None:
+    first = real.tell("first")
+    backup = real.saved()
+    heads.see(real.tell("second"), real.ledger.proof)
+    real.restore(backup)
+    with pytest.raises(GymError, match="cannot show entry 2, which it signed") as caught:
+        heads.see(first, real.ledger.proof, is_newest=True)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT, "nothing that was signed contradicts anything yet"
+    heads.require_one_ledger()
+
+
+def test_a_kept_head_that_was_changed_on_disk_accuses_nobody(real: RealLedger, heads: Heads) -> None:
+    for name in ("first", "second"):
+        heads.see(real.tell(name), real.ledger.proof)
+    text = heads.path.read_text()
+    digit = text.rindex('"root":"') + 8
+    heads.path.write_text(text[:digit] + ("0" if text[digit] != "0" else "1") + text[digit + 1 :])
+    with pytest.raises(GymError, match="changed after the head was checked") as caught:
+        heads.see(real.tell("third"), real.ledger.proof, is_newest=True)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+    heads.require_one_ledger()
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["a head of its size follows", "none of its size"])
+def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
+    real: RealLedger, heads: Heads, tmp_path: Path, later: bool
+) -> None:
+    """Its hash is right, and an entry that never was can be proved under its root."""
+    for name in ("one", "two"):
+        real.tell(name)
+    good = real.tell("three")
+    path = tmp_path / "ledger.jsonl"
+    entries, signed = list(real.ledger.entries()), list(real.ledger.heads())
+    tree = Tree([entries[0].hash, "ab" * 32, good.head.hash])
+    heads.see(SignedHead.sign(KEY, replace(good.head, root=tree.root(3))), real.ledger.proof)
+    if not later:
+        real.tell("four")
+        entries, signed = list(real.ledger.entries()), list(real.ledger.heads())
+        signed = [head for head in signed if head.size != 3]
+    text = [first_line(KEY.public_key), *lines(entries, signed)]
+    path.write_text("".join(line + "\n" for line in text))
+    wanted = "two different heads of size 3" if later else "signed a head of size 3 over other entries"
+    with pytest.raises(GymError, match=wanted):
+        verify_copy(heads._home, path, KEY.public_key, Tally("c" + "0" * 16))
+
+
+def test_a_head_that_was_overtaken_is_no_fork(real: RealLedger, heads: Heads) -> None:
+    slow, fast = real.tell("first"), real.tell("second")
+    heads.see(fast, real.ledger.proof, is_newest=True)
+    heads.see(slow, real.ledger.proof, is_newest=True)
+    assert set(heads.kept()) == {1, 2}
+
+
+@pytest.mark.parametrize("field", ["signature", "hash", "size", "server"])
+def test_a_head_that_the_hub_did_not_sign_is_not_kept(real: RealLedger, heads: Heads, field: str) -> None:
+    told = real.tell("first").to_dict()
+    if field == "signature":
+        told["signature"] = "0" * 128
+    else:
+        told["head"][field] = {"hash": "0" * 64, "size": 2, "server": "s" + "0" * 16}[field]
+    with pytest.raises(GymError) as caught:
+        heads.see(SignedHead.from_dict(told), real.ledger.proof)
+    assert caught.value.code is ErrorCode.SIGNATURE_INVALID
+    assert heads.kept() == {}
+
+
+def test_a_document_that_proves_nothing_is_refused(real: RealLedger) -> None:
+    one, two = real.tell("first").to_dict(), real.tell("second").to_dict()
+    told = {"format": "gym-fork-1", "public_key": KEY.public_key.hex(), "heads": [one, two], "proof": None}
+    with pytest.raises(GymError, match="do not contradict each other"):
+        check_fork(told, KEY.public_key)
+
+
+# ---- with a hub on the line ----
+
+
+class Scene:
+    """A home that is enrolled at a hub, and the update that it sent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = TinyHub(folder / "hub", insecure=True).start()
+        self.home = Home.open(folder / "home")
+        address = Address.parse(self.hub.address)
+        self.client = HubClient(self.home, address, establish(self.home, address, None, lambda _: True, True))
+        self.client.status()
+        self.me = self.client.enrol("ann")
+        self.update = "a" * 64
+        verdict = {"contributor": self.me, "server_round": 1, "update": self.update}
+        self.hub.tell("verdict", {**verdict, "verdict": "admitted"})
+        self.hub.tell("verdict", {**verdict, "verdict": "merged"})
+        self.hub.tell("credit", {"contributor": self.me, "server_round": 1, "amount": 3})
+        self.hub.tell("credit", {"contributor": "c" + "0" * 16, "server_round": 1, "amount": 9})
+        told = {
+            "update": self.update,
+            "server_round": 1,
+            "verdict": "merged",
+            "reason": "",
+            "bytes": 9,
+            "credit": 3,
+        }
+        self.hub.verdicts = [{**told, "entries": [1, 2, 3]}]
+
+    def run(self, *arguments: str) -> Any:
+        options = ["--server", self.hub.address, "--home", str(self.home.folder)]
+        return CliRunner().invoke(cli.app, [*arguments, *options])
+
+    def export(self, path: Path) -> Path:
+        text = [first_line(self.hub.key.public_key), *lines(self.hub.entries, self.hub.heads)]
+        path.write_text("".join(line + "\n" for line in text), encoding="utf-8")
+        return path
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    found = Scene(tmp_path)
+    yield found
+    found.client.close()
+    found.hub.stop()
+
+
+def test_proofs_of_verdict_and_credit_are_kept_and_need_no_hub(scene: Scene) -> None:
+    assert Receipts(scene.home, scene.client).fetch(scene.hub.verdicts) == 3
+    assert Receipts(scene.home, scene.client).fetch(scene.hub.verdicts) == 0
+    kept = scene.home.receipts()
+    proofs = [check_receipt(receipt, scene.hub.key.public_key) for receipt in kept]
+    assert [proof.entry.kind for proof in proofs if proof] == ["verdict", "verdict", "credit"]
+    kept[2]["proof"]["entry"]["body"]["amount"] = 300
+    with pytest.raises(GymError, match=r"entry 3 \(credit\) was altered"):
+        check_receipt(kept[2], scene.hub.key.public_key)
+
+
+def test_everything_is_verified_and_counted_and_the_next_time_only_the_rest_is_fetched(scene: Scene) -> None:
+    Receipts(scene.home, scene.client).fetch(scene.hub.verdicts)
+    fetched: list[int] = []
+    found = verify_online(scene.home, scene.client, lambda done, total: fetched.append(done))
+    assert found.to_dict() == {
+        "server": scene.hub.server,
+        "entries": 4,
+        "heads": 4,
+        "heads_seen": 1,
+        "own_entries": 3,
+        "receipts": 3,
+        "rounds_credited": 1,
+        "balance": 3,
+    }
+    assert fetched == [1, 2, 3, 4]
+    scene.hub.tell("left", {"contributor": scene.me})
+    assert verify_online(scene.home, scene.client, lambda done, total: fetched.append(done)).entries == 5
+    assert fetched[4:] == [5]
+
+
+LIES: dict[str, Callable[[Scene], None]] = {
+    "a balance of 3, its ledger adds up to 8": lambda scene: extra(scene, {"server_round": 2, "amount": 5}),
+    "the hub tells rejected, its ledger says merged": lambda scene: told(scene, verdict="rejected"),
+    "the hub tells 4 credits, its ledger says 3": lambda scene: told(scene, credit=4),
+}
+
+
+def extra(scene: Scene, body: dict[str, Any]) -> None:
+    scene.hub.tell("credit", {"contributor": scene.me, **body})
+
+
+def told(scene: Scene, **changes: Any) -> None:
+    scene.hub.verdicts[0] |= changes
+
+
+@pytest.mark.parametrize("lie", sorted(LIES))
+def test_a_hub_that_contradicts_its_ledger_is_told_so(scene: Scene, lie: str) -> None:
+    LIES[lie](scene)
+    with pytest.raises(GymError, match=lie) as caught:
+        verify_online(scene.home, scene.client)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_a_hub_that_keeps_entries_back_is_found(scene: Scene) -> None:
+    verify_online(scene.home, scene.client)
+    (scene.home.servers / scene.hub.server / "ledger.jsonl").unlink()
+    scene.hub.Ledger = lambda request, context: iter(())  # type: ignore[method-assign]
+    scene.hub.stop()
+    scene.hub.start()
+    with pytest.raises(GymError, match="the hub signed 4 entries and sends 0"):
+        verify_online(scene.home, scene.client)
+
+
+def test_an_export_is_verified_without_the_hub_and_a_receipt_it_lacks_is_missed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    Receipts(scene.home, scene.client).fetch(scene.hub.verdicts)
+    path = scene.export(tmp_path / "ledger.jsonl")
+    scene.hub.stop()
+    done = scene.run("rewards", "--verify", "--ledger", str(path), "--json")
+    assert json.loads(done.stdout)["verified"]["receipts"] == 3
+    short = path.read_text().splitlines(keepends=True)[:5]
+    path.write_text("".join(short))
+    with pytest.raises(GymError, match="ends at entry 2; a receipt here is of entry 3"):
+        verify_copy(scene.home, path, scene.hub.key.public_key, Tally(scene.me))
+    scene.hub.start()
+
+
+def test_rewards_show_credits_and_receipts(scene: Scene) -> None:
+    done = scene.run("rewards", "--verify", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["balance"], found["verified"]["balance"], found["num_receipts"]) == (3, 3, 3)
+    assert found["rounds"][0]["receipts"] == ["verdict", "verdict", "credit"]
+    assert "3 credits" in scene.run("rewards").stdout
+    known = CliRunner().invoke(cli.app, ["rewards", "--home", str(scene.home.folder)])
+    assert "3 credits" in known.stdout, "the one hub that the home knows need not be named"
+
+
+def test_a_hub_has_to_be_named_where_there_are_two_or_none(scene: Scene, tmp_path: Path) -> None:
+    with pytest.raises(GymError, match="was never joined to a hub"):
+        address_of(Home.open(tmp_path / "another home"), None)
+    other = Address.parse("127.0.0.1:1")
+    scene.client.pin.but(address=str(other)).save(scene.home, other)
+    with pytest.raises(GymError, match=f"this home knows .*{scene.hub.address}"):
+        address_of(scene.home, None)
+
+
+def test_kept_heads_are_parsed_once_and_a_torn_line_is_passed_over(
+    real: RealLedger, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        heads.see(real.tell(name), real.ledger.proof)
+    with heads.path.open("a") as file:
+        file.write('{"head":{"at":17')
+    assert set(heads.kept()) == {1, 2}
+    heads.see(real.tell("three"), real.ledger.proof)
+    assert heads.path.read_text().count("\n") == 3
+    monkeypatch.delattr(SignedHead, "from_json")
+    assert set(Heads(heads._home, KEY.public_key).kept()) == {1, 2, 3}
+
+
+def test_two_contributors_compare_heads_and_prove_two_ledgers(scene: Scene, tmp_path: Path) -> None:
+    scene.client.status()
+    mine = tmp_path / "mine.json"
+    mine.write_text(scene.run("ledger", "head", "--json").stdout)
+    assert json.loads(scene.run("ledger", "compare", str(mine), "--json").stdout)["same"]
+    entries, heads = list(scene.hub.entries), list(scene.hub.heads)
+    scene.hub.tell("note", {"text": "shown to me"})
+    scene.client.status()
+    scene.hub.entries, scene.hub.heads = entries, heads
+    theirs = tmp_path / "theirs.json"
+    scene.hub.tell("note", {"text": "shown to others"})
+    theirs.write_text(json.dumps(scene.hub.heads[-1].to_dict()))
+    shown = scene.run("ledger", "compare", str(theirs))
+    assert isinstance(shown.exception, GymError)
+    assert shown.exception.code is ErrorCode.LEDGER_FORKED
+    (proof,) = scene.home.proofs.iterdir()
+    again = scene.run("ledger", "compare", str(proof))
+    assert isinstance(again.exception, GymError)
+    assert "two different heads of size 5" in again.exception.message
+    assert str(proof) in forked(scene.client.status), "the proof stays, whatever the hub shows now"
+    copy = tmp_path / "proof of somebody else.json"
+    proof.rename(copy)
+    assert isinstance(scene.run("ledger", "compare", str(copy)).exception, GymError)
+    assert proof.exists(), "what somebody else proves is kept as well"
+    scene.hub.stop()  # so that whatever is sent fails otherwise
+    for command in (["status"], ["rewards"], ["leave"], ["transfer", "--to", scene.me, "--amount", "1"]):
+        shown = scene.run(*command)
+        assert isinstance(shown.exception, GymError)
+        assert shown.exception.code is ErrorCode.LEDGER_FORKED, command
+    scene.hub.start()
+    proof.unlink()
+    scene.hub.tell("note", {"text": "shown to all"})
+    assert "entry 5 is another one" in forked(scene.client.status)
+
+
+def test_a_hub_that_shows_no_head_any_more_is_refused(scene: Scene) -> None:
+    scene.client.status()
+    scene.hub.heads = []
+    with pytest.raises(GymError, match="cannot show entry 4, which it signed"):
+        scene.client.status()
+
+
+def test_a_signature_has_one_spelling(real: RealLedger) -> None:
+    told = real.tell("first").to_dict()
+    for text in (
+        told["signature"].upper(),
+        told["signature"][:2] + " " + told["signature"][2:],
+        told["signature"][:-2],
+    ):
+        with pytest.raises(GymError, match="is no signed head"):
+            SignedHead.from_dict({**told, "signature": text})
+
+
+def test_a_proof_of_something_else_is_no_proof(scene: Scene) -> None:
+    proof = scene.hub.tell("note", {"text": "one"})
+    other = scene.hub.tell("note", {"text": "two"})
+    with pytest.raises(GymError, match=r"entry 5 \(note\) is not under the head of size 6"):
+        EntryProof(proof.entry, other.head).verify(scene.hub.key.public_key)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["older head seen first", "newer head seen first"])
+def test_a_head_whose_time_goes_back_is_a_fork(real: RealLedger, heads: Heads, later: bool) -> None:
+    """Everything fits but the times, which tell what the hub knew when: a hub that signs so lies about one of them."""
+    signed = [real.tell("first"), real.tell("second")]
+    signed[1] = SignedHead.sign(KEY, replace(signed[1].head, at=signed[0].head.at - 1))
+    assert contradiction(*signed) == contradiction(*reversed(signed))
+    first, second = reversed(signed) if later else signed
+    heads.see(first, real.ledger.proof)
+    assert "signed after the one of size 2" in forked(heads.see, second, real.ledger.proof)
+
+
+def test_heads_of_the_same_second_are_no_fork(real: RealLedger, heads: Heads) -> None:
+    signed = [real.tell("first"), real.tell("second")]
+    signed[1] = SignedHead.sign(KEY, replace(signed[1].head, at=signed[0].head.at))
+    assert contradiction(*signed) is None

@@ -1,0 +1,150 @@
+"""What is shown before joining: the size of an update is the size that training then makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gym_client.agent.global_model import GlobalModel
+from gym_client.agent.policy import Policy
+from gym_client.cli.offer import Offer, announced, update_bytes
+from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, require_sums
+from rich.console import Console
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.privacy import SecureTask
+from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
+from gym_fed.config.train.training import LoraSettings
+from gym_fed.delta.encode import encode_delta, lora_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
+from gym_fed.training.tuning.lora import add_lora, lora_factors
+from gym_fed.wire.v1 import hub_pb2 as pb
+
+FINGERPRINT = "sha256:" + "0123456789abcdef" * 4
+
+
+@pytest.fixture(scope="module")
+def model(tiny_base: Path) -> GlobalModel:
+    return GlobalModel(str(tiny_base))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        CodecPolicy(error_feedback=False),
+        CodecPolicy(error_feedback=False, group_size=8, small_tensors="bitdelta"),
+        CodecPolicy(error_feedback=False, codec="dense"),
+        CodecPolicy(error_feedback=False, codec="int4", embeddings="int8"),
+        CodecPolicy(error_feedback=False, codec="ternary", scale_dtype="bfloat16"),
+    ],
+)
+def test_the_size_of_a_full_update_is_exact(model: GlobalModel, codec: CodecPolicy, tmp_path: Path) -> None:
+    tuned = {name: tensor + 0.1 for name, tensor in model.tensors.items()}
+    report = encode_delta(tuned, model.tensors, codec, tmp_path / "delta", model.base)
+    assert update_bytes(model, TrainingRecipe(), codec) == report.size_bytes
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+def test_the_size_of_a_lora_update_is_exact(
+    tiny_base: Path, targets: list[str] | str, tmp_path: Path
+) -> None:
+    model = GlobalModel(str(tiny_base))
+    recipe = TrainingRecipe(finetuning="lora", lora=LoraRecipe(r=2, lora_alpha=6, target_modules=targets))
+    told = update_bytes(model, recipe, CodecPolicy())
+    adapted = add_lora(model.model, LoraSettings(**recipe.lora.model_dump()), seed=0)
+    assert lora_delta(lora_factors(adapted), tmp_path / "delta", model.base).size_bytes == told
+
+
+@pytest.mark.parametrize("factors", ["float32", "int8", "int4", "binary", "auto"])
+def test_the_size_of_factors_in_any_form_is_told(tiny_base: Path, factors: str, tmp_path: Path) -> None:
+    model = GlobalModel(str(tiny_base))
+    recipe = TrainingRecipe(finetuning="lora", lora=LoraRecipe(r=2))
+    codec = CodecPolicy(factors=factors, error_feedback=False)
+    told = update_bytes(model, recipe, codec)
+    adapted = add_lora(model.model, LoraSettings(**recipe.lora.model_dump()), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    found = {
+        name: (torch.randn(a.shape, generator=generator), torch.randn(b.shape, generator=generator), scaling)
+        for name, (a, b, scaling) in lora_factors(adapted).items()
+    }
+    size = lora_delta(found, tmp_path / "delta", model.base, policy=codec).size_bytes
+    assert (
+        size == told if factors != "auto" else size < 1.2 * told
+    )  # tiny tensors may not be worth their bytes
+
+
+def test_a_budget_caps_the_size(model: GlobalModel) -> None:
+    codec = CodecPolicy(max_bits_per_weight=2.0)
+    assert update_bytes(model, TrainingRecipe(), codec) <= model.base.num_parameters * 2 // 8
+
+
+def test_a_recipe_with_an_unknown_key_is_refused_by_name() -> None:
+    with pytest.raises(GymError, match="shell") as caught:
+        announced(pb.StatusReply(recipe_json='{"recipe": {"shell": "x"}, "codec": {}}'))
+    assert caught.value.code is ErrorCode.POLICY_REFUSED
+
+
+def an_offer(**changes: object) -> Offer:
+    offer = Offer(
+        server="s",
+        address="h:1",
+        fingerprint=FINGERPRINT,
+        contributor="c1",
+        name="me",
+        base_model="tiny",
+        base_digest="d",
+        recipe=TrainingRecipe().model_dump(),
+        codec=CodecPolicy().model_dump(),
+        update_bytes=1000,
+        bf16_bytes=16_000,
+        device="cpu",
+        data="my.jsonl",
+        num_examples=3,
+        privacy=PrivacyTerms(None, None, 0.0, None, None, 1, None, None, False),
+    )
+    return replace(offer, **changes)
+
+
+def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
+    console = Console(record=True, width=60, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(an_offer().panel())
+    shown = "".join(c for c in console.export_text() if c.isalnum() or c in ":.,")
+    assert FINGERPRINT in shown
+    assert "16.0xsmaller" in shown
+
+
+def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and_a_bare_manifest(
+    model: GlobalModel,
+) -> None:
+    secure = SecureTerms.parse('{"secure_aggregation": {"threshold": 3}}')
+    assert secure is not None
+    size = secure.update_bytes(model.base)
+    assert size == masked_bytes(model.base, bits_for(5))  # of up to five, or a hub could split them
+    offer = an_offer(secure=secure, update_bytes=size)
+    shown = "\n".join(text for _, text in offer.lines())
+    assert "masked votes of at most" in shown
+    assert "sealed shares of its secrets for up to 4 others" in shown
+    assert "no loss, no number of examples" in shown
+    assert "the sum of 3 votes or more" in shown
+    assert "a delta of" not in shown
+    offer.check(Policy(max_update_bytes=size))
+    with pytest.raises(GymError, match="max_update_bytes") as caught:
+        offer.check(Policy(max_update_bytes=size - 1))
+    assert caught.value.code is ErrorCode.POLICY_REFUSED
+    assert SecureTerms.parse("") is SecureTerms.parse('{"central": {}}') is None
+    with pytest.raises(GymError, match="not with which threshold"):
+        SecureTerms.parse('{"secure_aggregation": true}')
+
+
+def test_a_task_that_gives_the_hub_more_than_the_sum_that_was_shown_is_refused() -> None:
+    promised = Promises.parse('{"secure_aggregation": {"threshold": 3}}')
+    for asked in (SecureTask(threshold=3), SecureTask(threshold=4)):
+        require_sums(promised, asked)
+    for less, told in ((None, "the update itself"), (SecureTask(threshold=2), "a sum of 2")):
+        with pytest.raises(GymError, match=told) as caught:
+            require_sums(promised, less)
+        assert caught.value.code is ErrorCode.POLICY_REFUSED
+    require_sums(Promises.parse(""), None)

@@ -1,0 +1,312 @@
+"""A hub that is away, and work that takes long: what the contributor sees, and what the hub is spared."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gym_client.cli.display import Display, Narrator, TerminalDisplay, make_display
+from gym_client.cli.join import Consent, JoinOptions, join
+from gym_client.hub import heartbeats
+from gym_client.hub.backoff import LINE_SECONDS, Outage, is_passing, readable_seconds
+from gym_client.identity.home import Home
+from rich.console import Console
+
+from gym_fed.errors import ErrorCode, GymError
+from tests.support.tiny_hub import TinyHub
+from tests.support.wait import SECONDS
+from tests.support.warm import WarmProcess
+from tests.unit.client.test_client_agent import Recorder, Scene, empty
+
+AWAY = GymError(ErrorCode.UNAVAILABLE, "cannot reach hub:9443: refused", "check the address")
+
+
+class Yes(Consent):
+    """Agrees to everything."""
+
+    def server_key(self, address: object, fingerprint: str) -> bool:
+        return True
+
+    def local_copy(self, name: str) -> bool:
+        return True
+
+    def offer(self, offer: object) -> bool:
+        return True
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Silence(Recorder):
+    """Keeps what breaks a silence, too."""
+
+    def still(self, what: str, seconds: float) -> None:
+        self.events.append(("still", f"{what} {seconds:g}"))
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TinyHub]:
+    hub = TinyHub(tmp_path / "hub").start()
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.client.close()
+    scene.hub.stop()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def test_an_outage_is_reported_once_then_once_a_minute_and_once_when_it_is_over() -> None:
+    display, clock = Recorder(), Clock()
+    outage = Outage(display, clock)
+    outage.back()
+    assert display.events == []
+    for _ in range(40):  # tries every five seconds, 195 seconds in all
+        outage.away(AWAY)
+        clock.now += 5
+    outage.back()
+    outage.back()
+    names = [name for name, _ in display.events]
+    assert names == ["away", "away", "away", "away", "back"]
+    assert "cannot reach hub:9443" in display.texts("away")[0]
+    assert "trying again (Ctrl-C ends); check the address" in display.texts("away")[0]
+    assert display.texts("away")[1] == f"still away after {LINE_SECONDS:.0f} s: {AWAY.message}"
+    assert display.texts("back") == ["the server is back after 3 min"]
+    outage.away(AWAY)
+    assert "trying again" in display.texts("away")[-1]  # the next outage begins anew
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (180, "3 min"), (7500, "2 h 5 min")]
+)
+def test_times_are_readable(seconds: float, text: str) -> None:
+    assert readable_seconds(seconds) == text
+
+
+def test_a_busy_hub_is_waited_for() -> None:
+    assert is_passing(GymError(ErrorCode.BUSY, "as many calls wait as may"))
+    assert not is_passing(GymError(ErrorCode.QUOTA_EXCEEDED, "too much"))
+
+
+def test_first_contact_waits_for_the_hub_and_goes_on_when_it_is_there(tmp_path: Path, hub: TinyHub) -> None:
+    hub.stop()
+    display = Recorder()
+    options = JoinOptions(server=hub.address, fingerprint=hub.fingerprint)
+    caught: list[GymError] = []
+
+    def run() -> None:
+        with pytest.raises(GymError) as error:
+            join(Home.open(tmp_path / "home"), options, Yes(), display)
+        caught.append(error.value)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: display.texts("away"))
+    hub.start()
+    thread.join(60)
+    assert (
+        caught[0].code is ErrorCode.POLICY_REFUSED
+    )  # it came as far as the terms, of which this hub has none
+    assert "announces a recipe" in caught[0].message
+    assert [name for name, _ in display.events] == ["away", "back"]
+
+
+def test_with_no_wait_first_contact_fails_at_once(tmp_path: Path, hub: TinyHub) -> None:
+    hub.stop()
+    display = Recorder()
+    with pytest.raises(GymError) as caught:
+        join(Home.open(tmp_path / "home"), JoinOptions(server=hub.address, wait=False), Yes(), display)
+    hub.start()
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert display.events == []
+
+
+def test_somebody_else_at_the_port_is_not_waited_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(GymError, match="not in TLS"):
+            join(Home.open(tmp_path / "home"), JoinOptions(server=address), Yes(), Recorder())
+
+
+def test_ctrl_c_ends_the_waiting_of_a_real_join(tmp_path: Path, hub: TinyHub) -> None:
+    hub.stop()
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = WarmProcess(
+            ["gym-client", "join", "--server", hub.address, "--home", tmp_path / "h"],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+        wait_until(lambda: "trying again (Ctrl-C ends)" in log.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    hub.start()
+    assert log.read_text().count("trying again") == 1
+
+
+def test_an_idle_agent_reports_that_the_hub_is_back_though_there_is_no_task(scene: Scene) -> None:
+    agent = scene.agent(empty)
+
+    def end() -> None:
+        with pytest.raises(GymError):
+            agent.run()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    wait_until(lambda: scene.display.texts("waiting"))
+    scene.hub.stop()
+    wait_until(lambda: scene.display.texts("away"))
+    scene.hub.start()
+    wait_until(lambda: scene.display.texts("back"))
+    agent.stop()
+    thread.join(30)
+    assert len(scene.display.texts("away")) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_heartbeat_is_under_way_while_a_task_is_answered(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(heartbeats, "_BEATS_PER_LEASE", 30_000)
+    calls: list[str] = []
+
+    def note(method: str, request: Any) -> None:
+        calls.append(method)
+        if method == "Submit":
+            time.sleep(0.3)  # a judgement takes its time; at one beat a millisecond
+            calls.append("judged")
+
+    def work(message: Any, context: Any) -> Any:
+        wait_until(lambda: calls.count("Heartbeat") > 3)
+        if fails:
+            raise GymError(ErrorCode.POLICY_REFUSED, "not this one")
+        return empty(message, context)
+
+    scene.hub.hook = note
+    scene.hub.give(scene.task("m1"))
+    scene.hub.finish()
+    scene.agent(work).run()
+    answered = calls.index("Submit")
+    assert "Heartbeat" in calls[:answered]
+    assert "Heartbeat" not in calls[answered:]
+
+
+def test_an_answer_that_is_sent_again_prolongs_the_lease_first(scene: Scene) -> None:
+    calls: list[str] = []
+
+    def once_away(method: str, request: Any) -> None:
+        calls.append(method)
+        if method == "Submit" and calls.count("Submit") == 1:
+            raise GymError(ErrorCode.UNAVAILABLE, "restarting")
+
+    scene.hub.hook = once_away
+    scene.hub.give(scene.task("m1"))
+    assert scene.agent(empty).run(max_rounds=1).num_submitted == 1
+    first, second = (i for i, name in enumerate(calls) if name == "Submit")
+    assert "Heartbeat" in calls[first:second]
+
+
+def test_a_silence_is_broken_by_what_goes_on_and_not_when_nothing_does() -> None:
+    inner, clock = Silence(), Clock()
+    narrator = Narrator(inner, often=False, clock=clock)
+    narrator.busy("loading the model")
+    shown = []
+    for _ in range(100):  # ten seconds
+        clock.now += 0.1
+        narrator.look()
+        shown = inner.texts("still")
+    assert [float(text.split()[-1]) for text in shown] == pytest.approx([1.5, 3.0, 6.0], abs=0.11)
+    narrator.progress("train", 1, 10, 2.0)
+    clock.now += 60
+    narrator.look()
+    narrator.busy("")
+    clock.now += 60
+    narrator.look()
+    assert inner.texts("still") == shown
+    narrator.close()
+
+
+def test_news_begin_the_silence_anew() -> None:
+    inner, clock = Silence(), Clock()
+    narrator = Narrator(inner, often=True, clock=clock)
+    narrator.busy("preparing")
+    for _ in range(10):
+        clock.now += 1.4
+        narrator.tell("notice", "round 2 begins")
+        narrator.look()
+    assert inner.texts("still") == []
+    narrator.close()
+
+
+def test_on_a_terminal_the_silence_is_broken_by_a_line_that_moves_and_goes() -> None:
+    nowhere = open("/dev/null", "w")  # noqa: SIM115
+    console = Console(force_terminal=True, width=60, file=nowhere, record=True, markup=False)
+    display = TerminalDisplay(console)
+    display.still("loading [/x] \x1b[2J", 2.0)
+    display.still("loading [/x] \x1b[2J", 3.0)
+    display.tell("joined", "joined [/y]")
+    display.close()
+    shown = console.export_text()
+    assert "joined [/y]" in shown
+    assert "\x1b[2J" not in shown
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_every_display_breaks_a_silence(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(record=True, width=80, file=open("/dev/null", "w"))  # noqa: SIM115
+    display: Display = make_display(console, as_json)
+    display.still("loading gym-nano", 2.0)
+    display.close()
+    said = capsys.readouterr().out if as_json else console.export_text()
+    assert "loading gym-nano" in said
+
+
+def test_from_yes_to_the_first_step_every_long_stage_has_a_name(scene: Scene) -> None:
+    stages: list[str] = []
+
+    class Stages(Recorder):
+        def busy(self, what: str) -> None:
+            stages.append(what)
+
+    scene.display = Stages()
+    scene.hub.give(scene.task("m1"))
+    scene.agent(empty).run(max_rounds=1)
+    named = [stage for stage in stages if stage]
+    assert named == [
+        "asking the server what became of earlier updates",
+        "preparing the task: data, model, optimiser",
+        "waiting for the server's receipt",
+    ]

@@ -1,0 +1,30 @@
+"""The guide to serving names every key of serving.yaml with its default, and every command of the terminal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gym_fed.cli.chat.terminal import _COMMANDS
+from gym_fed.config.serving import ConnectionsConfig, EngineConfig, ServingConfig
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
+ROWS = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", PAGE, re.MULTILINE))
+
+
+def test_every_key_has_a_row_and_its_default() -> None:
+    keys = {key for cell in ROWS for key in re.findall(r"`([a-z_.]+)`", cell)}
+    engine = {f"engine.{name}" for name in EngineConfig.model_fields}
+    connections = {f"connections.{name}" for name in ConnectionsConfig.model_fields}
+    assert keys == (set(ServingConfig.model_fields) - {"engine", "connections"}) | engine | connections
+    config = ServingConfig()
+    for name in EngineConfig.model_fields:
+        default = getattr(config.engine, name)
+        shown = {4 * 2**30: "4GiB", None: "the model's"}.get(default, str(default))
+        assert ROWS[f"`engine.{name}`"] == shown
+    for name in ("base", "dtype", "device"):
+        assert ROWS[f"`{name}`"] == getattr(config, name)
+
+
+def test_every_command_is_named() -> None:
+    assert all(name in PAGE for name in _COMMANDS)

@@ -1,0 +1,202 @@
+"""What admission refuses of an honest file: each claim of the manifest is held against what the hub knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gym_server.rounds.admission import Candidate, Receipt
+from gym_server.store.tables import rounds, updates
+from gym_server.strategy import DeltaSoup
+from sqlalchemy import select
+
+from gym_fed.delta.file import DeltaFile
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from tests.support.installed import install
+from tests.support.loopback_hub import LoopbackHub, some_delta
+
+TASK = "task-1"
+
+
+class Collecting:
+    """A hub that collects round 1, and a contributor with an update that would be admitted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = LoopbackHub(folder / "hub")
+        self.fed, self.key = self.hub.fed, SigningKey.generate()
+        self.contributor = self.fed.accounts.meet(self.key.public_key)
+        self.fed.journal.start_collecting(1, DeltaSoup(self.fed)._new_spec(self.fed.journal.open_next()))
+        self.path = some_delta(folder)
+
+    def send(self, **changes: Any) -> Receipt:
+        issued, expires = lifetime()
+        said: dict[str, Any] = {
+            "contributor": self.contributor,
+            "server": self.fed.server,
+            "task": TASK,
+            "server_round": 1,
+            "base_digest": self.fed.journal.head().digest,
+            "delta_sha256": self.fed.store.put_file(self.path),
+            "delta_bytes": self.path.stat().st_size,
+            "nonce": new_nonce(),
+            "issued_at_seconds": issued,
+            "expires_at_seconds": expires,
+            "num_examples": 3,
+        }
+        manifest = UpdateManifest(**{**said, **changes})
+        candidate = Candidate(
+            self.contributor,
+            self.key.public_key,
+            TASK,
+            1,
+            manifest.model_dump_json(),
+            manifest.sign(self.key),
+        )
+        return self.fed.admission.judge(candidate, lambda tx, receipt: None)
+
+    def reasons(self) -> list[str]:
+        with self.fed.database.reading() as tx:
+            return list(tx.scalars(select(updates.c.reason).order_by(updates.c.received_at)))
+
+
+@pytest.fixture
+def collecting(tmp_path: Path) -> Iterator[Collecting]:
+    found = Collecting(tmp_path)
+    yield found
+    found.hub.close()
+
+
+NOW = int(time.time())
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "reason"),
+    [
+        (
+            {"issued_at_seconds": NOW - 7200, "expires_at_seconds": NOW - 3600},
+            ErrorCode.STALE,
+            "has expired",
+        ),
+        (
+            {"issued_at_seconds": NOW + 7200, "expires_at_seconds": NOW + 14400},
+            ErrorCode.STALE,
+            "from the future",
+        ),
+        ({"task": "task-of-somebody-else"}, ErrorCode.STALE, "answers task task-of-somebody-else"),
+        ({"server": "s" + "0" * 16}, ErrorCode.STALE, "is for hub s0000"),
+        ({"server_round": 2}, ErrorCode.STALE, "round 2 takes no more updates"),
+        ({"delta_bytes": 1 << 20}, ErrorCode.UPDATE_REFUSED, "the manifest says 1048576 bytes"),
+        ({"base_digest": "sha256:" + "cd" * 32}, ErrorCode.BASE_MISMATCH, "base"),
+    ],
+    ids=["expired", "future", "other task", "other hub", "other round", "size", "base"],
+)
+def test_an_update_whose_manifest_claims_something_else_is_refused_and_the_honest_one_admitted(
+    collecting: Collecting, changes: dict[str, Any], code: ErrorCode, reason: str
+) -> None:
+    receipt = collecting.send(**changes)
+    assert (receipt.verdict, receipt.code) == ("refused", code.value), receipt.reason
+    assert reason in receipt.reason
+    assert collecting.send().verdict == "admitted", "the only thing wrong was the claim"
+
+
+def test_an_update_in_a_plug_ins_codec_that_the_task_does_not_name_is_refused_and_nothing_imported(
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = collecting.path.read_bytes()
+    collecting.path.write_bytes(honest.replace(b"dense", b"trap5"))
+    assert collecting.path.read_bytes() != honest
+    install(monkeypatch, {"gym_fed.codecs": {"trap5": "tests.unit.no_such_module:Trap"}})
+    receipt = collecting.send()
+    assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.UPDATE_REFUSED.value), receipt.reason
+    assert receipt.reason.endswith("is in a codec that the task of round 1 does not name")
+
+
+def test_an_update_that_is_for_another_base_throughout_is_refused(
+    collecting: Collecting, tmp_path: Path
+) -> None:
+    """File and manifest agree, and neither is of the version that the round is on."""
+    other = "sha256:" + "cd" * 32
+    collecting.path = some_delta(tmp_path, seed=1, digest=other)
+    receipt = collecting.send(base_digest=other)
+    assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.BASE_MISMATCH.value)
+
+
+def test_an_update_above_the_norm_cap_is_refused_and_one_at_it_admitted(collecting: Collecting) -> None:
+    admission = collecting.fed.admission
+    with DeltaFile.open(collecting.path) as delta:
+        norm = delta.norm()
+    for cap, verdict in ((norm * 0.999, "refused"), (norm, "admitted")):
+        admission._config = admission._config.model_copy(update={"max_norm": cap})
+        receipt = collecting.send()
+        assert receipt.verdict == verdict
+    assert "above the cap" in collecting.reasons()[0]
+
+
+def test_a_contributor_has_one_update_in_a_round_and_sends_no_copy_of_anothers(
+    collecting: Collecting, tmp_path: Path
+) -> None:
+    assert collecting.send().verdict == "admitted"
+    collecting.path, mine = some_delta(tmp_path, seed=1), collecting.path
+    again = collecting.send()
+    assert (again.verdict, "already has update" in again.reason) == ("refused", True)
+    collecting.path, first = mine, collecting.contributor
+    collecting.key = SigningKey.generate()
+    collecting.contributor = collecting.fed.accounts.meet(collecting.key.public_key)
+    copy = collecting.send()
+    assert (copy.verdict, f"a copy of one that {first} sent" in copy.reason) == ("refused", True)
+    collecting.path = some_delta(tmp_path, seed=2)
+    assert collecting.send().verdict == "admitted"
+
+
+def test_a_manifest_counts_to_its_last_second_and_no_longer(
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gym_server.rounds import admission
+
+    issued, expires = lifetime()
+    monkeypatch.setattr(admission.time, "time", lambda: expires + 0.5)
+    receipt = collecting.send(issued_at_seconds=issued, expires_at_seconds=expires)
+    assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.STALE.value)
+
+
+@pytest.mark.parametrize("state", ["open", "collecting", "merging", "committed", "aborted", "unknown"])
+@pytest.mark.parametrize("step", ["start_collecting", "start_merging", "commit", "abort"])
+def test_a_round_goes_only_from_the_state_before(collecting: Collecting, step: str, state: str) -> None:
+    """A round that was committed is never merged, committed or aborted again."""
+    from gym_server.rounds.journal import Round, SoupRecord
+
+    fed, number = collecting.fed, 1 if state != "unknown" else 99
+    with fed.database.transaction() as tx:
+        spec = tx.scalar(select(rounds.c.spec))
+        tx.execute(rounds.update().values(state=state))
+    soup = SoupRecord(fed.store.put_file(collecting.path), 1, {}, None, None, None, None, [])
+    calls: dict[str, Any] = {
+        "start_collecting": lambda: fed.journal.start_collecting(
+            number, DeltaSoup(fed)._new_spec(Round(1, "open", None, 0, [], ""))
+        ),
+        "start_merging": lambda: fed.journal.start_merging(number),
+        "commit": lambda: fed.journal.commit(Round(number, "merging", None, 0, [], ""), soup),
+        "abort": lambda: fed.journal.abort(number, "why"),
+    }
+    before = {
+        "start_collecting": {"open"},
+        "start_merging": {"collecting"},
+        "commit": {"merging"},
+        "abort": {"open", "collecting", "merging"},
+    }
+    entries = len(list(fed.ledger.entries()))
+    if state in before[step]:
+        calls[step]()
+        return
+    with pytest.raises(GymError, match="cannot go from") as caught:
+        calls[step]()
+    assert caught.value.code is ErrorCode.INTERNAL
+    with fed.database.reading() as tx:
+        kept = tx.execute(select(rounds.c.state, rounds.c.spec)).all()
+    assert [tuple(row) for row in kept] == [(state, spec)], "nothing of a refused step is written"
+    assert len(list(fed.ledger.entries())) == entries

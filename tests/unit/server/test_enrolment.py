@@ -1,0 +1,318 @@
+"""Who may become a contributor: protocol, proof of work, attempts, ids that collide, and what 0.1 left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gym_client.cli.display import Display
+from gym_client.cli.join import Consent, JoinOptions, join
+from gym_client.hub.address import Address
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.pins import ServerPin, pin_path
+from gym_client.identity.trust import establish
+from gym_server.rpc.limits import ADDRESSES, EnrolmentLimits
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.identity import history
+from gym_fed.identity.history import History
+from gym_fed.identity.keys import SigningKey
+from gym_fed.identity.login import MAX_WORK_BITS, do_work, enrolment_claim, login_claim, work_is_done
+from gym_fed.identity.statements import Revocation, now
+from gym_fed.wire.limits import PROTOCOL
+from gym_fed.wire.v1 import hub_pb2 as pb
+from tests.support import purse_hub
+from tests.support.contributor import RawContributor
+from tests.support.loopback_hub import LoopbackHub
+from tests.support.tiny_hub import TinyHub
+
+SLOW = {"calls_per_second": 50, "enrolment_work_bits": 10, "enrolments_per_minute": 1}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[TinyHub]:
+    hub = TinyHub(tmp_path / "tiny").start()
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
+    hub = LoopbackHub(tmp_path / "hub", limits=SLOW)
+    yield hub
+    hub.close()
+
+
+class Nobody(Consent):
+    """Is not to be asked about terms."""
+
+    def offer(self, offer: Any) -> bool:
+        raise AssertionError("asked for consent")
+
+
+def refused(code: ErrorCode, call: Any, *arguments: Any) -> GymError:
+    with pytest.raises(GymError) as caught:
+        call(*arguments)
+    assert caught.value.code is code, caught.value
+    return caught.value
+
+
+# ---- protocol ----
+
+
+@pytest.mark.parametrize(
+    ("protocol", "version", "remedy"),
+    [
+        (0, "0.1.0", "gym-fed==0.1.0"),
+        (PROTOCOL + 1, "9.0", "upgrade this machine"),
+        (0, "\x1b[2J", "the version that"),
+    ],
+)
+def test_a_hub_of_another_protocol_is_refused_with_the_remedy_before_consent(
+    tmp_path: Path, tiny: TinyHub, protocol: int, version: str, remedy: str
+) -> None:
+    tiny.protocol, tiny.software_version = protocol, version
+    home, options = (
+        Home.open(tmp_path / "home"),
+        JoinOptions(server=tiny.address, fingerprint=tiny.fingerprint),
+    )
+    error = refused(ErrorCode.PROTOCOL_MISMATCH, join, home, options, Nobody(), Display())
+    assert f"this hub speaks protocol {protocol or 1} (gym-fed " in error.message
+    assert remedy in error.hint
+    assert "\x1b" not in str(error)
+    pin = ServerPin.load(home, Address.parse(tiny.address))
+    assert pin is not None
+    assert (pin.server, tiny.enrolled) == ("", {})
+
+
+@pytest.mark.parametrize("protocol", [0, 1, PROTOCOL + 1])
+def test_a_contributor_of_another_protocol_is_refused_with_the_remedy(
+    hub: LoopbackHub, protocol: int
+) -> None:
+    raw = RawContributor(hub.address)
+    key = raw.key
+    enrol = pb.EnrolRequest(
+        public_key=key.public_key,
+        name="n",
+        signature=key.sign(enrolment_claim("n", "", raw.server, raw.tls)),
+        work=do_work(raw.server, key.public_key, 10),
+        protocol=protocol,
+    )
+    error = refused(ErrorCode.PROTOCOL_MISMATCH, raw.call, raw.stub.Enrol, enrol)
+    assert "pip install -U gym-fed" in error.hint
+    signed = key.sign(login_claim(key.contributor, "instance1", now(), "n", raw.server, raw.tls))
+    login = pb.AuthenticateRequest(
+        contributor=key.contributor,
+        instance="instance1",
+        issued_at_seconds=now(),
+        nonce="n",
+        signature=signed,
+        protocol=protocol,
+    )
+    refused(ErrorCode.PROTOCOL_MISMATCH, raw.call, raw.stub.Authenticate, login)
+    raw.close()
+
+
+def test_a_statement_in_the_form_of_0_1_is_refused_by_a_hub_and_good_in_a_ledger(tmp_path: Path) -> None:
+    hub, owner = purse_hub.Hub(tmp_path), SigningKey.generate()
+    account = hub.enrol(owner)
+    said = Revocation(revoke=account, key=owner.public_key.hex(), server=hub.server, issued_at=now())
+    assert "tls" not in json.loads(said.to_json()), "its bytes are those that 0.1 signed"
+    error = refused(
+        ErrorCode.PROTOCOL_MISMATCH,
+        hub.keys.revoke,
+        account,
+        owner.public_key,
+        said.to_json(),
+        said.sign(owner),
+    )
+    assert "pip install" in error.hint
+    Revocation.parse(said.to_json()).verify(owner.public_key, said.sign(owner))
+
+
+# ---- proof of work and attempts ----
+
+
+def test_an_open_hub_wants_proof_of_work_before_it_writes_anything(hub: LoopbackHub) -> None:
+    raw = RawContributor(hub.address)
+    key, bits = raw.key, raw.status.enrolment_work_bits
+    assert bits == 10
+    claim = key.sign(enrolment_claim("n", "", raw.server, raw.tls))
+    of_another = do_work(raw.server, SigningKey.generate().public_key, bits)
+    for work in (b"", of_another, b"\0" * 4096):
+        if work_is_done(raw.server, key.public_key, work, bits):
+            continue  # one in 1024
+        request = pb.EnrolRequest(
+            public_key=key.public_key, name="n", signature=claim, protocol=PROTOCOL, work=work
+        )
+        refused(ErrorCode.PERMISSION_DENIED, raw.call, raw.stub.Enrol, request)
+    assert list(hub.fed.ledger.entries()) == []
+    assert hub.fed.accounts.is_new(key.public_key)
+    assert raw.enrol().session
+    raw.close()
+
+
+def test_a_contributor_does_no_more_work_than_any_hub_needs_and_stops_when_asked() -> None:
+    refused(ErrorCode.POLICY_REFUSED, do_work, "s", b"k" * 32, MAX_WORK_BITS + 1)
+    refused(ErrorCode.INTERRUPTED, do_work, "s", b"k" * 32, MAX_WORK_BITS, lambda: True)
+
+
+def test_an_address_that_makes_many_accounts_is_slowed_down_and_known_keys_are_not(hub: LoopbackHub) -> None:
+    made = [RawContributor(hub.address, f"n{i}").enrol() for i in range(4)]
+    late = RawContributor(hub.address, "late")
+    error = refused(ErrorCode.BUSY, late.enrol)
+    assert "127.0.0.1" in error.message
+    assert made[0].enrol().session, "an account comes back whenever it likes"
+    assert len(list(hub.fed.ledger.entries())) == 4
+    for raw in (*made, late):
+        raw.close()
+
+
+def test_guesses_of_invites_are_slowed_down_before_they_are_looked_up(tmp_path: Path) -> None:
+    hub = LoopbackHub(tmp_path / "hub", limits=SLOW, enrolment={"policy": "invite"})
+    invites = [hub.fed.accounts.invite("", 3600) for _ in range(6)]
+    invited = [RawContributor(hub.address, f"n{i}").enrol(invites[i]) for i in range(5)]
+    assert invited[0].status.enrolment_work_bits == 0, "an invite is worth more than work"
+    guesser = RawContributor(hub.address, "guesser")
+    for guess in range(4):
+        refused(ErrorCode.INVITE_INVALID, guesser.enrol, f"{guess:032x}")
+    refused(ErrorCode.BUSY, guesser.enrol, f"{9:032x}")
+    refused(ErrorCode.BUSY, guesser.enrol, invites[5])
+    assert len(list(hub.fed.ledger.entries())) == 5
+    for raw in (*invited, guesser):
+        raw.close()
+    hub.close()
+
+
+def test_guesses_from_many_addresses_keep_out_nobody_with_an_invite() -> None:
+    limits = EnrolmentLimits(1, is_open=False, clock=lambda: 0.0)
+    for number in range(100 * ADDRESSES):
+        with pytest.raises(ValueError, match="guess"), limits.attempt(f"10.0.{number // 250}.{number % 250}"):
+            raise ValueError("a wrong guess")
+    with limits.attempt("192.0.2.1"):
+        pass
+
+
+def test_an_open_hub_takes_a_bounded_number_of_accounts_from_all_addresses_together() -> None:
+    time = [0.0]
+    limits, taken = EnrolmentLimits(1, is_open=True, clock=lambda: time[0]), 0
+    for number in range(1000):
+        with suppress(GymError), limits.attempt(f"10.0.{number // 250}.{number % 250}") as admit:
+            admit()
+            taken += 1
+    assert taken == 4 * ADDRESSES
+    time[0] = 60.0
+    with limits.attempt("192.0.2.1") as admit:
+        admit()
+
+
+def test_attempts_without_work_or_signature_use_up_no_share_of_an_open_hub(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = iter(range(10_000))
+    monkeypatch.setattr(  # each call comes from another address
+        "gym_server.rpc.calls.current_address", lambda: f"10.1.{(n := next(number)) // 250}.{n % 250}"
+    )
+    raw = RawContributor(hub.address, "somebody")
+    key = SigningKey.generate()
+    work = do_work(raw.server, key.public_key, raw.status.enrolment_work_bits)
+    good = key.sign(enrolment_claim("n", "", raw.server, raw.tls))
+    for done, signature, code in (
+        (b"", good, ErrorCode.PERMISSION_DENIED),
+        (work, bytes(64), ErrorCode.SIGNATURE_INVALID),
+    ):
+        request = pb.EnrolRequest(
+            public_key=key.public_key, name="n", signature=signature, protocol=PROTOCOL, work=done
+        )
+        for _ in range(4 * ADDRESSES):
+            refused(code, raw.call, raw.stub.Enrol, request)
+    assert raw.enrol().session, "a newcomer who did the work waits for nobody"
+    raw.close()
+
+
+# ---- ids ----
+
+
+def test_a_second_key_with_the_id_of_an_account_is_refused_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(public_key: bytes) -> str:
+        return "c" + hashlib.sha256(public_key).hexdigest()[:2] + "0" * 30
+
+    monkeypatch.setattr("gym_server.accounts.accounts.contributor_id", short)
+    monkeypatch.setattr(history, "is_id_of", lambda who, key: who == short(key))
+    hub, first = purse_hub.Hub(tmp_path), SigningKey.generate()
+    account = hub.enrol(first, "first")
+    second = next(k for k in iter(SigningKey.generate, None) if short(k.public_key) == account)
+    refused(ErrorCode.PERMISSION_DENIED, hub.enrol, second, "second")
+    with hub.database.transaction() as tx:
+        tx.exec_driver_sql("UPDATE accounts SET status = 'left'")
+    refused(ErrorCode.PERMISSION_DENIED, hub.enrol, second, "second")
+    assert hub.kinds() == ["enrolled"]
+    entries = [(entry.kind, entry.body) for entry in hub.ledger.entries()]
+    told = History(hub.server)
+    for kind, body in entries:
+        told.add(kind, body)
+    assert told.current(account) == first.public_key
+    forged = {**entries[0][1], "public_key": second.public_key.hex()}
+    refused(ErrorCode.STATE_CORRUPT, told.add, "enrolled", forged)
+    assert told.current(account) == first.public_key
+
+
+# ---- 0.1 ----
+
+
+def test_a_home_and_a_hub_of_0_1_go_on_with_the_short_id_and_the_plain_session_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def old_id(public_key: bytes) -> str:
+        return "c" + hashlib.sha256(public_key).hexdigest()[:16]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gym_server.accounts.accounts.contributor_id", old_id)
+        hub = LoopbackHub(tmp_path / "hub")
+        with hub.client(tmp_path / "ann") as client:
+            account = client.pin.contributor
+    assert account == old_id(Home.open(tmp_path / "ann").key.public_key)
+    hub.close()
+    secret = bytes(range(32))
+    key_file = tmp_path / "hub" / "keys" / "session.key"
+    key_file.write_bytes(secret)
+
+    hub = LoopbackHub(tmp_path / "hub")
+    home, address = Home.open(tmp_path / "ann"), Address.parse(hub.address)
+    pin = {
+        "address": str(address),
+        "fingerprint": hub.fed.fingerprint,
+        "certificate_pem": (tmp_path / "hub" / "keys" / "tls.crt").read_text(),
+        "server": hub.fed.server,
+        "ledger_key": hub.fed.key.public_key.hex(),
+        "name": "loopback",
+        "contributor": account,
+        "left": "",
+        "public_key": "",
+    }
+    for old in home.servers.glob("*.json"):
+        old.unlink()
+    pin_path(home, address).write_text(json.dumps(pin))
+    assert hub.fed.accounts._session_key == secret
+    assert key_file.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
+    with HubClient(home, address, establish(home, address, None, lambda _: False)) as client:
+        assert client.call("Account", pb.AccountRequest()).contributor == account
+        client.call("Leave", pb.LeaveRequest())
+        client.forget_enrolment()
+        assert client.enrol("ann") == account
+        assert client.call("Account", pb.AccountRequest()).status == "active"
+    with hub.client(tmp_path / "bob") as bob:
+        assert len(bob.pin.contributor) == 33
+    told = History(hub.fed.server)
+    for entry in hub.fed.ledger.entries():
+        told.add(entry.kind, entry.body)
+    assert told.current(account) == home.key.public_key
+    hub.close()

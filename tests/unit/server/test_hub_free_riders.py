@@ -1,0 +1,298 @@
+"""Nobody earns by what nobody worked for: zeros, noise, copies in any dress, old work, many keys of one contributor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gym_server.cli.show import rewards_shown
+from gym_server.ledger.columns import ColumnChecks
+from gym_server.rewards.free_riders import _zeros
+from gym_server.rounds.replay import rescore
+
+from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.sybils.similarity import leaders, similarities
+from tests.support.judged_rounds import DENSE, SIGNS, Delta, Judged
+
+POOL = 1000
+PEOPLE = ("ann", "bob", "cat")
+
+
+@pytest.fixture(autouse=True)
+def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
+    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+
+
+def scaled(delta: Delta) -> Delta:
+    return {name: 0.3 * (1 + i % 3) * tensor for i, (name, tensor) in enumerate(delta.items())}
+
+
+def jittered(delta: Delta, share: float = 0.1) -> Delta:
+    torch.manual_seed(1)
+    return {name: t + share * t.std() * torch.randn_like(t) for name, t in delta.items()}
+
+
+def flipped(delta: Delta, share: float = 0.02) -> Delta:
+    torch.manual_seed(2)
+    return {name: torch.where(torch.rand_like(t) < share, -t, t) for name, t in delta.items()}
+
+
+def noise_like(delta: Delta) -> Delta:
+    torch.manual_seed(3)
+    return {name: tensor.std() * torch.randn_like(tensor) for name, tensor in delta.items()}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> dict[str, Delta]:
+    """What three contributors' training gives, ``ann``'s once more with other batches, and of two more rounds."""
+    hub = Judged(tmp_path_factory.mktemp("honest") / "hub", tiny_base)
+    found = {name: hub.trained(name, steps=12) for name in PEOPLE}
+    found["ann again"] = hub.trained("ann", seed=1, steps=12)
+    hub.close()
+    return found
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Callable[..., Judged]]:
+    opened: list[Judged] = []
+
+    def make(measured: bool = False, **changes: Any) -> Judged:
+        folder = tmp_path / f"hub{len(opened)}"
+        if measured:
+            rows = [
+                {
+                    "messages": [
+                        {"role": "user", "content": f"{n} {i}"},
+                        {"role": "assistant", "content": n * 2},
+                    ]
+                }
+                for n in PEOPLE
+                for i in range(8, 12)
+            ]
+            heldout = tmp_path / "heldout.jsonl"
+            heldout.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            alone = changes.get("rewards", {}).get("score") == "improvement"
+            changes["gate"] = {"heldout": str(heldout), "max_length": 64, "screen_updates": alone}
+        opened.append(Judged(folder, tiny_base, **changes))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def test_free_riders_of_every_kind_are_rejected_and_neither_weigh_nor_earn(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    people = {name: honest[name] for name in PEOPLE}
+    alone = hub()
+    alone.round(people)
+    crowd = hub()
+    found = crowd.round(
+        {
+            **people,
+            "zero": {name: torch.zeros_like(tensor) for name, tensor in honest["ann"].items()},
+            "next to zero": {name: 1e-6 * tensor for name, tensor in honest["ann"].items()},
+            "scaled": scaled(honest["ann"]),
+            "jittered": jittered(honest["bob"]),
+            "flipped": flipped(honest["cat"]),
+            "re-encoded": (honest["ann"], SIGNS),
+            "re-encoded and jittered": (jittered(honest["bob"], 0.05), SIGNS),
+            "same data, other batches": honest["ann again"],
+        }
+    )
+    for name, one in found.items():
+        if name in PEOPLE:
+            assert one["verdict"] == "merged"
+            assert one["credit"] in (333, 334)
+            assert one["reputation"] > 0
+        else:
+            assert (one["verdict"], one["credit"], one["reputation"]) == ("rejected", 0, 0.0), (name, one)
+            assert "near copy" in one["reason"] or "nothing beside" in one["reason"]
+    assert "by ann, which came first" in found["scaled"]["reason"]
+    assert crowd.fed.journal.head().digest == alone.fed.journal.head().digest
+    assert len(crowd.entries("contribution")[0]["clusters"]) == 3
+    assert crowd.fed.ledger.verify()["reputations"] == 11
+
+
+def test_old_work_sent_again_is_stale_but_new_work_on_the_same_data_is_not(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here = hub()
+    here.round({name: honest[name] for name in PEOPLE})
+    here.model.follow(here.fed.journal.soups())
+    (soup,) = here.fed.journal.soups()
+    again = here.encode({n: t / 2 for n, t in decoded(here, soup.sha256).items()}, DENSE)
+    found = here.round(
+        {
+            "ann": (scaled(honest["ann"]), SIGNS),
+            "dan": scaled(honest["bob"]),
+            "eve": again,
+            "bob": here.trained("bob", seed=5, steps=12),
+        }
+    )
+    assert "stale: update" in found["ann"]["reason"]
+    assert "by bob of round 1 again" in found["dan"]["reason"]
+    assert "stale: the soup of round 1 again" in found["eve"]["reason"]
+    assert {who for who, one in found.items() if one["credit"]} == {"bob"}
+    assert found["ann"]["reputation"] == 0.2, "likeness to one's own work is no proof of cheating"
+    assert found["dan"]["reputation"] == found["eve"]["reputation"] == 0.0
+    assert found["bob"]["reputation"] > 0.2
+
+
+def decoded(here: Judged, sha256: str) -> Delta:
+    with DeltaFile.open(here.fed.store.local_path(sha256)) as soup:
+        return {name: soup.decode(name).clone() for name in soup.names}
+
+
+def test_work_of_an_aborted_round_may_come_again(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here = hub(rounds={"min_contributors": 1}, soup={"num_malicious_nodes": 0})
+    number = here.fed.journal.open_next().server_round
+    here.put(here.encode(honest["ann"], DENSE), "ann", number, 1.0, 1)
+    here.fed.journal.abort(number, "as if nobody else had come")
+    assert here.round({"ann": jittered(honest["ann"], 0.01)})["ann"]["verdict"] == "merged"
+
+
+@pytest.mark.parametrize("score", ["estimate", "shapley"])
+def test_noise_and_harm_earn_nothing_where_updates_are_measured(
+    hub: Callable[..., Judged], honest: dict[str, Delta], score: str
+) -> None:
+    here = hub(measured=True, rewards={"score": score, "quality_weight": 0.6})
+    found = here.round(
+        {
+            **{name: honest[name] for name in PEOPLE},
+            "noise": noise_like(honest["ann"]),
+            "harm": {name: -tensor.roll(1, 0) for name, tensor in honest["bob"].items()},
+        }
+    )
+    assert {who for who, one in found.items() if one["credit"] == 0} == {"noise", "harm"}, found
+    assert sum(one["credit"] for one in found.values()) == POOL
+    assert found["noise"]["reputation"] == found["harm"]["reputation"] == 0.0
+    assert rescore(here.fed, 1)["same"]
+    shown = {one["contributor"]: one for one in rewards_shown(here.fed)["contributors"]}
+    assert shown["ann"]["rounds"][0]["score"] == found["ann"]["score"] > 0
+
+
+def test_noise_that_is_lucky_by_itself_earns_nothing(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    generator = torch.Generator().manual_seed(6)
+    lucky = {
+        name: torch.randn(t.shape, generator=generator) * t.norm() / t.numel() ** 0.5
+        for name, t in honest["cat"].items()
+    }
+    here = hub(measured=True, rewards={"score": "improvement"})
+    found = here.round({"ann": honest["ann"], "bob": honest["bob"], "noise": lucky})
+    assert found["noise"]["score"] > 0.05 * found["ann"]["score"], "beyond min_score_ratio"
+    assert (found["noise"]["verdict"], found["noise"]["credit"]) == ("merged", 0)
+    assert found["noise"]["reputation"] == 0.0 < found["ann"]["reputation"]
+
+
+@pytest.mark.parametrize("keys", [2, 3, 4])
+def test_many_keys_of_one_contributor_earn_what_one_would(
+    hub: Callable[..., Judged], honest: dict[str, Delta], keys: int
+) -> None:
+    dresses = [scaled(honest["ann"]), honest["ann again"], jittered(honest["ann"])]
+    rewards = {"score": "estimate", "participation_ramp": False}
+    people = {name: honest[name] for name in PEOPLE}
+    single = hub(measured=True, rewards=rewards).round(people)
+    many = hub(measured=True, rewards=rewards).round(
+        {**people, **{f"ann{i}": dress for i, dress in enumerate(dresses[: keys - 1])}}
+    )
+    assert {who: many[who]["credit"] for who in PEOPLE} == {who: one["credit"] for who, one in single.items()}
+    assert (
+        sum(one["credit"] for who, one in many.items() if who.startswith("ann"))
+        == single["ann"]["credit"]
+        > 0
+    )
+
+
+def test_keys_that_put_noise_on_one_update_are_merged_and_paid_as_one(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    noisy = {}
+    for i in range(3):
+        torch.manual_seed(i)
+        noise = {n: 0.6 * t.norm() / t.numel() ** 0.5 * torch.randn_like(t) for n, t in honest["ann"].items()}
+        noisy[f"ann{i}"] = {name: tensor + noise[name] for name, tensor in honest["ann"].items()}
+    here = hub()
+    found = here.round({**noisy, "bob": honest["bob"], "cat": (honest["cat"], SIGNS)})
+    assert {one["verdict"] for one in found.values()} == {"merged"}
+    assert sum(found[who]["credit"] for who in noisy) in (333, 334)
+    assert [len(group) for group in here.entries("contribution")[0]["together"]] == [3]
+    assert [found[who]["reputation"] for who in ("ann0", "bob")] == [0.066667, 0.2]
+    assert here.fed.ledger.verify()["reputations"] == 5
+
+
+def test_what_is_claimed_of_examples_buys_neither_weight_nor_credit(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    people = {name: honest[name] for name in PEOPLE}
+    modest, boastful = (
+        hub(measured=True, rewards={"score": "estimate"}),
+        hub(measured=True, rewards={"score": "estimate"}),
+    )
+    told = [modest.round(people), boastful.round(people, examples={"ann": 10**9})]
+    assert {w: o["credit"] for w, o in told[0].items()} == {w: o["credit"] for w, o in told[1].items()}
+    assert modest.fed.journal.soups()[0].sha256 == boastful.fed.journal.soups()[0].sha256
+
+
+def test_without_a_threshold_copies_are_merged_and_paid(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    off = {"similarity_threshold": None, "together_threshold": None, "stale_threshold": None}
+    here = hub(rewards={**off, "min_norm_ratio": 0})
+    found = here.round({"ann": honest["ann"], "copy": scaled(honest["ann"]), "bob": honest["bob"]})
+    assert {one["verdict"] for one in found.values()} == {"merged"}
+    assert {one["similarity"] for one in found.values()} == {None}
+
+
+def test_a_chain_of_small_steps_does_not_make_one_of_two_that_are_unlike() -> None:
+    import numpy as np
+
+    alike = np.array([[1.0, 0.95, 0.8], [0.95, 1.0, 0.95], [0.8, 0.95, 1.0]])
+    assert leaders(alike, [0, 1, 2], 0.9) == [0, 0, 2]
+    assert leaders(alike, [1, 0, 2], 0.9) == [1, 1, 1]
+
+
+def test_a_round_of_two_is_not_measured_by_the_larger_one() -> None:
+    assert _zeros(RewardsConfig(), {"honest": 1.0, "300 times as large": 300.0}) == {}
+    assert set(_zeros(RewardsConfig(), {"zeros": 0.0, "honest": 1.0, "too": 1.1})) == {"zeros"}
+
+
+def test_the_likeness_of_two_updates_does_not_depend_on_the_codec_of_a_third(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = {"w": torch.randn(16, 32)}
+    sent = [first, jittered(first, 0.5), {"w": torch.randn(16, 32)}]
+    base = {"w": torch.zeros(16, 32)}
+    spec = BaseSpec.of(base, "tiny")
+    found = []
+    for third in (DENSE, SIGNS):
+        files = []
+        for i, (delta, codec) in enumerate(zip(sent, (DENSE, DENSE, third), strict=True)):
+            path = tmp_path / f"{third.codec}{i}.gymdelta"
+            encode_delta(delta, base, codec, path, spec)
+            files.append(DeltaFile.open(path, spec))
+        found.append(float(similarities(files, spec)[0, 1]))
+    assert found[0] == found[1] < 0.93
+
+
+def test_an_update_of_zeros_is_like_nothing(tmp_path: Path) -> None:
+    spec = BaseSpec.of({"w": torch.zeros(4, 8)}, "tiny")
+    files = []
+    for i, codec in enumerate((DENSE, SIGNS)):
+        encode_delta(
+            {"w": torch.zeros(4, 8)}, {"w": torch.zeros(4, 8)}, codec, tmp_path / f"{i}.gymdelta", spec
+        )
+        files.append(DeltaFile.open(tmp_path / f"{i}.gymdelta", spec))
+    assert float(abs(similarities(files, spec)).max()) == 0.0

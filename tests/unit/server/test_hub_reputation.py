@@ -1,0 +1,220 @@
+"""Standing is earned by rounds, fades with absence, is lost by cheating, and may weigh in the soup."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from gym_server.ledger.columns import ColumnChecks
+from gym_server.rewards.appraisal import split
+from gym_server.rewards.scores import ScoringStopped
+from gym_server.rewards.standing import rewards_of
+from gym_server.rounds.replay import replay
+from gym_server.rpc.hub import Hub
+from gym_server.rpc.streams import Wakeups
+
+from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.delta.base import model_tensors
+from gym_fed.errors import GymError
+from gym_fed.identity.keys import SigningKey
+from gym_fed.soup.credit.reputation import Outcome, Reputation, after, before
+from tests.support.judged_rounds import Delta, Judged
+
+
+@pytest.fixture(autouse=True)
+def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
+    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Callable[..., Judged]]:
+    opened: list[Judged] = []
+
+    def make(**changes: Any) -> Judged:
+        opened.append(Judged(tmp_path / f"hub{len(opened)}", tiny_base, **changes))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def moved(hub: Judged, seed: int, size: float = 1e-3) -> Delta:
+    """An update like nobody else's."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = model_tensors(hub.model.model)
+    return {name: size * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
+
+
+def test_standing_rises_by_rounds_fades_with_absence_and_falls_with_rejections() -> None:
+    value = 0.0
+    for expected in (0.2, 0.36, 0.488):
+        value = after(value, Outcome.POSITIVE, up=0.2, rejected=0.5, cheating=0.0)
+        assert value == expected
+    assert after(value, Outcome.NOTHING, 0.2, 0.5, 0.0) == value
+    assert after(value, Outcome.REJECTED, 0.2, 0.5, 0.0) == 0.244
+    assert after(value, Outcome.CHEATING, 0.2, 0.5, 0.1) == 0.0488
+    assert before(Reputation(0.5, height=3), 4, absence=0.9) == 0.5
+    assert before(Reputation(0.5, height=3), 6, absence=0.9) == 0.405
+
+
+def test_a_flock_of_new_keys_earns_nothing_beside_contributors_of_standing(
+    hub: Callable[..., Judged],
+) -> None:
+    here = hub()
+    old = ("ann", "bob")
+    here.round({who: moved(here, i) for i, who in enumerate(old)})
+    flock = [f"new{i}" for i in range(6)]
+    found = here.round({who: moved(here, 10 + i) for i, who in enumerate([*old, *flock])})
+    assert [found[who]["credit"] for who in old] == [500, 500]
+    assert {found[who]["credit"] for who in flock} == {0}
+    again = here.round({who: moved(here, 30 + i) for i, who in enumerate([*old, *flock])})
+    assert 0 < again["new0"]["credit"] < again["ann"]["credit"]
+    open_to_all = hub(rewards={"participation_ramp": False})
+    open_to_all.round({"ann": moved(open_to_all, 1)})
+    found = open_to_all.round({who: moved(open_to_all, 50 + i) for i, who in enumerate(["ann", *flock[:3]])})
+    assert {one["credit"] for one in found.values()} == {250}
+
+
+def test_a_cheat_loses_its_standing_and_the_absent_some_of_theirs(hub: Callable[..., Judged]) -> None:
+    here = hub()
+    work = {who: moved(here, i) for i, who in enumerate(("ann", "bob", "cat"))}
+    here.round(work)
+    copy = {name: 2 * tensor for name, tensor in moved(here, 7).items()}
+    found = here.round({"ann": moved(here, 7), "bob": copy})
+    assert (found["ann"]["reputation"], found["bob"]["reputation"]) == (0.36, 0.0)
+    with here.fed.database.reading() as tx:
+        told = {who: rewards_of(tx, who, here.fed.config.rewards.reputation) for who in work}
+    assert told["cat"]["reputation"] == pytest.approx(0.2 * 0.98)
+    assert [one["reputation"] for one in told["bob"]["rounds"]] == [0.0, 0.2]
+    assert told["bob"]["rounds"][0]["verdict"] == "rejected"
+    assert told["ann"]["rounds"][0]["credit"] == 1000
+    assert here.fed.ledger.verify()["reputations"] == 3
+    with here.fed.database.transaction() as tx:
+        from gym_server.store.tables import reputations
+
+        tx.execute(reputations.update().where(reputations.c.contributor == "bob").values(value=1.0))
+    with pytest.raises(GymError, match=r"reputations"):
+        here.fed.ledger.verify()
+
+
+def test_reputations_weigh_the_soup_and_a_replay_takes_those_of_then(hub: Callable[..., Judged]) -> None:
+    here = hub(soup={"aggregator": "weighted_mean", "weighting": "reputation", "reputation_floor": 0.1})
+    here.round({"ann": moved(here, 1)})
+    here.round({"ann": moved(here, 2), "bob": moved(here, 3)})
+    versions = here.entries("version")
+    assert sorted(versions[1]["weights"].values()) == [0.1, 0.2]
+    here.round({"ann": moved(here, 4), "bob": moved(here, 5)})
+    assert sorted(here.entries("version")[2]["weights"].values()) == [0.2, 0.36]
+    assert replay(here.fed, 2)["replayed"] == versions[1]["soup"]
+
+
+def test_reputation_as_a_weight_is_refused_where_nobody_would_look_at_it(hub: Callable[..., Judged]) -> None:
+    with pytest.raises(ValueError, match="reputation_floor is required"):
+        SoupRecipe(weighting="reputation")
+    with pytest.raises(GymError, match="needs a hub, which keeps reputations"):
+        SoupRecipe(weighting="reputation", reputation_floor=0.1).weights([1])
+    here = hub(soup={"weighting": "reputation", "reputation_floor": 0.1, "aggregator": "multi_krum"})
+    with pytest.raises(GymError, match="weighting: reputation has no effect on aggregator 'multi_krum'"):
+        here.fed.check_soup()
+
+
+def test_a_hub_that_is_stopped_while_it_scores_commits_nothing_and_scores_again(
+    hub: Callable[..., Judged], tmp_path: Path
+) -> None:
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text('{"text": "ann ann ann"}\n')
+    gate = {"heldout": str(heldout), "screen_updates": False, "max_loss_increase": 9.0}
+    here = hub(gate=gate, rewards={"score": "shapley"})
+    sent = {who: moved(here, i) for i, who in enumerate(("ann", "bob"))}
+    asked = []
+    with pytest.raises(ScoringStopped):
+        here.round(sent, should_stop=lambda: asked.append(1) is None and len(asked) == 3)
+    assert here.reputations() == {}
+    assert not here.entries("contribution")
+    with here.fed.database.reading() as tx:
+        from gym_server.store.tables import updates
+        from sqlalchemy import select
+
+        ids = sorted(tx.scalars(select(updates.c.update_id)).all())
+    here.merge(1, ids)
+    (told,) = here.entries("contribution")
+    assert (told["method"], set(told["scores"])) == ("shapley", set(ids))
+    assert told["evaluations"] >= 3
+
+
+def test_if_nobody_gave_anything_nothing_is_paid_and_the_ledger_says_so() -> None:
+    found = split(RewardsConfig(score="estimate"), {"ann": 0.0, "bob": 0.0}, {"ann": 0.0, "bob": -1.0})
+    assert (found.credits, set(found.earning)) == ({"ann": 0, "bob": 0}, set())
+    assert "nothing" in found.unpaid or "no update" in found.unpaid
+
+
+def test_the_pool_is_split_by_score_and_by_work() -> None:
+    config = RewardsConfig(score="estimate", quality_weight=0.5)
+    found = split(config, {"ann": 0.3, "bob": 0.1, "cat": 0.2}, {"ann": 0.1, "bob": 0.3, "cat": 0.001})
+    assert found.credits == {"ann": 125 + 375, "bob": 375 + 125, "cat": 0}
+    lucky = split(config, {"ann": 0.3, "bob": 0.1}, {"ann": 0.1, "bob": 0.3}, luck={"ann": 0.2})
+    assert lucky.credits == {"ann": 0, "bob": 1000}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ({"split": "equal"}, "split is now called score: write `score: participation`"),
+        ({"quality_weight": 0.5}, "participation measures no quality"),
+        ({"score": "estimate", "quality_weight": 0.5, "participation_weight": 0.6}, "do not sum to 1"),
+        ({"score": "improvement", "score_options": {"seed": 1}}, "score 'improvement' has none"),
+        ({"score": "gtg"}, "set gate.heldout"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(rewards: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ServerConfig.model_validate({"rewards": rewards})
+
+
+def test_the_configs_of_the_guide_are_what_it_says() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "rewards.md").read_text()
+    rewards, soup = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", page, re.S | re.M))
+    config = ServerConfig.model_validate(rewards | {"soup": {**soup["soup"], "num_malicious_nodes": 0}})
+    assert config.rewards.weights == (0.8, pytest.approx(0.2))
+    assert config.rewards == RewardsConfig(score="estimate", score_options={"points": 1}, quality_weight=0.8)
+    assert config.soup.reputation_floor == 0.1
+
+
+@pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])
+def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str) -> None:
+    said = r"{similarity_threshold: null}.*{together_threshold: null}.*{min_norm_ratio: 0}"
+    assert re.search(said, " ".join(map(str, RewardsConfig().looks_into_updates(section))))
+    first = next(RewardsConfig(score="estimate").looks_into_updates(section))
+    assert f"looks into single updates, which {section} hides" in str(first)
+    off: dict[str, Any] = {
+        "similarity_threshold": None,
+        "together_threshold": None,
+        "stale_threshold": None,
+        "min_norm_ratio": 0,
+    }
+    assert not list(RewardsConfig(**off).looks_into_updates(section))
+    config = {"privacy": {"epsilon": 4.0}} if section == "privacy" else {section: {}}
+    with pytest.raises(ValueError, match=r"rewards: {stale_threshold: null}"):
+        ServerConfig.model_validate(config)
+
+
+def test_an_account_tells_scores_credits_and_reputation(hub: Callable[..., Judged]) -> None:
+    here = hub()
+    ann = here.fed.accounts.meet(SigningKey.generate().public_key)
+    here.round({ann: moved(here, 1), "bob": moved(here, 2)})
+    told = json.loads(Hub(here.fed, Wakeups())._account(ann).rewards_json)
+    assert (told["reputation"], told["balance"]) == (0.2, 500)
+    (line,) = told["rounds"]
+    assert (line["server_round"], line["verdict"], line["method"]) == (1, "merged", "participation")
+    assert (line["score"], line["credit"], line["reputation"]) == (None, 500, 0.2)
+    assert abs(line["similarity"]) < 0.2

@@ -1,0 +1,45 @@
+"""`gym-server model` writes weights in the dtype of the base's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gym_server.cli.setup import init_hub
+from gym_server.federation import Federation
+from gym_server.rounds.global_model import write_version
+from gym_server.store.tables import published
+from safetensors.torch import load_file
+from sqlalchemy import select
+
+from gym_fed.delta.base import tensors_digest
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model
+
+
+@pytest.mark.parametrize("base_dtype", ["bfloat16", "float32"])
+def test_a_version_has_the_dtype_and_the_size_of_its_base(
+    tiny_base: Path, tmp_path: Path, base_dtype: str
+) -> None:
+    loaded = load_model(str(tiny_base))
+    base = tmp_path / "base"
+    loaded.model.to(getattr(torch, base_dtype)).save_pretrained(base)
+    loaded.tokenizer.save_pretrained(base)
+    init_hub(tmp_path / "hub", "h", str(base), "open")
+    with Federation.open(tmp_path / "hub") as fed:
+        found = write_version(fed, tmp_path / "out")
+        exact = write_version(fed, tmp_path / "exact", dtype="float32")
+        with pytest.raises(GymError) as caught:
+            write_version(fed, tmp_path / "none", dtype="int4")
+        with fed.database.reading() as tx:
+            known = set(tx.scalars(select(published.c.digest)))
+    assert caught.value.code is ErrorCode.USAGE
+    assert found["dtype"] == base_dtype
+    assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {
+        getattr(torch, base_dtype)
+    }
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (base, tmp_path / "out")]
+    assert abs(sizes[0] - sizes[1]) < 1000
+    assert tensors_digest(load_model(str(tmp_path / "out")).model) == found["base_digest"]
+    assert known == {found["base_digest"], exact["base_digest"]}, "variants made on the folder are known here"

@@ -1,0 +1,284 @@
+"""What the server takes from round to round: named in the ledger, checked in a replay, gone with an aborted round."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from gym_server.cli.setup import init_hub
+from gym_server.federation import Federation
+from gym_server.ledger.chain import Ledger
+from gym_server.ledger.columns import ColumnChecks
+from gym_server.rounds.global_model import GlobalModel, write_version
+from gym_server.rounds.journal import MERGING, Round
+from gym_server.rounds.merging import merge_round
+from gym_server.rounds.replay import replay
+from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds, updates
+from sqlalchemy import select, update
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.files import file_sha256
+from gym_fed.identity.canonical import canonical_json
+from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.ledger.entries import GENESIS_HASH
+from gym_fed.models import load_model
+
+EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+
+
+@pytest.fixture(autouse=True)
+def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
+    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
+    """A hub whose soups lose something and step with momentum: both kinds of state."""
+    folder = tmp_path / "hub"
+    init_hub(folder, "state", str(tiny_base), "open")
+    path = folder / "gym-server.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["soup"] = {
+        "aggregator": "mean",
+        "num_malicious_nodes": 0,
+        "server_optimizer": "momentum",
+        "codec": {"codec": "bitdelta", "error_feedback": True},
+    }
+    values["gate"] = {"screen_updates": False}
+    path.write_text(yaml.safe_dump(values))
+    with Federation.open(folder) as federation:
+        yield federation
+
+
+@pytest.fixture
+def model(hub: Federation) -> GlobalModel:
+    return GlobalModel(hub.base, hub.config.base_model, hub.store, hub.config.gate, hub.folder)
+
+
+def merge_next(hub: Federation, model: GlobalModel, size: float = 1e-2) -> int:
+    """A round of one contributor's update, put before the merge as admission leaves it; returns its number."""
+    number = hub.journal.open_next().server_round
+    model.follow(hub.journal.soups())
+    before = model_tensors(model.model)
+    torch.manual_seed(number)
+    tuned = {name: tensor + size * torch.randn_like(tensor) for name, tensor in before.items()}
+    path = hub.folder / "staging" / "update"
+    encode_delta(tuned, before, EXACT, path, model.spec)
+    issued, expires = lifetime()
+    manifest = UpdateManifest(
+        contributor="ann",
+        server=hub.server,
+        task=f"task-{number}",
+        server_round=number,
+        base_digest=model.digest,
+        delta_sha256=hub.store.put_file(path),
+        delta_bytes=path.stat().st_size,
+        nonce=new_nonce(),
+        issued_at_seconds=issued,
+        expires_at_seconds=expires,
+        num_examples=1,
+    )
+    path.unlink()
+    ids = [manifest.digest]
+    with hub.database.transaction() as tx:
+        tx.execute(
+            updates.insert().values(
+                update_id=manifest.digest,
+                contributor="ann",
+                server_round=number,
+                message_id=manifest.task,
+                manifest=manifest.model_dump_json(),
+                signature=b"",
+                nonce=manifest.nonce,
+                delta_sha256=manifest.delta_sha256,
+                delta_bytes=manifest.delta_bytes,
+                verdict="admitted",
+                ledger_sequence=1,
+                received_at=time.time(),
+            )
+        )
+        row = update(rounds).where(rounds.c.server_round == number)
+        tx.execute(row.values(state=MERGING, merging=json.dumps(ids)))
+    merge_round(hub, model, Round(number, MERGING, None, hub.journal.head().height, ids, ""))
+    return number
+
+
+def state_of(hub: Federation) -> set[str]:
+    return {path.name for path in (hub.folder / "residuals").iterdir()}
+
+
+def version_entries(hub: Federation) -> list[dict[str, Any]]:
+    return [entry.body for entry in hub.ledger.entries() if entry.kind == "version"]
+
+
+def test_the_ledger_names_the_state_that_every_version_leaves(hub: Federation, model: GlobalModel) -> None:
+    numbers = [merge_next(hub, model), merge_next(hub, model)]
+    for number, entry in zip(numbers, version_entries(hub), strict=True):
+        assert entry["state"] == {
+            "residual": file_sha256(hub.folder / "residuals" / f"round-{number}.safetensors"),
+            "optimizer": file_sha256(hub.folder / "residuals" / f"round-{number}.optimizer.safetensors"),
+        }
+        assert replay(hub, number)["updates"] == 1
+
+
+def test_a_version_that_is_written_as_a_folder_is_known_by_its_tensors_too(
+    hub: Federation, model: GlobalModel, tmp_path: Path
+) -> None:
+    merge_next(hub, model)
+    told, again = write_version(hub, tmp_path / "one"), write_version(hub, tmp_path / "two")
+    assert again["base_digest"] == told["base_digest"] != told["digest"]
+    assert BaseSpec.of(load_model(str(tmp_path / "one")).model, "one").digest == told["base_digest"]
+    with hub.database.reading() as tx:
+        digests = hub.base.digest, told["digest"], told["base_digest"]
+        known = [hub.variants.checks.base_of(tx, digest) for digest in digests]
+        assert known == ["base", "version 1", "version 1"]
+        with pytest.raises(GymError, match=f"end with 1, {told['digest']}"):
+            hub.variants.checks.base_of(tx, "sha256:" + "0" * 64, refuse=True)
+
+
+@pytest.mark.parametrize("kind", ["residual", "optimizer"])
+def test_state_that_is_missing_changed_or_made_up_is_told_by_name(
+    hub: Federation, model: GlobalModel, kind: str
+) -> None:
+    merge_next(hub, model)
+    merge_next(hub, model)
+    suffix = ".optimizer.safetensors" if kind == "optimizer" else ".safetensors"
+    path, other = (hub.folder / "residuals" / f"round-{number}{suffix}" for number in (1, 2))
+    kept = path.read_bytes()
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(GymError, match=rf"the server's {kind} after round 1, .*; the ledger says") as caught:
+        replay(hub, 2)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+    path.unlink()
+    with pytest.raises(GymError, match=rf"the server's {kind} after round 1, .*has sha256 none"):
+        replay(hub, 2)
+    path.write_bytes(kept)
+    assert replay(hub, 2)["replayed"]
+    assert replay(hub, 1)["replayed"]
+    (hub.folder / "residuals" / "none.safetensors").write_bytes(kept)
+    with pytest.raises(GymError, match=r"after round 0, .*; the ledger says that there is none"):
+        replay(hub, 1)
+
+
+def rewrite_ledger(hub: Federation, dropped: set[str]) -> None:
+    """The ledger as an earlier release would have signed it, without some keys of its version entries."""
+    entries = list(hub.ledger.entries())
+    assert entries[0].previous_hash == GENESIS_HASH
+    writer = Ledger(hub.database, hub.key)
+    (hub.folder / "keys" / "newest-head.json").unlink()
+    with hub.database.transaction() as tx:
+        for table in (ledger, ledger_heads, ledger_subjects):
+            tx.execute(table.delete())
+        for entry in entries:
+            keep = {k: v for k, v in entry.body.items() if entry.kind != "version" or k not in dropped}
+            writer.append(tx, entry.kind, json.loads(canonical_json(keep)))
+
+
+def test_an_entry_of_before_merged_root_and_state_were_told_is_replayed_from_its_verdicts(
+    hub: Federation, model: GlobalModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = [merge_next(hub, model), merge_next(hub, model)]
+    before = [replay(hub, number) for number in numbers]
+    rewrite_ledger(hub, {"merged", "root", "state"})
+    assert not {"merged", "root", "state"} & set(version_entries(hub)[0])
+    with caplog.at_level(logging.WARNING, logger="gym_server"):
+        assert [replay(hub, number) for number in numbers] == before
+    assert "no digest of the state that round 1 left" in caplog.text
+
+
+def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
+    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_next(hub, model)
+    left = state_of(hub)
+    with monkeypatch.context() as patched:
+        patched.setattr(GlobalModel, "has_gate", True)
+        patched.setattr(GlobalModel, "loss", lambda self: 1.0)
+        patched.setattr(GlobalModel, "loss_with", lambda self, path: 9.0)
+        number = merge_next(hub, model)
+    assert "rolled back" in hub.journal.history()[number - 1]["reason"]
+    assert state_of(hub) == left == {"round-1.safetensors", "round-1.optimizer.safetensors"}
+    assert not list((hub.folder / "staging").iterdir())
+
+
+def test_a_merge_that_fails_after_a_crash_deletes_what_the_first_try_staged(
+    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gym_server.rounds import merging
+
+    merge_next(hub, model)
+    left = state_of(hub)
+    for name in ("round-2.safetensors", "round-2.optimizer.safetensors"):
+        (hub.folder / "residuals" / name).write_bytes(b"staged before the crash")
+    (hub.folder / "staging" / "soup-2.gymdelta").write_bytes(b"made before the crash")
+
+    def refused(*_: object) -> None:
+        raise GymError(ErrorCode.UPDATE_REFUSED, "the aggregate overflows")
+
+    monkeypatch.setattr(merging, "make_soup", refused)
+    assert merge_next(hub, model) == 2
+    assert "the aggregate overflows" in hub.journal.history()[1]["reason"]
+    assert state_of(hub) == left
+    assert not list((hub.folder / "staging").iterdir())
+
+
+def test_a_round_is_aborted_with_a_reason_when_the_residual_it_begins_from_is_gone(
+    hub: Federation, model: GlobalModel
+) -> None:
+    merge_next(hub, model)
+    residual = hub.journal.head().residual
+    assert residual is not None
+    (hub.folder / "residuals" / residual).unlink()
+    number = merge_next(hub, model)
+    ended = hub.journal.current()
+    assert ended is not None
+    assert (ended.server_round, ended.state) == (number, "aborted")
+    assert "the residual of version 1 is missing" in ended.reason
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(1.0, NAN), (NAN, 1.0), (NAN, NAN), (1.0, INF), (INF, 1.0), (INF, INF)]
+)
+def test_a_round_whose_loss_at_the_gate_is_no_number_is_rolled_back(
+    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch, before: float, after: float
+) -> None:
+    monkeypatch.setattr(GlobalModel, "has_gate", True)
+    monkeypatch.setattr(GlobalModel, "loss", lambda self: before)
+    monkeypatch.setattr(GlobalModel, "loss_with", lambda self, path: after)
+    number = merge_next(hub, model)
+    line = hub.journal.history()[number - 1]
+    assert line["state"] == "aborted"
+    assert "rolled back" in line["reason"]
+    assert not version_entries(hub)
+
+
+@pytest.mark.parametrize("loss", [NAN, INF])
+def test_an_update_whose_loss_alone_is_no_number_is_rejected_by_the_screen(
+    hub: Federation, model: GlobalModel, monkeypatch: pytest.MonkeyPatch, loss: float
+) -> None:
+    """And the round ends: an entry that cannot be written would leave the hub at the same merge for ever."""
+    monkeypatch.setattr(GlobalModel, "has_gate", True)
+    monkeypatch.setattr(GlobalModel, "loss", lambda self: 1.0)
+    monkeypatch.setattr(GlobalModel, "loss_with", lambda self, path, share=1.0: loss)
+    gate = hub.config.gate.model_copy(update={"screen_updates": True})
+    monkeypatch.setattr(hub, "config", hub.config.model_copy(update={"gate": gate}))
+    number = merge_next(hub, model)
+    assert hub.journal.history()[number - 1]["state"] == "aborted"
+    with hub.database.reading() as tx:
+        row = tx.execute(select(updates.c.verdict, updates.c.reason, updates.c.heldout_change)).one()
+    assert (row.verdict, row.heldout_change) == ("rejected", None)
+    assert f"alone takes the held-out loss from 1.000 to {loss:.3f}" in row.reason

@@ -1,0 +1,55 @@
+"""Uploads that give nothing, or too little: each is ended, and what came is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from gym_server.rpc.transfers import Transfers
+
+from gym_fed.config.hub.sections import AdmissionConfig, LimitsConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.wire.v1 import hub_pb2 as pb
+from tests.support.loopback_hub import LoopbackHub
+
+NAME = "a" * 64
+SIZE = 1 << 10
+
+
+@pytest.fixture
+def transfers(tmp_path: Path) -> Iterator[Transfers]:
+    hub = LoopbackHub(tmp_path / "hub")
+    limits = LimitsConfig(idle_upload_seconds=1.0)
+    made = Transfers(hub.fed.database, hub.fed.store, AdmissionConfig(), limits=limits)
+    made.begin("ann", NAME, SIZE)
+    yield made
+    hub.close()
+
+
+async def _chunks(count: int, size: int, pause: float) -> AsyncIterator[pb.UploadChunk]:
+    for number in range(count):
+        await asyncio.sleep(pause)
+        yield pb.UploadChunk(sha256=NAME, offset=number * size, data=bytes(size))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "pause", "message"),
+    [
+        (100, 1, 0.05, "came slower than"),
+        (200, 0, 0.02, "came slower than"),
+        (2, 10, 4.0, "no byte of the upload"),
+    ],
+    ids=["a byte at a time", "empty chunks", "silence"],
+)
+def test_an_upload_that_does_not_get_on_is_ended(
+    transfers: Transfers, count: int, size: int, pause: float, message: str
+) -> None:
+    """Each chunk comes in time, and all together would never be done."""
+    with pytest.raises(GymError, match=message) as caught:
+        asyncio.run(transfers.receive("ann", _chunks(count, size, pause), lambda: None))
+    assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+    if size == 1:
+        held = transfers.begin("ann", NAME, SIZE).offset
+        assert 0 < held < count, "the next try goes on from there"

@@ -1,0 +1,251 @@
+"""What the engine answers does not depend on who else is being answered, and is what the model says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gym_fed.config.serving import EngineConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_model, load_tokenizer
+from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.request import Completion, GenerationRequest, SamplingParams
+from gym_fed.serving.forward.multi_variant import MixedModel
+from tests.support.toy_engine import ToyModel, ToySource
+from tests.support.variants import load, write_random_delta
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Reverse: abcdef",
+    "Sort the letters: hello",
+    "Uppercase: small",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer("gym-nano")
+
+
+@pytest.fixture(scope="module")
+def nano() -> Iterator[Any]:
+    loaded = load_model("gym-nano")
+    with MixedModel(loaded.model) as mixed:
+        yield mixed, loaded.tokenizer
+
+
+def chat(tokenizer: Any, text: str) -> list[int]:
+    found = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+    return list(found["input_ids"])
+
+
+def requests(count: int, variants: list[str | None]) -> list[GenerationRequest]:
+    """Of different lengths, greedy and seeded, with penalties and without."""
+    found = []
+    for number in range(count):
+        prompt = [(7 * number + 3 * place) % 256 for place in range(1 + 11 * number % 40)]
+        sampling = SamplingParams(
+            max_tokens=5 + number % 7 * 4,
+            temperature=(0.0, 1.0, 0.8)[number % 3],
+            top_p=0.9 if number % 2 else 1.0,
+            frequency_penalty=0.5 if number % 5 == 0 else 0.0,
+            repetition_penalty=1.2 if number % 4 == 0 else 1.0,
+            logprobs=2,
+            seed=number,
+        )
+        found.append(
+            GenerationRequest(prompt, sampling, variants[number % len(variants)], f"user{number % 3}")
+        )
+    return found
+
+
+def said(completion: Completion) -> tuple[Any, ...]:
+    return completion.token_ids, completion.text, completion.finish_reason
+
+
+@pytest.mark.parametrize("batch_tokens", [16, 512])
+def test_answers_among_others_are_those_given_alone(tokenizer: Any, batch_tokens: int) -> None:
+    wanted = requests(24, [None, "alice", "bob"])
+    source = ToySource("alice", "bob")
+    alone = []
+    with Engine(ToyModel(), tokenizer, source) as engine:
+        for request in wanted:
+            alone.append(engine.submit(request).result(20))
+    toy = ToyModel()
+    config = EngineConfig(max_concurrent=24, max_batch_tokens=batch_tokens)
+    with Engine(toy, tokenizer, source, config) as engine:
+        first = [engine.submit(request) for request in wanted[:10]]
+        for _ in range(4):
+            assert toy.entered.acquire(timeout=20)
+        rest = [engine.submit(request) for request in wanted[10:]]  # these join in the middle
+        together = [generation.result(20) for generation in first + rest]
+    assert [said(one) for one in together] == [said(one) for one in alone]
+    assert max(len(step) for step in toy.steps) > 8
+    assert max(sum(tokens for tokens, _ in step) for step in toy.steps) <= batch_tokens
+    assert not +source.pins
+
+
+def test_what_is_written_goes_on_while_a_long_prompt_is_read(tokenizer: Any) -> None:
+    toy = ToyModel()
+    with Engine(toy, tokenizer, config=EngineConfig(max_batch_tokens=16)) as engine:
+        toy.gate.clear()
+        short = engine.submit(GenerationRequest([5], SamplingParams(max_tokens=40, seed=1)))
+        assert toy.entered.acquire(timeout=20)
+        long = engine.submit(GenerationRequest(list(range(200)), SamplingParams(max_tokens=3, seed=1)))
+        toy.gate.set()
+        assert len(short.result(20).token_ids) == 40
+        assert len(long.result(20).token_ids) == 3
+    beside = [step for step in toy.steps if len(step) == 2 and step[1][0] > 1]
+    assert beside[0] == [(1, True), (15, False)]
+    assert sum(tokens for _, (tokens, _) in beside) == 200
+    assert sum(wants for _, (_, wants) in beside) == 1
+
+
+def test_greedy_answers_are_those_of_generate(nano: Any) -> None:
+    mixed, tokenizer = nano
+    prompts = [chat(tokenizer, question) for question in QUESTIONS]
+    with Engine(mixed, tokenizer, config=EngineConfig(max_batch_tokens=32)) as engine:
+        asked = [
+            engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=16)))
+            for ids in prompts
+        ]
+        found = [generation.result(60) for generation in asked]
+    stock = load_model("gym-nano").model
+    for ids, completion in zip(prompts, found, strict=True):
+        wanted = stock.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[
+            0, len(ids) :
+        ].tolist()
+        assert list(completion.token_ids) == wanted
+        assert completion.text == tokenizer.decode(wanted, skip_special_tokens=True)
+    assert found[0].text == "Paris"
+    assert found[0].finish_reason == "stop"
+
+
+@pytest.mark.shared
+def test_a_model_with_two_end_tokens_and_word_pieces_is_continued_as_generate_does(
+    shared_folder: Path,
+) -> None:
+    folder = str(shared_folder / "models" / "stories260K")
+    loaded = load_model(folder)
+    ids = loaded.tokenizer("Once upon a time, there was a")["input_ids"]
+    wanted = loaded.model.generate(torch.tensor([ids]), max_new_tokens=60, do_sample=False)[0].tolist()
+    with MixedModel(loaded.model) as mixed, Engine(mixed, loaded.tokenizer) as engine:
+        assert engine.end_ids == {1, 2}
+        generation = engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=60)))
+        text = "".join(event.text for event in generation)
+        found = generation.result(60)
+    assert [*ids, *found.token_ids] == wanted
+    prompt = loaded.tokenizer.decode(ids, skip_special_tokens=True)
+    assert prompt + text == loaded.tokenizer.decode(wanted, skip_special_tokens=True)
+
+
+def test_variants_of_a_real_model_answer_in_one_batch_as_they_do_alone(nano: Any, tmp_path: Path) -> None:
+    mixed, tokenizer = nano
+
+    def signs(_name: str, shape: tuple[int, ...]) -> Any:
+        return ("bitdelta", {}) if len(shape) == 2 else None
+
+    source = ToySource("a", "b")
+    for number, name in enumerate(source.variants):
+        path = write_random_delta(mixed.model, tmp_path / f"{name}.gymdelta", signs, seed=number, size=0.02)
+        source.variants[name] = load(path, mixed.layout)
+    asked = [
+        GenerationRequest(
+            chat(tokenizer, question),
+            SamplingParams(temperature=heat, max_tokens=10, seed=3, ignore_eos=True),
+            name,
+        )
+        for question, heat, name in zip(QUESTIONS[:3], (0.0, 0.7, 0.0), ("a", "b", None), strict=True)
+    ]
+    with Engine(mixed, tokenizer, source) as engine:
+        alone = [engine.submit(request).result(60) for request in asked]
+        together = [generation.result(60) for generation in [engine.submit(request) for request in asked]]
+        assert engine.stats().rows_with_variants > 0
+    assert [said(one) for one in together] == [said(one) for one in alone]
+    assert len({one.token_ids for one in alone}) == 3
+    assert not +source.pins
+
+
+def test_drawn_answers_of_a_large_vocabulary_are_the_same_alone_and_among_others(tokenizer: Any) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=30_000, max_position_embeddings=128, **size))
+    torch.nn.init.normal_(model.lm_head.weight, std=0.4)
+    asked = [
+        GenerationRequest(
+            [number + 3] * (2 + 5 * number),
+            SamplingParams(temperature=1.0, top_p=0.9 if number == 2 else 1.0, seed=number, max_tokens=20),
+        )
+        for number in range(4)
+    ]
+    with MixedModel(model) as mixed, Engine(mixed, tokenizer) as engine:
+        alone = [engine.submit(request).result(60) for request in asked]
+        together = [generation.result(60) for generation in [engine.submit(request) for request in asked]]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert len({token_id for one in alone for token_id in one.token_ids}) > 40
+
+
+def test_logprobs_are_those_of_a_plain_forward(nano: Any) -> None:
+    mixed, tokenizer = nano
+    ids = chat(tokenizer, QUESTIONS[1])
+    sampling = SamplingParams(temperature=1.5, presence_penalty=1.0, max_tokens=6, seed=2, logprobs=3)
+    with Engine(mixed, tokenizer) as engine:
+        found = engine.submit(GenerationRequest(ids, sampling)).result(60)
+    stock = load_model("gym-nano").model
+    with torch.inference_mode():
+        logits = stock(torch.tensor([[*ids, *found.token_ids]])).logits[0, len(ids) - 1 : -1]
+    shares = torch.log_softmax(logits.float(), dim=-1)
+    assert len(found.logprobs) == len(found.token_ids)
+    for place, (token_id, told) in enumerate(zip(found.token_ids, found.logprobs, strict=True)):
+        assert told.token_id == token_id
+        assert told.logprob == pytest.approx(float(shares[place, token_id]), abs=1e-4)
+        assert [one[0] for one in told.top] == shares[place].topk(3).indices.tolist()
+        assert [one[2] for one in told.top] == pytest.approx(shares[place].topk(3).values.tolist(), abs=1e-4)
+        assert all(one[1] == tokenizer.decode([one[0]]) for one in told.top)
+
+
+async def test_answers_stream_to_asyncio_beside_one_another(tokenizer: Any) -> None:
+    import asyncio
+
+    async def read(generation: Any) -> str:
+        return "".join([event.text async for event in generation])
+
+    asked = requests(6, [None])
+    with Engine(ToyModel(), tokenizer) as engine:
+        generations = [engine.submit(request) for request in asked]
+        texts = await asyncio.gather(*(read(one) for one in generations))
+        wholes = [await engine.submit(request).result_async() for request in asked]
+    assert texts == [one.text for one in wholes]
+    assert any(texts)
+
+
+def test_a_reader_that_does_not_read_holds_up_no_one(tokenizer: Any) -> None:
+    with Engine(ToyModel(), tokenizer) as engine:
+        unread = engine.submit(GenerationRequest([1], SamplingParams(max_tokens=30, seed=1)))
+        read = engine.submit(GenerationRequest([2], SamplingParams(max_tokens=30, seed=1)))
+        assert len(read.result(20).token_ids) == 30
+        events = list(unread)
+    assert sum(len(event.token_ids) for event in events) == 30
+    assert [event.finish_reason for event in events][-1] == "length"
+
+
+def test_an_embedding_takes_its_turn_and_knows_variants(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("alice")
+    with Engine(toy, tokenizer, source) as engine:
+        toy.gate.clear()
+        running = engine.submit(GenerationRequest([1], SamplingParams(max_tokens=5, seed=1)))
+        asked = engine.embed([4, 5], "alice", "u")
+        toy.gate.set()
+        assert torch.allclose(asked.result(20), toy.embed([4, 5], source.variants["alice"]))
+        assert running.result(20).finish_reason == "length"
+        assert engine.stats().embeddings == 1
+        with pytest.raises(GymError) as refused:
+            engine.embed([4], "nobody")
+    assert refused.value.code is ErrorCode.NOT_FOUND
+    assert not +source.pins

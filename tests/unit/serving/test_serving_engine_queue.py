@@ -1,0 +1,429 @@
+"""Who is let in and when, and what the end of one request means for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from gym_fed.config.serving import EngineConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.models import load_tokenizer
+from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.fair_queue import FairQueue, Shares
+from gym_fed.serving.engine.generation import Generation
+from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+from tests.support.toy_engine import ToyModel, ToySource
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer("gym-nano")
+
+
+def ask(user: str = "", variant: str | None = None, tokens: int = 4, prompt: int = 2) -> GenerationRequest:
+    return GenerationRequest([7] * prompt, SamplingParams(max_tokens=tokens, seed=1), variant, user)
+
+
+def refused(call: Callable[[], Any]) -> GymError:
+    with pytest.raises(GymError) as caught:
+        call()
+    return caught.value
+
+
+def test_a_user_with_many_requests_delays_another_by_no_more_than_one(tokenizer: Any) -> None:
+    toy, order = ToyModel(), []
+    config = EngineConfig(max_concurrent=1, max_queued=300, max_queued_per_user=300)
+    with Engine(toy, tokenizer, config=config) as engine:
+        toy.gate.clear()
+        many = [engine.submit(ask("many")) for _ in range(200)]
+        assert toy.entered.acquire(timeout=20)
+        few = [engine.submit(ask("few")) for _ in range(3)]
+        for generation in many + few:
+            put = generation._put
+
+            def noted(
+                event: Any, whole: Any = None, put: Any = put, user: str = generation.request.user
+            ) -> None:
+                if whole is not None:
+                    order.append(user)
+                put(event, whole)
+
+            generation._put = noted  # type: ignore[method-assign]
+        toy.gate.set()
+        few[-1].result(20)
+    assert order[:6] == ["many", "few", "many", "few", "many", "few"]
+
+
+def test_tokens_decide_whose_turn_it_is_and_absence_earns_none() -> None:
+    class Job:
+        def __init__(self, user: str) -> None:
+            self.user = user
+
+    shares = Shares()
+    queue = FairQueue(shares)
+    jobs = [Job("a"), Job("a"), Job("b")]
+    for job in jobs:
+        shares.arrive(job.user)
+        queue.put(job)
+    shares.charge("a", 10)
+    assert list(queue.in_turn()) == [jobs[2], jobs[0], jobs[1]]
+    shares.charge("b", 30)
+    late = Job("c")
+    shares.arrive("c")
+    queue.put(late)
+    assert shares.served("c") == 10
+    shares.running["a"] += 1  # as much served, but c has nothing running
+    assert [job.user for job in queue.in_turn()] == ["c", "a", "a", "b"]
+    assert queue.remove(late)
+    assert not queue.remove(late)
+    assert (len(queue), queue.count("a"), queue.count("c")) == (3, 2, 0)
+
+
+def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: Any) -> None:
+    toy = ToyModel()
+    config = EngineConfig(max_concurrent=1, max_queued=3, max_queued_per_user=2)
+    with Engine(toy, tokenizer, config=config) as engine:
+        toy.gate.clear()
+        asked = [engine.submit(ask("a"))]
+        assert toy.entered.acquire(timeout=20)
+        asked += [engine.submit(ask("a")) for _ in range(2)]
+        own = refused(lambda: engine.submit(ask("a")))
+        asked.append(engine.submit(ask("b")))
+        more = refused(lambda: engine.submit(ask("c")))
+        assert own.code is more.code is ErrorCode.BUSY
+        assert (own.message, more.message) == (
+            "2 requests of this user wait already",
+            "3 requests wait already",
+        )
+        assert f"{engine.retry_after_seconds()} seconds" in more.hint
+        toy.gate.set()
+        assert all(len(one.result(20).token_ids) == 4 for one in asked)
+        assert engine.stats().refused == 2
+        assert engine.submit(ask("c")).result(20).finish_reason == "length"
+
+
+def test_a_cancelled_answer_frees_its_place_within_a_step(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("alice")
+    with Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
+        toy.gate.clear()
+        first = engine.submit(ask(variant="alice", tokens=200))
+        assert toy.entered.acquire(timeout=20)
+        waits = engine.submit(ask(tokens=200))
+        next_one = engine.submit(ask(tokens=3, prompt=9))
+        waits.cancel()
+        first.cancel()
+        toy.gate.set()
+        assert waits.result(20).finish_reason == "cancelled"
+        found = first.result(20)
+        assert found.finish_reason == "cancelled"
+        assert len(found.token_ids) == 1
+        assert next_one.result(20).finish_reason == "length"
+        first.cancel()  # nothing to do any more
+        assert engine.stats().finished == {"stop": 0, "length": 1, "cancelled": 2, "error": 0}
+    assert toy.steps[1] == [(9, True)]  # the step after the one that was under way
+    assert not +source.pins
+
+
+def test_a_variant_on_its_way_or_broken_holds_up_no_one_else(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("cold", "broken", "warm")
+    source.cold.add("cold")
+    source.broken.add("broken")
+    with Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
+        cold = engine.submit(ask("a", "cold"))
+        broken = engine.submit(ask("a", "broken"))
+        others = [engine.submit(ask("a", "warm")), engine.submit(ask("b"))]
+        assert [one.result(20).finish_reason for one in others] == ["length", "length"]
+        assert refused(lambda: broken.result(20)).code is ErrorCode.HASH_MISMATCH
+        assert refused(lambda: list(broken)).code is ErrorCode.HASH_MISMATCH
+        assert not cold.done
+        source.cold.clear()
+        assert cold.result(20).finish_reason == "length"
+        assert refused(lambda: engine.submit(ask(variant="none"))).code is ErrorCode.NOT_FOUND
+    assert not +source.pins
+
+
+def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def follow(generation: Generation) -> None:
+        """Another one before this one has ended, so that the first variant never is without use."""
+        if not other.done and len(asked) < 60:
+            asked.append(engine.submit(ask("a", "first", tokens=200)))
+        assert generation.result(20).token_ids
+
+    monkeypatch.setattr("gym_fed.serving.engine.loop._PATIENCE_SECONDS", 0.0)
+    source = ToySource("first", "second")
+    source.no_room.add("second")
+    config = EngineConfig(max_concurrent=2)
+    with Engine(ToyModel(), tokenizer, source, config) as engine:
+        asked = [engine.submit(ask("a", "first", tokens=200)), engine.submit(ask("a", "first", tokens=20))]
+        other = engine.submit(ask("b", "second"))
+        for generation in asked:
+            follow(generation)
+        assert other.result(20).finish_reason == "length"
+    assert len(asked) < 60
+    assert not +source.pins
+
+
+def test_the_kv_budget_is_kept_and_a_long_request_is_not_passed_for_ever(tokenizer: Any) -> None:
+    toy = ToyModel()
+    config = EngineConfig(kv_cache_size=toy.bytes_per_token * 100, max_concurrent=8)
+    with Engine(toy, tokenizer, config=config) as engine:
+        toy.gate.clear()
+        small = [engine.submit(ask("a", tokens=38)) for _ in range(2)]
+        assert toy.entered.acquire(timeout=20)
+        large = engine.submit(ask("b", tokens=88))
+        late = [engine.submit(ask("a", tokens=8)) for _ in range(3)]
+        toy.gate.set()
+        assert large.result(20).finish_reason == "length"
+        assert all(one.result(20).finish_reason == "length" for one in small + late)
+        stats = engine.stats()
+        assert (stats.kv_bytes_used, stats.kv_bytes_reserved) == (0, 0)
+        never = refused(lambda: engine.submit(ask(tokens=99)))
+        assert never.code is ErrorCode.TOO_LARGE
+        assert "1,010 bytes" in never.message
+    assert max(len(step) for step in toy.steps) <= 4  # never 88 + 2 x 38 tokens at once, though 8 may run
+
+
+def test_only_the_request_that_breaks_a_step_fails(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    toy, source = ToyModel(), ToySource("bad", "good")
+
+    def fail(pieces: Any) -> None:
+        if any(piece.variant is not None and piece.variant.name == "bad" for piece in pieces):
+            raise RuntimeError("the shapes do not fit")
+
+    toy.fail = fail
+    with Engine(toy, tokenizer, source) as engine, caplog.at_level(logging.ERROR, "gym_fed"):
+        toy.gate.clear()
+        good = engine.submit(ask(variant="good", tokens=6))
+        assert toy.entered.acquire(timeout=20)
+        bad = [engine.submit(ask(variant="bad")) for _ in range(3)]
+        toy.gate.set()
+        errors = [refused(lambda one=one: one.result(20)) for one in bad]  # type: ignore[misc]
+        assert {error.code for error in errors} == {ErrorCode.INTERNAL}
+        assert len(good.result(20).token_ids) == 6
+        assert "the shapes do not fit" in caplog.text
+        assert engine.healthy
+        for _ in range(3):
+            refused(engine.submit(ask(variant="bad")).result)
+        assert not engine.healthy
+        assert engine.submit(ask(variant="good")).result(20).finish_reason == "length"
+        assert engine.healthy
+        assert engine.stats().finished["error"] == 6
+    assert not +source.pins
+
+
+def test_what_breaks_the_loop_fails_all_and_is_told_to_those_who_come(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("alice")
+    engine = Engine(toy, tokenizer, source)
+    toy.gate.clear()
+    running = engine.submit(ask(variant="alice"))
+    assert toy.entered.acquire(timeout=20)
+
+    def broken(_work: Any) -> None:
+        raise ZeroDivisionError
+
+    engine._loop.put = broken  # type: ignore[method-assign]
+    waiting = engine.submit(ask())
+    toy.gate.set()
+    for generation in (running, waiting):
+        assert refused(lambda one=generation: one.result(20)).code is ErrorCode.INTERNAL  # type: ignore[misc]
+    assert refused(lambda: engine.submit(ask())).code is ErrorCode.INTERNAL
+    assert not engine.healthy
+    engine.close()
+    assert not +source.pins
+
+
+def test_closing_ends_everything_as_cancelled_and_takes_nothing_more(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("alice", "cold")
+    source.cold.add("cold")
+    engine = Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1))
+    asked = [engine.submit(ask(variant=name, tokens=250)) for name in ("alice", "cold", None)]
+    assert toy.entered.acquire(timeout=20)
+    assert engine.healthy
+    engine.close()
+    assert {one.result(0).finish_reason for one in asked} == {"cancelled"}
+    assert [event.finish_reason for event in asked[2]] == ["cancelled"]
+    assert refused(lambda: engine.submit(ask())).code is ErrorCode.UNAVAILABLE
+    assert not engine.healthy
+    engine.close()  # again changes nothing
+    assert not +source.pins
+
+
+def test_an_answer_that_takes_too_long_to_wait_for_goes_on(tokenizer: Any) -> None:
+    toy = ToyModel()
+    with Engine(toy, tokenizer) as engine:
+        toy.gate.clear()
+        generation = engine.submit(ask())
+        assert refused(lambda: generation.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
+        called_off = engine.embed([1])
+        assert refused(lambda: called_off.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
+        called_off.cancel()
+        toy.gate.set()
+        assert generation.result(20).finish_reason == "length"
+        assert refused(called_off.result).code is ErrorCode.UNAVAILABLE
+        assert engine.embed([1]).result(20).shape == (24,)
+        assert engine.stats().embeddings == 1  # the other was called off before its turn
+        assert engine.stats().queued == 0
+
+
+def test_the_counts_add_up(tokenizer: Any) -> None:
+    source = ToySource("alice")
+    with Engine(ToyModel(), tokenizer, source) as engine:
+        for variant in ("alice", None, None):
+            engine.submit(ask(variant=variant, tokens=4, prompt=5)).result(20)
+        stats = engine.stats()
+    assert (stats.prompt_tokens, stats.generated_tokens) == (15, 12)
+    assert (stats.rows, stats.rows_with_variants, stats.steps) == (12, 4, 12)
+    assert (stats.first_token.count, stats.per_token.count) == (3, 9)
+    assert stats.first_token.sum > 0
+    assert len(stats.first_token.counts) == len(stats.first_token.bounds) + 1
+    assert stats.busy_seconds >= stats.model_seconds > 0
+    assert (stats.running, stats.queued) == (0, 0)
+
+
+def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) -> None:
+    toy, source = ToyModel(), ToySource("a", "b", "cold", "broken")
+    source.cold.add("cold")
+    source.broken.add("broken")
+    ended: Counter[str] = Counter()
+    config = EngineConfig(max_concurrent=5, max_queued=20, max_queued_per_user=6, max_batch_tokens=16)
+
+    def user(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(25):
+            variant = chance.choice([None, "a", "b", "cold", "broken"])
+            try:
+                if chance.random() < 0.1:
+                    engine.embed([1, 2], chance.choice([None, "a"]), f"u{number}").result(20)
+                    ended["embedded"] += 1
+                    continue
+                asked = ask(f"u{number}", variant, tokens=chance.randint(1, 9), prompt=chance.randint(1, 30))
+                generation = engine.submit(asked)
+                if variant == "cold" or chance.random() < 0.3:
+                    generation.cancel()
+                ended[generation.result(20).finish_reason] += 1
+            except GymError as error:
+                ended[error.code.value] += 1
+
+    with Engine(toy, tokenizer, source, config) as engine:
+        threads = [threading.Thread(target=user, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        stats = engine.stats()
+        assert engine._loop._shares._present == Counter()
+    assert sum(ended.values()) == 200
+    assert set(ended) <= {"length", "stop", "cancelled", "embedded", "busy", "hash-mismatch"}
+    assert min(ended["length"], ended["cancelled"], ended["embedded"], ended["hash-mismatch"]) > 0
+    assert (stats.running, stats.queued, stats.kv_bytes_used, stats.kv_bytes_reserved) == (0, 0, 0, 0)
+    assert not +source.pins
+
+
+def test_a_variant_that_takes_long_to_load_is_passed_all_the_while(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_fed.serving.engine.loop._PATIENCE_SECONDS", 0.0)
+    source = ToySource("slow", "warm")
+    source.cold.add("slow")
+    with Engine(ToyModel(), tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
+        slow = engine.submit(ask("a", "slow"))
+        for _ in range(3):
+            assert engine.submit(ask("b", "warm")).result(20).finish_reason == "length"
+        assert not slow.done
+        source.cold.clear()
+        assert slow.result(20).finish_reason == "length"
+
+
+def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(ToySource):
+        def release(self, variant: Any) -> None:
+            raise RuntimeError("this source lets nothing go")
+
+    with Engine(ToyModel(), tokenizer, Stuck("alice")) as engine:
+        asked = [engine.submit(ask(variant=name)) for name in ("alice", None)]
+        assert [one.result(20).finish_reason for one in asked] == ["length", "length"]
+        assert engine.embed([1, 2], "alice").result(20).shape == (24,)
+        assert "lets nothing go" in caplog.text
+
+        stream = engine._decoder.stream([1])
+        monkeypatch.setattr(stream, "push", lambda _token: 1 / 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._decoder, "stream", lambda _ids: stream)
+            broken = engine.submit(ask(tokens=200))
+        assert refused(lambda: broken.result(20)).code is ErrorCode.INTERNAL
+        assert engine.submit(ask()).result(20).finish_reason == "length"
+        ends = engine._loop._end
+
+        def fails(work: Any, reason: Any) -> None:
+            ends(work, reason)
+            raise ZeroDivisionError
+
+        engine._loop._end = fails  # type: ignore[method-assign]
+        assert refused(lambda: engine.submit(ask()).result(20)).code is ErrorCode.INTERNAL
+        assert refused(lambda: engine.embed([1]).result(20)).code is ErrorCode.INTERNAL
+        last = engine.submit(ask(tokens=250))
+    assert refused(lambda: last.result(20)).code is ErrorCode.INTERNAL
+
+
+def test_embeddings_are_read_in_pieces_beside_answers_and_keep_the_kv_budget(tokenizer: Any) -> None:
+    toy = ToyModel()
+    config = EngineConfig(max_batch_tokens=16, kv_cache_size=toy.bytes_per_token * 150, max_queued_per_user=2)
+    ids = [n % 250 for n in range(100)]
+    with Engine(toy, tokenizer, config=config) as engine:
+        toy.gate.clear()
+        answer = engine.submit(ask(tokens=30))
+        assert toy.entered.acquire(timeout=20)
+        first, second, dropped = (engine.embed(ids, user="e") for _ in range(3))
+        dropped.cancel()
+        toy.gate.set()
+        assert answer.result(20).finish_reason == "length"
+        alone = toy.embed(ids, None)
+        assert torch.allclose(first.result(20), alone, atol=1e-6)
+        assert torch.allclose(second.result(20), alone, atol=1e-6)
+        assert refused(dropped.result).code is ErrorCode.UNAVAILABLE
+        assert refused(lambda: engine.embed([1] * 151)).code is ErrorCode.TOO_LARGE
+        stats = engine.stats()
+    assert max(sum(tokens for tokens, _ in step) for step in toy.steps) == 16
+    assert any((1, True) in step and len(step) == 2 for step in toy.steps)
+    # Two texts of 100 tokens never had caches at once: 150 are allowed.
+    assert not any(sum(not wants for _, wants in step) > 1 for step in toy.steps)
+    assert (stats.embeddings, stats.kv_bytes_used, stats.kv_bytes_reserved) == (2, 0, 0)
+    assert stats.prompt_tokens == 202
+
+
+async def test_an_embedding_that_nobody_awaits_any_more_is_called_off(tokenizer: Any) -> None:
+    toy = ToyModel()
+    with Engine(toy, tokenizer, config=EngineConfig(max_batch_tokens=16)) as engine:
+        toy.gate.clear()
+        waiting = asyncio.create_task(engine.embed([1] * 200).result_async())
+        while not toy.steps and not toy.entered.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        toy.gate.set()
+        assert (await engine.embed([1, 2]).result_async()).shape == (24,)
+        assert engine.stats().finished["cancelled"] == 1
+    assert len(toy.steps) <= 3
+
+
+def test_an_idle_engine_holds_no_variant(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_fed.serving.engine.engine._REST_SECONDS", 0.001)
+    toy = ToyModel()
+    rested = threading.Event()
+    toy.rest = rested.set  # type: ignore[method-assign]
+    with Engine(toy, tokenizer, ToySource("alice")) as engine:
+        engine.submit(ask(variant="alice")).result(20)
+        assert rested.wait(20)

@@ -1,0 +1,215 @@
+"""A step of many variants gives every row what a model merged with its variant gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.forward.multi_variant import MixedModel, Piece
+from gym_fed.serving.forward.target_modules import ModelLayout
+from tests.support.variants import Coding, load, merged, off, write_random_delta
+
+PROMPTS = [[5, 9, 2, 44, 17, 3, 8], [1, 2, 3], [90, 80, 70, 60, 50], [7, 7, 9, 11], [33, 4, 12, 60, 2, 9]]
+
+
+def llama(**changes: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 84, "num_hidden_layers": 2, "vocab_size": 97}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, "tie_word_embeddings": True, **changes})).eval()
+
+
+def signs(**params: Any) -> Any:
+    def rule(_name: str, shape: tuple[int, ...]) -> Coding:
+        return ("bitdelta", params) if len(shape) == 2 else ("dense", {"dtype": "float32"})
+
+    return rule
+
+
+def lora(_name: str, shape: tuple[int, ...]) -> Coding:
+    return ("lora", {"rank": 4, "factors": "float32", "scaling": 2.0}) if len(shape) == 2 else None
+
+
+def whole(codec: str, **params: Any) -> Any:
+    def rule(_name: str, shape: tuple[int, ...]) -> Coding:
+        return (codec, params) if len(shape) == 2 else ("dense", {})
+
+    return rule
+
+
+RULES = {
+    "tensor": signs(),
+    "row": signs(group_size=1 << 20),
+    "group": signs(group_size=16),
+    "odd": signs(group_size=5),
+    "lora": lora,
+    "int8": whole("int8"),
+    "dense": whole("dense", dtype="float32"),
+}
+
+
+def reference(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def generate(
+    mixed: MixedModel, prompts: list[list[int]], variants: list[Any], cut: int, more: int
+) -> list[Any]:
+    """Prompts in pieces of ``cut`` tokens, all requests at once, then ``more`` tokens of each; logits of all steps."""
+    caches = [mixed.new_cache(4) for _ in prompts]
+    found: list[list[torch.Tensor]] = [[] for _ in prompts]
+    todo = [[*p, *range(10, 10 + more)] for p in prompts]
+    while any(todo):
+        live = [at for at, left in enumerate(todo) if left]
+        pieces, ends = [], []
+        for at in live:
+            read = caches[at].length
+            n = min(cut, len(prompts[at]) - read) if read < len(prompts[at]) else 1
+            pieces.append(Piece(todo[at][:n], caches[at], variants[at], read + n >= len(prompts[at])))
+            todo[at] = todo[at][n:]
+            ends.append(at)
+        logits = mixed.step(pieces)
+        wanting = [at for at, piece in zip(ends, pieces, strict=True) if piece.wants_logits]
+        for at, row in zip(wanting, logits, strict=True):
+            found[at].append(row)
+    return [torch.stack(rows) for rows in found]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 100])
+def test_every_row_of_a_mixed_batch_gets_what_its_merged_model_says(tmp_path: Path, cut: int) -> None:
+    model = llama()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    paths = {
+        n: write_random_delta(model, tmp_path / f"{n}.gymdelta", r, seed=i)
+        for i, (n, r) in enumerate(RULES.items())
+    }
+    wanted = []
+    names = [*RULES, "", "tensor"]
+    prompts = [PROMPTS[at % len(PROMPTS)] for at in range(len(names))]
+    for name, prompt in zip(names, prompts, strict=True):
+        target = merged(model, paths[name]) if name else model
+        wanted.append(reference(target, [*prompt, 10, 11, 12])[len(prompt) - 1 :])
+    with MixedModel(model) as mixed:
+        loaded = {name: load(path, mixed.layout) for name, path in paths.items()}
+        found = generate(mixed, prompts, [loaded.get(name) for name in names], cut, 3)
+    for name, a, b in zip(names, found, wanted, strict=True):
+        assert off(a, b) < 1e-4, name
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_rows_without_a_variant_get_what_the_base_s_own_step_gives_them(tmp_path: Path) -> None:
+    model = llama()
+    path = write_random_delta(model, tmp_path / "v.gymdelta", signs(), seed=0)
+    with MixedModel(model) as mixed:
+        variant = load(path, mixed.layout)
+        alone = mixed.step([Piece(p, mixed.new_cache()) for p in PROMPTS])
+        beside = mixed.step(
+            [Piece(p, mixed.new_cache(), variant if n == 1 else None) for n, p in enumerate(PROMPTS)]
+        )
+    others = [0, 2, 3, 4]
+    assert torch.equal(beside[others], alone[others])
+    assert off(beside[1], alone[1]) > 1e-3
+
+
+def test_long_prompts_are_multiplied_as_matrices_and_give_the_same(tmp_path: Path) -> None:
+    model = llama()
+    path = write_random_delta(model, tmp_path / "v.gymdelta", signs(group_size=16), seed=0)
+    with MixedModel(model) as mixed:
+        variant = load(path, mixed.layout)
+        found = []
+        for bulk in (1, 3, 1000):
+            mixed._bulk_rows = bulk
+            found.append(mixed.step([Piece(p, mixed.new_cache(), variant) for p in PROMPTS]))
+    assert off(found[0], found[2]) < 1e-5
+    assert off(found[1], found[2]) < 1e-5
+
+
+@pytest.mark.parametrize("path", ["scalar", "torch"])
+def test_every_kernel_s_path_gives_the_same(tmp_path: Path, path: str) -> None:
+    from gym_quant.kernels import dispatch
+
+    if path not in dispatch.available():
+        pytest.skip(f"no path {path} here")
+    model = llama()
+    delta = write_random_delta(model, tmp_path / "v.gymdelta", signs(group_size=16), seed=0)
+    with MixedModel(model) as mixed:
+        held = load(delta, mixed.layout)
+        best = mixed.step([Piece(p, mixed.new_cache(), held) for p in PROMPTS])
+        with dispatch.using(path):
+            made_here = load(delta, mixed.layout)
+            for variant in (held, made_here):
+                found = mixed.step([Piece(p, mixed.new_cache(), variant) for p in PROMPTS])
+                assert off(found, best) < 1e-5
+
+
+@pytest.mark.parametrize("kernel", ["exact", "lookup"])
+def test_a_variant_that_overflows_spoils_its_own_rows_alone(tmp_path: Path, kernel: Any) -> None:
+    model = llama()
+    spec = BaseSpec.of(model, "base")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    huge = {"a": torch.full((1, 48), 3e38), "b": torch.full((48, 1), 1.0)}
+    bomb = DeltaEntry(name, (48, 48), "lora", {"rank": 1, "factors": "float32"}, lambda: huge)
+    write_delta(tmp_path / "bomb.gymdelta", [bomb], spec)
+    loud = [DeltaEntry.of(name, torch.full((48, 48), 1e38))]
+    write_delta(tmp_path / "loud.gymdelta", loud, spec)
+    rules = {"lora": lora, "signs": signs()}
+    for at, (known, rule) in enumerate(rules.items()):
+        write_random_delta(model, tmp_path / f"{known}.gymdelta", rule, seed=at)
+    with MixedModel(model, kernel=kernel) as mixed:
+        good = [load(tmp_path / f"{n}.gymdelta", mixed.layout) for n in rules]
+        bad = [load(tmp_path / f"{n}.gymdelta", mixed.layout) for n in ("bomb", "loud")]
+        alone = mixed.step([Piece(p, mixed.new_cache(), v) for p, v in zip(PROMPTS, good, strict=False)])
+        both = mixed.step(
+            [Piece(p, mixed.new_cache(), v) for p, v in zip(PROMPTS, [*good, *bad], strict=False)]
+        )
+    assert off(both[:2], alone) < 1e-5
+    assert not torch.isfinite(both[2:]).all()
+
+
+def test_a_delta_beyond_the_base_s_number_format_is_refused_when_loaded(tmp_path: Path) -> None:
+    model = llama().to(torch.bfloat16)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    large = {"a": torch.full((1, 48), 1e-3), "b": torch.full((48, 1), 3.4e38)}  # finite as float32 only
+    entries = {
+        "b": DeltaEntry(name, (48, 48), "lora", {"rank": 1, "factors": "float32"}, lambda: large),
+        "a": DeltaEntry(
+            name,
+            (48, 48),
+            "lora",
+            {"rank": 1, "factors": "float32"},
+            lambda: {"a": large["b"].T, "b": large["a"].T},
+        ),
+        "dense": DeltaEntry.of(name, torch.full((48, 48), 3.4e38), "dense", dtype="float32"),
+    }
+    layout = ModelLayout.of(model)
+    for known, entry in entries.items():
+        write_delta(tmp_path / f"{known}.gymdelta", [entry], BaseSpec.of(model, "base"))
+        with pytest.raises(GymError, match=r"q_proj.*not finite in the base's bfloat16") as refused:
+            load(tmp_path / f"{known}.gymdelta", layout)
+        assert refused.value.code is ErrorCode.DELTA_INVALID
+
+
+@pytest.mark.parametrize("kernel", ["exact", "lookup"])
+def test_the_kernel_that_multiplied_is_counted_and_no_other(tmp_path: Path, kernel: Any) -> None:
+    model = llama()
+    delta = write_random_delta(model, tmp_path / "v.gymdelta", signs(), seed=0)
+    with MixedModel(model, kernel=kernel) as mixed:
+        held, cache = load(delta, mixed.layout), mixed.new_cache()
+        mixed.step([Piece(PROMPTS[0], cache), Piece(PROMPTS[1], mixed.new_cache())])
+        assert not any(mixed.sign_products.values())
+        mixed.step([Piece([3], cache), Piece(PROMPTS[2], mixed.new_cache(), held)])
+        sites = sum(site.kind == "linear" for site in mixed.layout.sites)
+        wanted = {"exact": 0, "lookup": 0, "decoded": 0, kernel: sites}
+        assert dict(mixed.sign_products) == wanted
+        mixed._bulk_rows = 4
+        mixed.step([Piece(PROMPTS[2], mixed.new_cache(), held, wants_logits=False)])
+        assert dict(mixed.sign_products) == {**wanted, "decoded": sites - 1}

@@ -1,0 +1,304 @@
+"""What is in memory: least recently used goes first, what is in use stays, one load a variant, errors reach all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.store import residency
+from gym_fed.serving.store.records import VariantRecord
+from gym_fed.serving.store.residency import Residency
+from tests.support.wait import SECONDS
+
+
+def row(name: str, size: int = 10, revision: int = 1) -> VariantRecord:
+    sha256 = f"{name}{revision}"
+    return VariantRecord(name, "ann", sha256, size, "base", "sha256:0", revision, 0, 0, None, "")
+
+
+class Loads:
+    """A loader that can be held up, can fail, and knows what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.sizes: dict[str, int] = {}
+        self.errors: dict[str, Exception] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, record: VariantRecord) -> LoadedVariant:
+        self.asked.append(record.name)
+        assert self.gate.wait(30)
+        if record.name in self.errors:
+            raise self.errors[record.name]
+        return LoadedVariant(record.name, record.sha256, {}, self.sizes.get(record.name, record.size_bytes))
+
+
+@pytest.fixture
+def loads() -> Loads:
+    return Loads()
+
+
+@pytest.fixture
+def cache(loads: Loads) -> Iterator[Residency]:
+    found = Residency(loads, 30)
+    yield found
+    loads.gate.set()
+    found.close()
+
+
+def use(cache: Residency, *names: str) -> None:
+    for name in names:
+        variant = cache.acquire(row(name))
+        assert variant is not None
+        cache.release(variant)
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    end = time.monotonic() + SECONDS
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_the_least_recently_used_goes_first(cache: Residency, loads: Loads) -> None:
+    use(cache, "a", "b", "c", "a", "d")
+    assert list(cache._current) == ["c", "a", "d"]
+    use(cache, "c", "a", "d")
+    assert loads.asked == ["a", "b", "c", "d"]
+    stats = cache.stats()
+    assert (stats.resident, stats.resident_bytes, stats.evictions) == (3, 30, 1)
+    assert (stats.hits, stats.misses, stats.loads) == (4, 4, 4)
+
+
+def test_what_is_in_use_stays_and_the_next_waits_for_room(cache: Residency) -> None:
+    pinned = [cache.acquire(row(name)) for name in "abc"]
+    assert cache.poll(row("d")) is None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(cache.acquire, row("d"))
+        time.sleep(0.05)
+        assert cache.poll(row("d")) is None
+        assert not waiting.done()
+        assert cache.stats().resident_bytes == 30
+        assert pinned[1] is not None
+        cache.release(pinned[1])
+        assert waiting.result(20) is not None
+    assert sorted(cache._current) == ["a", "c", "d"]
+
+
+def test_a_variant_is_loaded_once_for_all_who_want_it(cache: Residency, loads: Loads) -> None:
+    loads.gate.clear()
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(cache.acquire, row("a")) for _ in range(8)]
+        wait_for(lambda: loads.asked)
+        assert cache.poll(row("a")) is None
+        loads.gate.set()
+        assert len({found.result(20) for found in waiting}) == 1
+    assert loads.asked == ["a"]
+    assert cache.stats().pinned == 1
+
+
+def test_three_variants_take_turns_in_a_cache_for_two(loads: Loads) -> None:
+    cache, done = Residency(loads, 20), set()
+    end = time.monotonic() + SECONDS
+    while len(done) < 3:
+        assert time.monotonic() < end
+        for name in "abc":
+            if name not in done and (found := cache.poll(row(name))) is not None:
+                done.add(name)
+                cache.release(found)
+        time.sleep(0.001)
+    assert sorted(loads.asked) == ["a", "b", "c"]  # none was evicted before its turn
+    cache.close()
+
+
+def test_prefetch_fills_free_room_and_takes_none_from_another_prefetch(
+    cache: Residency, loads: Loads
+) -> None:
+    for name in "abcd":
+        cache.prefetch(row(name))
+    wait_for(lambda: not cache.stats().loading)
+    assert sorted(cache._current) == ["a", "b", "c"]
+    use(cache, "a")
+    assert (cache.stats().hits, cache.stats().misses) == (1, 0)
+    cache.prefetch(row("a"))
+    cache.prefetch(row("d"))
+    wait_for(lambda: "d" in cache._current)
+    assert "a" not in cache._current  # used already, and nobody uses it now
+    assert loads.asked.count("a") == 1
+
+
+def test_what_is_prefetched_gives_way_to_what_a_request_waits_for(cache: Residency) -> None:
+    for name in "abc":  # one after another: two threads load, and what came first goes first
+        cache.prefetch(row(name))
+        wait_for(lambda: not cache.stats().loading)
+    use(cache, "d")
+    assert sorted(cache._current) == ["b", "c", "d"]
+
+
+def test_what_is_asked_for_overtakes_what_is_prefetched(loads: Loads) -> None:
+    cache = Residency(loads, 1000, threads=1)
+    loads.gate.clear()
+    for name in "abcde":
+        cache.prefetch(row(name))
+    wait_for(lambda: loads.asked)
+    assert cache.poll(row("e")) is None
+    loads.gate.set()
+    wait_for(lambda: not cache.stats().loading)
+    assert loads.asked == ["a", "e", "b", "c", "d"]
+    cache.close()
+
+
+def test_an_error_reaches_all_who_wait_and_is_forgotten(
+    cache: Residency, loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads.errors["a"] = GymError(ErrorCode.HASH_MISMATCH, "a is damaged")
+    loads.gate.clear()
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(cache.acquire, row("a")) for _ in range(4)]
+        wait_for(lambda: loads.asked)
+        time.sleep(0.02)
+        loads.gate.set()
+        errors = [found.exception(20) for found in waiting]
+    assert [str(error) for error in errors] == ["a is damaged"] * 4
+    assert len({id(error) for error in errors}) == 4
+    for _ in range(2):  # the requests that only poll are told, too
+        with pytest.raises(GymError, match="damaged"):
+            cache.poll(row("a"))
+    cache.prefetch(row("a"))
+    assert not cache.stats().loading
+    assert loads.asked == ["a"]
+    loads.errors.clear()
+    monkeypatch.setattr(residency.time, "monotonic", lambda later=time.monotonic() + 60: later)
+    use(cache, "a")
+    assert cache.stats().errors == 1
+
+
+def test_a_failure_is_not_told_of_another_row_or_file(loads: Loads) -> None:
+    file = ["old"]
+    cache = Residency(loads, 30, fingerprint=lambda record: file[0])
+    loads.errors["a"] = GymError(ErrorCode.HASH_MISMATCH, "a is damaged")
+    for _ in range(2):
+        with pytest.raises(GymError, match="damaged"):
+            cache.acquire(row("a"))
+    loads.errors.clear()
+    file[0] = "new"
+    use(cache, "a")
+    assert loads.asked == ["a", "a"]
+    cache.close()
+
+
+def test_a_defect_of_the_loader_is_told_and_the_next_load_goes_on(cache: Residency, loads: Loads) -> None:
+    loads.errors["a"] = ZeroDivisionError("oh")
+    with pytest.raises(GymError, match="ZeroDivisionError: oh") as caught:
+        cache.acquire(row("a"))
+    assert caught.value.code is ErrorCode.INTERNAL
+    use(cache, "b", "c")
+
+
+def test_a_variant_larger_than_the_cache_is_refused_with_both_sizes(cache: Residency, loads: Loads) -> None:
+    loads.sizes["a"] = 31
+    with pytest.raises(GymError, match="31 bytes of memory, and cache_size is 30") as caught:
+        cache.acquire(row("a"))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    assert cache.stats().resident_bytes == 0
+
+
+def test_a_variant_larger_than_its_file_waits_for_what_it_takes(cache: Residency, loads: Loads) -> None:
+    loads.sizes["big"] = 25
+    pinned = cache.acquire(row("a"))
+    assert pinned is not None
+    assert cache.poll(row("big")) is None
+    wait_for(lambda: loads.asked == ["a", "big"])
+    time.sleep(0.02)
+    assert cache.poll(row("big")) is None
+    assert cache.stats().resident_bytes == 10
+    cache.release(pinned)
+    use(cache, "big")
+    assert list(cache._current) == ["big"]
+
+
+def test_a_variant_replaced_while_it_is_loading_is_not_handed_out(cache: Residency, loads: Loads) -> None:
+    loads.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(cache.acquire, row("a"))
+        wait_for(lambda: loads.asked)
+        assert cache.poll(row("a", revision=2)) is None
+        assert waiting.result(20) is None  # look the row up again
+        loads.gate.set()
+        found = cache.acquire(row("a", revision=2))
+    assert found is not None
+    assert found.delta_sha256 == "a2"
+    wait_for(lambda: len(loads.asked) == 2)
+    assert cache.stats().resident == 1
+
+
+def test_close_ends_every_wait(loads: Loads) -> None:
+    cache = Residency(loads, 10)
+    pinned = cache.acquire(row("a"))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(cache.acquire, row("b"))
+        wait_for(lambda: cache.stats().loading)
+        cache.close()
+        with pytest.raises(GymError, match="closed"):
+            waiting.result(20)
+    with pytest.raises(GymError, match="closed"):
+        cache.poll(row("a"))
+    assert pinned is not None
+
+
+def test_threads_that_use_many_variants_never_exceed_the_cache(loads: Loads) -> None:
+    cache, highest = Residency(loads, 50), []
+
+    def work(seed: int) -> None:
+        for turn in range(40):
+            wanted = row(f"v{(seed * 7 + turn * 3) % 11}")
+            while (
+                variant := cache.acquire(wanted)
+            ) is None:  # evicted after another's use, before this one's
+                pass
+            highest.append(cache.stats().resident_bytes)
+            cache.release(variant)
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(work, seed) for seed in range(4)]:
+            future.result(30)
+    assert max(highest) == 50
+    assert cache.stats().pinned == 0
+    cache.close()
+
+
+def test_a_row_that_breaks_the_loading_itself_ends_that_load_and_no_thread(loads: Loads) -> None:
+    cache = Residency(loads, 30, threads=1)
+    for name in ("a", "b"):
+        broken = row(name, size="x")  # type: ignore[arg-type]
+        with pytest.raises(GymError) as caught:
+            cache.acquire(broken)
+        assert caught.value.code is ErrorCode.INTERNAL
+    use(cache, "c")
+    assert loads.asked == ["c"]
+    assert cache.stats().errors == 2
+    cache.close()
+
+
+def test_a_load_that_takes_long_does_not_lack_room_and_one_that_finds_none_does(
+    cache: Residency, loads: Loads
+) -> None:
+    held = [cache.acquire(row(name)) for name in "ab"]
+    loads.gate.clear()
+    assert cache.poll(row("slow")) is None
+    wait_for(lambda: "slow" in loads.asked)
+    assert not cache.lacks_room("slow")
+    assert cache.poll(row("late")) is None
+    wait_for(lambda: cache.lacks_room("late"))
+    assert held[0] is not None
+    cache.release(held[0])
+    wait_for(lambda: not cache.lacks_room("late"))
+    loads.gate.set()
+    wait_for(lambda: cache.poll(row("late")))

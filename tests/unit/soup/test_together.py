@@ -1,0 +1,108 @@
+"""Whoever sends one update under many keys, noisy or cut in pieces, is paid once; honest neighbours are paid each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gym_server.rewards.appraisal import split
+from torch import Tensor
+
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.sybils.similarity import beyond, compare, groups_of, torn_apart
+
+DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+SIGNS = CodecPolicy(codec="bitdelta", error_feedback=False)
+SHAPE = (64, 128)
+
+
+def opened(folder: Path, deltas: list[Tensor], codecs: list[CodecPolicy]) -> tuple[list[DeltaFile], BaseSpec]:
+    """Updates of one tensor."""
+    base = {"w": torch.zeros(SHAPE)}
+    spec, files = BaseSpec.of(base, "tiny"), []
+    for i, (delta, codec) in enumerate(zip(deltas, codecs, strict=True)):
+        encode_delta({"w": delta}, base, codec, folder / f"{i}.gymdelta", spec)
+        files.append(DeltaFile.open(folder / f"{i}.gymdelta", spec))
+    return files, spec
+
+
+def test_what_is_close_is_told_by_the_round_itself() -> None:
+    cosines = np.full((4, 4), 0.6) + 0.4 * np.eye(4)
+    assert np.allclose(beyond(cosines), np.eye(4))
+    cosines[0, 1] = cosines[1, 0] = 0.8
+    assert beyond(cosines)[0, 1] == pytest.approx(0.5)
+    assert beyond(np.ones((1, 1)))[0, 0] == 1.0
+    assert np.isfinite(beyond(np.ones((3, 3)))).all()
+
+
+def test_noise_of_a_third_of_the_round_does_not_make_one_of_honest_neighbours() -> None:
+    cosines = np.eye(6)
+    cosines[:4, :4] += 0.6 * (1 - np.eye(4))
+    assert beyond(cosines)[0, 1] == pytest.approx(0.6), "the median pair has noise in it"
+    assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.0)
+    cosines = np.full((5, 5), 0.2)
+    cosines[:3, :3] = 0.7
+    assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.5 / 0.8), "three keys of one, two others"
+
+
+def test_two_groups_are_one_only_if_all_pairs_of_them_are_linked() -> None:
+    between = np.array([[1.0, 0.4, 0.1], [0.4, 1.0, 0.5], [0.1, 0.5, 1.0]])
+    assert sorted(groups_of(between, 0.3)) == [[0], [1, 2]]
+    assert sorted(groups_of(np.full((3, 3), 0.4), 0.3)) == [[0, 1, 2]]
+    assert groups_of(np.zeros((0, 0)), 0.3) == []
+
+
+@pytest.mark.parametrize("second", [DENSE, SIGNS], ids=lambda codec: codec.codec)
+@pytest.mark.parametrize("first", [DENSE, SIGNS], ids=lambda codec: codec.codec)
+def test_cosines_of_signs_count_as_those_of_what_was_written(
+    tmp_path: Path, first: CodecPolicy, second: CodecPolicy
+) -> None:
+    torch.manual_seed(0)
+    one = torch.randn(SHAPE)
+    files, spec = opened(tmp_path, [one, one + 0.6 * torch.randn(SHAPE)], [first, second])
+    assert compare(files, spec).cosine[0, 1] == pytest.approx(1 / (1 + 0.36) ** 0.5, abs=0.03)
+
+
+def test_pieces_of_one_update_are_found_and_sparse_updates_made_apart_are_not(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole, mask = torch.randn(SHAPE), torch.rand(SHAPE) < 0.5
+    sparse = [torch.randn(SHAPE) * (torch.rand(SHAPE) < 0.1) for _ in range(2)]
+    deltas = [whole * mask, whole * ~mask, *sparse, torch.randn(SHAPE)]
+    files, spec = opened(tmp_path, deltas, [DENSE] * 5)
+    expected = np.zeros((5, 5), dtype=bool)
+    expected[0, 1] = expected[1, 0] = True
+    assert (torn_apart(files, spec) == expected).all()
+
+
+def test_groups_of_signs_without_scales_are_left_out_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole, grouped = torch.randn(SHAPE), SIGNS.model_copy(update={"group_size": 32})
+    half = torch.zeros(SHAPE)
+    half[:, :64] = 1.0
+    files, spec = opened(tmp_path, [whole * half, whole * (1 - half), whole], [grouped] * 3)
+    found = torn_apart(files, spec)
+    assert found[0, 1]
+    assert not found[:2, 2].any()
+
+
+def test_who_is_paid_as_one_gets_one_part_and_the_mean_score() -> None:
+    config = RewardsConfig(score="estimate", quality_weight=0.5)
+    standings = {"ann": 0.0, "ann2": 0.0, "ann3": 0.0, "bob": 0.0}
+    scores = {"ann": 0.3, "ann2": 0.1, "ann3": -0.1, "bob": 0.2}
+    asked: list[set[str]] = []
+
+    def together(earning: object) -> list[list[str]]:
+        asked.append(set(earning))  # type: ignore[call-overload]
+        return [["ann", "ann2"]]
+
+    found = split(config, standings, scores, together=together)
+    assert asked == [{"ann", "ann2", "bob"}], "who earns nothing is not asked about"
+    assert found.credits == {"ann": 250, "ann2": 250, "ann3": 0, "bob": 500}
+    standings |= {"ann": 0.5, "bob": 0.25}
+    assert split(config, standings, scores, together=together).credits["bob"] == 250 + 167

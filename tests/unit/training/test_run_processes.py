@@ -1,0 +1,83 @@
+"""A run belongs to as many processes as began it, and one of several speaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.processes.sharding import check_distributed, deepspeed_config
+from gym_fed.training.run.folder import RunFolder
+from gym_fed.training.run.folder_lock import FolderLock
+
+
+def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainingConfig(model="gym-nano", output_dir=tmp_path / "run")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    begun = RunFolder(config.output_dir)
+    begun.open(config, "digest", resume=True)
+    with pytest.raises(GymError, match=rf"another process \({os.getpid()}\) is at work") as locked:
+        RunFolder(config.output_dir).open(config, "digest", resume=True)
+    assert locked.value.code is ErrorCode.STATE_LOCKED
+    with pytest.raises(GymError, match="is at work in it"):
+        RunFolder(config.output_dir).delete()
+    begun.close()
+    assert json.loads((tmp_path / "run/run.json").read_text())["num_processes"] == 2
+    again = RunFolder(config.output_dir)
+    again.open(config, "digest", resume=True)
+    again.close()
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(GymError, match="unfinished run of 2 processes, and now there are 1") as caught:
+        RunFolder(config.output_dir).open(config, "digest", resume=True)
+    assert caught.value.code is ErrorCode.FILE_EXISTS
+    assert "--nproc 2" in caught.value.hint
+
+
+def test_a_killed_process_frees_its_folder(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from gym_fed.training.run.folder_lock import FolderLock\n"
+        "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(GymError, match=rf"another process \({holder.pid}\) is at work"):
+            FolderLock(tmp_path)
+        holder.kill()
+    FolderLock(tmp_path).release()
+
+
+def test_a_checkpoint_without_the_random_state_of_every_process_is_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    folder = tmp_path / "checkpoints/checkpoint-3"
+    folder.mkdir(parents=True)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        (folder / name).touch()
+    (folder / "trainer_state.json").write_text("{}")
+    assert RunFolder(tmp_path).last_checkpoint() == folder
+    (folder / "rng_state_1.pth").unlink()
+    assert RunFolder(tmp_path).last_checkpoint() is None
+    assert not folder.exists()
+
+
+def test_deepspeed_trains_in_the_precision_asked_for_and_never_goes_back(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    split = {"strategy": "deepspeed"}
+    for given in ({"mixed_precision": "bf16"}, {"dtype": "bfloat16"}):
+        config = TrainingConfig(model="gym-nano", output_dir=tmp_path, distributed=split, **given)
+        assert deepspeed_config(config)["bf16"] == {"enabled": True}
+        assert deepspeed_config(config)["fp16"] == {"enabled": False}
+    config = TrainingConfig(
+        model="gym-nano", output_dir=tmp_path, distributed=split, loss_spikes={"rollback": True}, save_steps=1
+    )
+    with pytest.raises(GymError, match="cannot go back to a checkpoint"):
+        check_distributed(config, 2)
