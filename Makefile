@@ -21,8 +21,10 @@ ARGS ?=
 JOBS ?= 2
 # In the order of the tree: files of real processes, few tests but long ones, begin first and are not left for the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# A room is a folder of tests/unit.
+ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all mutations lint format types imports extras proto package clean
+.PHONY: help install demo test test-all rooms mutations lint checks format types imports extras proto package clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -47,6 +49,13 @@ test: $(STAMP) ## The quick suite: all that is not marked slow.
 test-all: $(STAMP) ## Every test, the slow ones too.
 	$(PYTEST) $(ARGS)
 
+rooms: ## The rooms of the unit tests; `make test-ROOM` runs one of them, its slow tests left out.
+	@for room in $(ROOMS); do printf '  make test-%-16s %3s files\n' $$room $$(ls tests/unit/$$room/test_*.py | wc -l); done
+
+# A name that is no room has no rule, and make reports that.
+$(addprefix test-,$(ROOMS)): test-%: $(STAMP)
+	$(PYTEST) -m "not slow" tests/unit/$* $(ARGS)
+
 mutations: $(STAMP) ## Plant the faults of tests/mutations.toml one by one; each must fail its tests. About an hour.
 	$(BIN)/python tools/mutations.py $(ARGS)
 
@@ -58,6 +67,9 @@ lint: $(STAMP) ## Style, types and the import contract.
 types: $(STAMP) ## mypy, strict, over the four packages, the benchmarks and the demo.
 	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
 	$(BIN)/mypy benchmarks demo
+
+checks: $(STAMP) ## Retired words, repeated class names, long sentences, links (tools/checks).
+	$(BIN)/python -m tools.checks
 
 imports: $(STAMP) ## The import contract of pyproject.toml.
 	$(BIN)/lint-imports

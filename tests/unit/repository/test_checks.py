@@ -1,0 +1,230 @@
+"""The checks of `make lint` that read words and pages: each finds a planted violation, and passes what is allowed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.checks import ceilings
+from tools.checks.__main__ import ROOT, all_findings
+from tools.checks.__main__ import main as check
+from tools.checks.classes import repeated_classes
+from tools.checks.files import Finding, room, text_files
+from tools.checks.pages import dead_links, long_readme, long_sentences, sentences, unlinked_pages
+from tools.checks.words import RETIRED, Word, retired_words
+
+
+def planted(folder: Path, files: dict[str, str]) -> list[str]:
+    """What the checks find in a tree of these files."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return [str(finding) for finding in all_findings(folder)]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("The hub told it.", "told"),
+        ("told_by = 1", "told"),
+        ("class ToldRow:", "Told"),
+        ("it asks twice", "asks"),
+        ("TELLING = 1", "TELLING"),
+        ("isTold()", "Told"),
+        ("the liars of a round", "liars"),
+        ("    class Guard(Interceptor):", "class Guard"),
+        ("class PieceOfText:", "class PieceOfText"),
+        ("three bits a weight", "bits a weight"),
+        ("--allow-untranslated", "allow-untranslated"),
+        ("bytes on their way", "on their way"),
+    ],
+)
+def test_a_retired_word_is_found_in_prose_names_and_classes(line: str, word: str, tmp_path: Path) -> None:
+    (found,) = planted(tmp_path, {"gym_fed/new.py": f"fine = 1\n{line}\n"})
+    assert found.startswith(f"gym_fed/new.py:2: retired word {word!r}: use ")
+
+
+EXAMPLES = {
+    " way": "on its way",
+    "say": "it says what",
+    "untranslated": "allow_untranslated",
+    "a contributor and ": "a contributor and round",
+    "class mixed": "class MixedModel",
+    "operand": "class Operand  # an operand",
+}
+
+
+@pytest.mark.parametrize("word", RETIRED, ids=lambda word: word.today)
+def test_every_retired_word_is_found_in_its_folders(word: Word) -> None:
+    line = EXAMPLES.get(word.today) or re.sub(r"(?<=class )\w", lambda first: first[0].upper(), word.today)
+    assert list(retired_words({word.where[-1].replace("*", "new.py"): line}))
+
+
+def test_a_file_named_by_a_retired_word_is_found() -> None:
+    (found,) = retired_words({"server/gym_server/purse.py": ""})
+    assert (found.line, found.message) == (0, "retired word 'purse': use balance")
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("gym_fed/new.py", "untold = outstanding = mendel = intelligible = 1"),
+        ("gym_fed/new.py", "early_stopping: {patience: 3}"),
+        ("gym_fed/new.py", "guard = order = choice = piece"),
+        ("gym_fed/new.py", "PRAGMA journal_mode = wal"),
+        ("gym_fed/new.py", "both sides"),
+        ("docs/glossary.md", "| balance | purse |"),
+        ("CHANGELOG.md", "- purses were mended"),
+    ],
+)
+def test_ordinary_words_and_allowed_places_pass(file: str, line: str) -> None:
+    assert list(retired_words({file: line})) == []
+
+
+def test_the_glossary_may_use_old_words_in_its_tables_only() -> None:
+    assert [f.line for f in retired_words({"docs/glossary.md": "| a purse |\n\na purse\n"})] == [3]
+
+
+def test_two_classes_of_one_name_are_found_across_packages(tmp_path: Path) -> None:
+    files = {
+        "gym_fed/one.py": "class Move:\n    class Config:\n        pass\n",
+        "server/gym_server/two.py": "import os\nclass Move(One):\n    pass\n",
+        "quant/gym_quant/three.py": "class Other:\n    class Config:\n        pass\n",
+        "tests/four.py": "class Other: pass\n",
+    }
+    wanted = "server/gym_server/two.py:2: class Move is in gym_fed/one.py too: give one another name"
+    assert planted(tmp_path, files) == [wanted]
+
+
+def test_a_readme_over_its_length_is_found_by_every_word_too_many() -> None:
+    assert len(list(long_readme({"README.md": "word " * 903}))) == 3
+    assert list(long_readme({"README.md": "word " * 900})) == []
+
+
+PAGE = """# A page
+
+{sentence} Short.
+More of the paragraph.
+
+```console
+{sentence}
+```
+
+| a | b |
+|---|---|
+| {sentence} | short |
+
+- {sentence}
+- short
+"""
+
+
+def test_long_sentences_are_found_in_paragraphs_tables_and_lists_but_not_in_code() -> None:
+    text = PAGE.format(sentence=" ".join(["Word"] * 26) + ".")
+    assert [f.line for f in long_sentences({"docs/page.md": text})] == [3, 12, 14]
+    assert list(long_sentences({"docs/page.md": PAGE.format(sentence=" ".join(["Word"] * 25) + ".")})) == []
+    assert list(long_sentences({"SECURITY.md": text})) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("One two. Three `four five.six` [seven eight](nine ten)!", [2, 4]),
+        ("It is 0.5 of\nthem. (See there.)", [5, 2]),
+        ("e.g. this stays one", [4]),
+        ("1. first\n2. second item", [1, 2]),
+    ],
+)
+def test_sentences_are_counted_as_they_are_read(text: str, lengths: list[int]) -> None:
+    assert [len(words) for _, words in sentences(text)] == lengths
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("gone.md", "there is no docs/gone.md"),
+        ("../configs/none.yaml", "there is no configs/none.yaml"),
+        ("two.md#nowhere", "docs/two.md has no such heading"),
+        ("#nowhere", "docs/one.md has no such heading"),
+        ("two.md#keys-and-codes", ""),
+        ("two.md", ""),
+        ("https://example.org/gone.md", ""),
+    ],
+)
+def test_a_link_to_nothing_is_found(target: str, message: str, tmp_path: Path) -> None:
+    files = {
+        "README.md": "[one](docs/one.md)\n",
+        "docs/one.md": f"# One\n\n```\n[code](gone.md)\n```\n[two](two.md) [it]({target})\n",
+        "docs/two.md": "# Two\n\n## Keys, and `codes`\n",
+    }
+    found = planted(tmp_path, files)
+    assert found == ([f"docs/one.md:6: {target} leads nowhere: {message}"] if message else [])
+
+
+def test_a_page_that_no_chain_of_links_reaches_is_found(tmp_path: Path) -> None:
+    files = {
+        "README.md": "[index](docs/index.md) [lost](docs/lost.md)\n",
+        "docs/index.md": "[one](one.md)\n",
+        "docs/one.md": "[two](deep/two.md)\n",
+        "docs/deep/two.md": "# Two\n",
+        "docs/lost.md": "# Lost\n",
+    }
+    assert planted(tmp_path, files) == ["docs/lost.md:1: no path of links leads here from docs/index.md"]
+
+
+def found_in(file: str, count: int) -> list[Finding]:
+    return [Finding(file, line, "words", "retired word") for line in range(count)]
+
+
+def test_a_ceiling_excuses_as_many_findings_as_it_names_and_no_more() -> None:
+    assert ceilings.above(found_in("a.py", 3), {"words": {"a.py": 3}}) == []
+    assert len(ceilings.above(found_in("a.py", 4), {"words": {"a.py": 3}})) == 4
+    assert len(ceilings.above(found_in("b.py", 1), {"words": {"a.py": 3}})) == 1
+    assert len(ceilings.above(found_in("a.py", 1), {"links": {"a.py": 3}})) == 1
+
+
+def test_ceilings_are_lowered_and_never_raised(tmp_path: Path) -> None:
+    (tmp_path / "tools/checks").mkdir(parents=True)
+    before = {"words": {"a.py": 3, "b.py": 1, "c.py": 2}}
+    lower = ceilings.lowered([*found_in("a.py", 2), *found_in("c.py", 9), *found_in("d.py", 1)], before)
+    assert lower == {"words": {"a.py": 2, "c.py": 2}}
+    ceilings.write(tmp_path, lower)
+    assert ceilings.read(tmp_path) == lower
+    ceilings.write(tmp_path, {})
+    assert ceilings.read(tmp_path) == {}
+    assert not (tmp_path / ceilings.FILE).exists()
+
+
+def test_the_command_refuses_a_tree_with_a_violation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tools.checks.__main__.ROOT", tmp_path)
+    (tmp_path / "fine.py").write_text("fine = 1\n")
+    assert check([]) == 0
+    (tmp_path / "bad.py").write_text("told = 1\n")
+    assert check(["--report"]) == 0
+    assert "1 told" in capsys.readouterr().out
+    assert check([]) == 1
+    assert "bad.py:1: retired word 'told'" in capsys.readouterr().out
+
+
+def test_files_of_the_checkout_are_read_by_rooms() -> None:
+    files = text_files(ROOT)
+    assert {"README.md", "Makefile", ".ci/run", "gym_fed/kinds.py", "docs/testing.md"} <= files.keys()
+    assert not any("_generated" in file for file in files)
+    assert room("tests/unit/serving/test_a.py") == "tests/unit/serving"
+    assert room("server/gym_server/rpc/deep/b.py") == "server/gym_server/rpc"
+    assert room("gym_fed/serving/http/c.py") == "gym_fed/serving"
+
+
+def test_dead_links_and_unlinked_pages_of_this_repository_are_none() -> None:
+    files = text_files(ROOT)
+    assert [str(f) for f in (*dead_links(files, ROOT), *unlinked_pages(files))] == []
+
+
+def test_classes_of_this_repository_are_counted_at_all() -> None:
+    doubled = {"gym_fed/kinds.py": text_files(ROOT)["gym_fed/kinds.py"]}
+    (name,) = re.findall(r"^class (\w+)", doubled["gym_fed/kinds.py"], re.MULTILINE)[:1]
+    assert list(repeated_classes({**doubled, "gym_fed/other.py": f"class {name}:\n"}))

@@ -1,0 +1,26 @@
+"""No two classes of the packages share a name: a reader who searches for one finds one."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tools.checks.files import Finding
+
+PACKAGES = ("gym_fed/", "server/gym_server/", "client/gym_client/", "quant/gym_quant/")
+
+
+def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
+    """Each further definition of a class's name at the top level of a module."""
+    places: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for file, text in files.items():
+        if file.endswith(".py") and file.startswith(PACKAGES):
+            for number, line in enumerate(text.splitlines(), 1):
+                if found := re.match(r"class (\w+)", line):
+                    places[found[1]].append((file, number))
+    for name, (first, *others) in places.items():
+        for file, number in others:
+            yield Finding(
+                file, number, "classes", f"class {name} is in {first[0]} too: give one another name"
+            )

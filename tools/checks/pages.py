@@ -1,0 +1,124 @@
+"""Pages that can be read: a short README, short sentences, links that lead somewhere, no page that nothing links to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from posixpath import dirname, join, normpath
+
+from tools.checks.files import Finding
+
+README_WORDS = 900
+SENTENCE_WORDS = 25
+INDEX = "docs/index.md"
+CODE = "```"
+
+Blocks = list[tuple[int, str]]
+
+
+def prose(text: str) -> Blocks:
+    """Paragraphs, items of lists, headings and cells of tables, each with its first line; code is left out."""
+    blocks: Blocks = []
+    open_code = fresh = False
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if line.startswith(CODE):
+            open_code, fresh = not open_code, True
+        elif open_code or not line or line.startswith("<!--") or re.fullmatch(r"[|:\- ]+", line):
+            fresh = True
+        elif line.startswith("|"):
+            blocks += [(number, cell) for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
+            fresh = True
+        elif fresh or not blocks or re.match(r"(#+|[-*+]|\d+\.|>|!\[)\s?", line):
+            blocks.append((number, line))
+            fresh = line.startswith("#")
+        else:
+            first, before = blocks[-1]
+            blocks[-1] = (first, f"{before} {line}")
+    return blocks
+
+
+def plain(block: str) -> str:
+    """Words as they are read: a link is its text, and code one word."""
+    text = re.sub(r"<!--.*?-->", "", block)
+    text = re.sub(r"(`+).+?\1", "code", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"^(#+|[-*+]|\d+\.|>)\s+", "", text)
+
+
+def sentences(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Every sentence as the line of its block and its words."""
+    for number, block in prose(text):
+        for sentence in re.split(r"(?<=[.!?])[)\"*_]*\s+(?=[\"(*_]*[A-Z`0-9])", plain(block)):
+            if words := re.findall(r"\w[\w'’.,/+-]*", sentence):
+                yield number, words
+
+
+def long_sentences(files: dict[str, str]) -> Iterator[Finding]:
+    """Sentences of the pages in docs/ and of the README that nobody reads at once."""
+    for file, text in files.items():
+        if file == "README.md" or (file.startswith("docs/") and file.endswith(".md")):
+            for number, words in sentences(text):
+                if len(words) > SENTENCE_WORDS:
+                    start = " ".join(words[:6])
+                    message = f"a sentence of {len(words)} words, {SENTENCE_WORDS} at most: {start} ..."
+                    yield Finding(file, number, "sentences", message)
+
+
+def long_readme(files: dict[str, str]) -> Iterator[Finding]:
+    """A README of more words than a visitor reads, code and tables counted."""
+    count = len(files.get("README.md", "").split())
+    for _ in range(count - README_WORDS):
+        yield Finding("README.md", 1, "readme", f"{count} words, {README_WORDS} at most: move some to docs/")
+
+
+def anchors(text: str) -> set[str]:
+    """What a link may name after ``#``, as GitHub makes it from headings."""
+    found: set[str] = set()
+    for _, block in prose(text):
+        if block.startswith("#"):
+            title = re.sub(r"[`*]|!?\[([^\]]*)\]\([^)]*\)", r"\1", block.lstrip("# "))
+            slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+            found.add(slug if slug not in found else f"{slug}-1")
+    return found | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+
+
+def links(text: str) -> Iterator[tuple[int, str]]:
+    """Relative targets of a page, with their lines; code is left out."""
+    open_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip().startswith(CODE):
+            open_code = not open_code
+        elif not open_code:
+            for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", re.sub(r"(`+).+?\1", "", line)):
+                if not re.match(r"[a-z]+:", target):
+                    yield number, target
+
+
+def dead_links(files: dict[str, str], root: Path) -> Iterator[Finding]:
+    """Relative links to files, or to headings, that are not there."""
+    pages = {file: text for file, text in files.items() if file.endswith(".md")}
+    for file, text in pages.items():
+        for number, target in links(text):
+            name, _, anchor = target.partition("#")
+            to = normpath(join(dirname(file), name)) if name else file
+            if not (root / to).exists():
+                yield Finding(file, number, "links", f"{target} leads nowhere: there is no {to}")
+            elif anchor and to in pages and anchor not in anchors(pages[to]):
+                yield Finding(file, number, "links", f"{target} leads nowhere: {to} has no such heading")
+
+
+def unlinked_pages(files: dict[str, str]) -> Iterator[Finding]:
+    """Pages in docs/ that no chain of links reaches from the index, or from the README where there is no index."""
+    pages = {file: text for file, text in files.items() if file.endswith(".md")}
+    start = INDEX if INDEX in pages else "README.md"
+    reached, waiting = set[str](), [start]
+    while waiting:
+        file = waiting.pop()
+        if file in pages and file not in reached:
+            reached.add(file)
+            waiting += [normpath(join(dirname(file), t.partition("#")[0])) for _, t in links(pages[file])]
+    for file in pages:
+        if file.startswith("docs/") and file not in reached:
+            yield Finding(file, 1, "links", f"no path of links leads here from {start}")

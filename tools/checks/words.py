@@ -1,0 +1,138 @@
+"""Words that this project retired, and the field's own word for each.
+
+A word is looked for as a part of names and of prose: ``told`` is found in ``told_by``, ``ToldRow`` and "is told", and
+not in "untold". Words that have a second, ordinary meaning (a mixture of data sets) are looked for only as names of
+classes, or only in some folders. "reading" and "writing" of requests (prefill, decode), "turn" of a loop (step) and
+"rest" (idle) are left to the reader: no pattern separates them from their ordinary meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+from tools.checks.files import Finding
+
+
+@dataclass(frozen=True)
+class Word:
+    """A retired word, how it is recognised, and where it may still stand."""
+
+    today: str
+    """In small letters, as it stands in every line that has it: lines without it are not looked at any further."""
+    instead: str
+    pattern: str = ""
+    """A regular expression; by default the word itself, as a part of a name or of prose."""
+    unless: str = r"(?!)"
+    """A line that matches this means something else by it."""
+    where: tuple[str, ...] = ("*",)
+    """Paths in which the word is looked for."""
+
+
+def part(word: str) -> str:
+    """A pattern of ``word`` alone, in snake_case, in CamelCase and in capitals."""
+    title = word[0].upper() + word[1:]
+    inside = rf"(?<=[a-z]){title}(?![a-z])"
+    return rf"(?<![A-Za-z])(?:(?:{word}|{title})(?![a-z])|{word.upper()}(?![A-Za-z]))|{inside}"
+
+
+def klass(names: str) -> str:
+    """A pattern of the definition of a class whose name is one of ``names``, a regular expression."""
+    return rf"^\s*class (?:{names})\b"
+
+
+SERVING = ("gym_fed/serving/*", "gym_fed/cli/api/*", "gym_fed/personalization/*", "tests/unit/serving/*")
+DELTAS = (
+    "gym_fed/delta/*",
+    "gym_fed/soup/*",
+    "quant/*",
+    "tests/unit/delta/*",
+    "tests/unit/soup/*",
+    "tests/unit/quant/*",
+)
+
+RETIRED = (
+    Word("told", "reports, logs, prints; a variable is named after what it holds"),
+    Word("tell", "reports, logs, prints; distinguishes, for to tell apart", part("tells?")),
+    Word("telling", "reporting, logging, printing"),
+    Word("mend", "fix", part("mend(?:s|ed|ing)?")),
+    Word("asks", "requests, needs, calls"),
+    Word("whoever", "who, the client that, the process that"),
+    Word("say", "states, reports, names", r"(?i)\bsay(?:s|ing)? what\b"),
+    Word(" way", "loading, in transfer", r"(?i)\bon (?:its|their) way\b"),
+    Word("liar", "malicious client, Byzantine client", part("liars?")),
+    Word("roster", "ActiveVariants (serving), participants", part("rosters?")),
+    Word("rowmap", "segments", part("row_?map") + "|RowMap"),
+    Word("row_map", "segments"),
+    Word("class piece", "Chunk", klass(r"Pieces?(?:[A-Z]\w*)?")),
+    Word("class mixed", "MultiVariantModel, VariantLayers", klass(r"Mixed(?!Precision)[A-Z]\w*")),
+    Word("operand", "VariantWeight", klass(r"\w*Operands?"), where=("gym_fed/*", "tests/*")),
+    Word("operand", "weight of a variant", part("operands?"), where=SERVING),
+    Word("class site", "target module", klass("Site")),
+    Word("class slot", "target module", klass("Slot")),
+    Word("residency", "VariantCache"),
+    Word("shelf", "writer", unless=r"(?i)off.the.shelf"),
+    Word("class order", "job", klass("Order")),
+    Word("class made", "result", klass("Made")),
+    Word("class choice", "SampledToken (serving); name what is chosen", klass("Choice")),
+    Word("patience", "timeout", unless=r"(?i)early.?stopping|stopping|\bpatience: \{?\d"),
+    Word("farewell", "drain"),
+    Word("class guard", "AuthInterceptor", klass("Guard")),
+    Word("geometry", "GramMatrix"),
+    Word("class mixture", "CombinationWeights", klass("Mixture")),
+    Word("likeness", "similarity"),
+    Word("purse", "balance", part("purses?")),
+    Word("standing", "reputation", unless=r"(?i)long.standing"),
+    Word("journal", "RoundStore", unless=r"(?i)sqlite|journal_?(mode|ctl|d\b)|-journal|\bWAL\b"),
+    Word("beginners", "participants"),
+    Word("stayers", "survivors"),
+    Word("sides", "factors", where=DELTAS),
+    Word("bits a weight", "bits per weight"),
+    Word("a contributor and ", "per contributor and round", r"(?i)\ba contributor and (?:a )?round\b"),
+    Word("untranslated", "--ignore-unsupported", r"(?i)allow[-_]untranslated"),
+)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A place where retired words may stand, and why."""
+
+    path: str
+    """A pattern of paths."""
+    line: str
+    """A regular expression: only lines that it matches are allowed."""
+    reason: str
+
+
+ALLOWED = (
+    Allowed("CHANGELOG.md", "", "history: what releases were about, in the words of their time"),
+    Allowed("docs/glossary.md", r"\|", 'the column "formerly" of its tables'),
+    Allowed("tools/checks/words.py", "", "this list"),
+    Allowed("tools/checks/ceilings.toml", "", "paths of files"),
+    Allowed("tests/unit/repository/test_checks_*.py", "", "plants each word to see that it is found"),
+)
+
+_RULES = [(word, re.compile(word.pattern or part(word.today)), re.compile(word.unless)) for word in RETIRED]
+
+
+def retired_words(files: dict[str, str]) -> Iterator[Finding]:
+    """Every retired word in the lines and in the path of each file."""
+    for file, text in files.items():
+        small = f"{file}\n{text}".lower()
+        rules = [
+            rule
+            for rule in _RULES
+            if rule[0].today in small and any(fnmatch(file, place) for place in rule[0].where)
+        ]
+        allowed = [re.compile(a.line) for a in ALLOWED if fnmatch(file, a.path)]
+        for number, line in enumerate([file, *text.splitlines()]) if rules else ():
+            lowered = line.lower()
+            for word, pattern, unless in rules:
+                if word.today in lowered and not unless.search(line):
+                    if any(place.search(line) for place in allowed):
+                        continue
+                    for found in pattern.finditer(line):
+                        message = f"retired word {found[0].strip()!r}: use {word.instead}"
+                        yield Finding(file, number, "words", message)
