@@ -14,7 +14,7 @@ from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobu
 from gym_fed.soup.aggregators.caf import CAF
 from gym_fed.soup.aggregators.fltrust import trusted
 from gym_fed.soup.aggregators.fltrust_caf import FLTrustCAF
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pipeline import Pipeline
 
 DEFAULT = "byzantine_robust"
@@ -78,7 +78,7 @@ class Defence:
         if self.pipeline is None:
             return root, torch.zeros(len(updates))
         try:
-            plan = self.pipeline.plan(self._geometry(updates, root))
+            plan = self.pipeline.plan(self._gram_matrix(updates, root))
         except GymError as error:
             if error.code is not ErrorCode.UPDATE_REFUSED:
                 raise
@@ -92,36 +92,36 @@ class Defence:
         last = None if self.pipeline is None else self.pipeline.aggregator
         if self.pipeline is None or not isinstance(last, CAF | ByzantineRobust | FLTrustCAF):
             return self.merge(updates, root)[0]
-        geometry = self._geometry(updates, root)
-        total = Mixture.identity(geometry.weights)
+        gram = self._gram_matrix(updates, root)
+        total = CombinationWeights.identity(gram.weights)
         steps = [step.mix for step in self.pipeline.pre_aggregators]
         counts, norm, stretch = torch.ones(len(updates), dtype=torch.float64), None, MAX_STRETCH
         if isinstance(last, ByzantineRobust):
             steps.append(last._scale.mix)
         elif isinstance(last, FLTrustCAF):
             try:
-                trust, factors = trusted(geometry, last.name)
+                trust, factors = trusted(gram, last.name)
             except GymError:
                 return torch.zeros_like(root)
             counts, norm = (trust > 0.0).double(), float(root @ root)
-            steps.append(lambda geometry: Mixture.scaled(factors, geometry.weights))
+            steps.append(lambda gram: CombinationWeights.scaled(factors, gram.weights))
         else:
             stretch = last.config.max_stretch or 0.0
         for mix in steps:
-            mixture = mix(geometry)
-            total, geometry = mixture.after(total), geometry.mixed(mixture)
+            combination = mix(gram)
+            total, gram = combination.after(total), gram.combined(combination)
         shares = caf_shares(
-            geometry.products.numpy(), counts.numpy(), last.num_malicious_nodes, stretch, squared_norm=norm
+            gram.products.numpy(), counts.numpy(), last.num_malicious_nodes, stretch, squared_norm=norm
         )
         return (torch.from_numpy(shares) @ total.matrix).float() @ updates
 
-    def _geometry(self, updates: Tensor, root: Tensor) -> Geometry:
+    def _gram_matrix(self, updates: Tensor, root: Tensor) -> GramMatrix:
         assert self.pipeline is not None
         products = (updates @ updates.T).double()
         own = None
         if self.pipeline.needs is Needs.ROOT:
             own = torch.cat([updates @ root, (root @ root)[None]]).double()
-        return Geometry(products, torch.ones(len(updates), dtype=torch.float64), own)
+        return GramMatrix(products, torch.ones(len(updates), dtype=torch.float64), own)
 
 
 def caf_shares(

@@ -36,7 +36,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.merging import inner_products, merge
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed, stacks_of
@@ -164,7 +164,7 @@ def merged(updates: Tensor, pipeline: Pipeline) -> Tensor:
     pipeline.check(weights)
     needed = pipeline.needs > Needs.NOTHING
     products = kernels.products(updates) if needed else torch.zeros(n, n, dtype=torch.float64)
-    plan = pipeline.plan(Geometry(products, weights))
+    plan = pipeline.plan(GramMatrix(products, weights))
     if not needed or len(plan.matrix) == 1:
         return _combined(updates, plan, pipeline)
     out = torch.empty(d)
@@ -177,7 +177,7 @@ def merged(updates: Tensor, pipeline: Pipeline) -> Tensor:
     return out
 
 
-def _combined(block: Tensor, plan: Mixture, pipeline: Pipeline) -> Tensor:
+def _combined(block: Tensor, plan: CombinationWeights, pipeline: Pipeline) -> Tensor:
     return pipeline.aggregator.combine(mixed(block, plan.matrix), plan.weights)
 
 
@@ -283,7 +283,7 @@ def merged_signs(updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec) -
     products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     if pipeline.needs > Needs.NOTHING:
         products = inner_products(stacks, norms)
-    plan = pipeline.plan(Geometry(products, weights))
+    plan = pipeline.plan(GramMatrix(products, weights))
     merged = {}
     for stack in stacks:
         merged[stack.name] = torch.empty(stack.shape)

@@ -1,8 +1,8 @@
 """What one contributor earns under one, two and four keys beside three others, with and without pay as one.
 
 Every key sends the contributor's update with independent noise on it (of 0.6 or 1.0 of its norm), a piece of it (cut by
-coordinates, scaled to its norm), or trains anew on the same text from another seed. Likeness, scores and split are the
-hub's own; its copies (``similarity_threshold``) are rejected in both columns.
+coordinates, scaled to its norm), or trains anew on the same text from another seed. Similarity, scores and split are
+the hub's own; its copies (``similarity_threshold``) are rejected in both columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from _report import Report
 from _rewards_rounds import CODEC, LENGTH, Delta, World, _trained
 from gym_server.rewards.appraisal import split
-from gym_server.rewards.free_riders import Likeness
+from gym_server.rewards.free_riders import RoundSimilarity
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
@@ -103,7 +103,7 @@ def _paid(
         led = leaders(compare(files, spec).similarity, range(len(files)), config.similarity_threshold)
         kept = [k for k, leader in enumerate(led) if leader == k]
         files, names = [files[k] for k in kept], [f"{k:02d}" for k in kept]
-        likeness = Likeness({}, names, compare(files, spec).cosine, torn_apart(files, spec))
+        similarity = RoundSimilarity({}, names, compare(files, spec).cosine, torn_apart(files, spec))
         counts = round_coefficients(files, [1.0] * len(files))
         game = SoupGame(
             world.loaded.model, world.loaded.tokenizer, files, world.held, counts, max_length=LENGTH
@@ -117,7 +117,7 @@ def _paid(
             def paid_as_one(
                 who: Collection[str], at: Together = together, by_score: bool = score == "estimate"
             ) -> list[list[str]]:
-                return [] if at is None else likeness.together(who, at, by_score)
+                return [] if at is None else similarity.together(who, at, by_score)
 
             found = split(
                 RewardsConfig(score=score),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.linalg import signs
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.rule import Rule
 from gym_fed.soup.rule import RuleConfig as AggregatorConfig
 
@@ -58,13 +58,13 @@ class Aggregator(Rule):
         """Updates that the rule needs to withstand ``malicious`` liars, by its paper."""
         return 2 * malicious + 1
 
-    def mix(self, geometry: Geometry) -> Mixture:
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
         """The combinations of the updates that ``combine`` works on; all of them, as they are, by default."""
-        return Mixture.identity(geometry.weights)
+        return CombinationWeights.identity(gram.weights)
 
     @abstractmethod
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """A block of the mixture's vectors made one: ``[m, block]`` float32, ``[m]`` float64 to ``[block]`` float32.
+        """Aggregate a block of the combined vectors: ``[m, block]`` float32, ``[m]`` float64 to ``[block]`` float32.
 
         May not change its input, nor depend on the number of torch threads.
         """
@@ -93,7 +93,7 @@ class Aggregator(Rule):
 
         Args:
             bits: n packed matrices of one shape.
-            strengths: ``[m, n]`` float64; the mixture's vector k is ``sum_i strengths[k, i] * sign_i``.
+            strengths: ``[m, n]`` float64; combined vector k is ``sum_i strengths[k, i] * sign_i``.
             weights: ``[m]`` float64.
             out: ``[rows, cols]`` float32, filled.
 
@@ -136,14 +136,16 @@ class Aggregator(Rule):
             )
         exact = weights.to(torch.float64)
         if self.needs is Needs.NOTHING:
-            mixture = self.mix(Geometry(torch.zeros(len(exact), len(exact), dtype=torch.float64), exact))
+            combination = self.mix(
+                GramMatrix(torch.zeros(len(exact), len(exact), dtype=torch.float64), exact)
+            )
         else:
-            mixture = self.mix(Geometry.of(updates, exact, root))
-        if len(updates) == 1 or not _is_identity(mixture, len(updates)):  # never the caller's own memory
-            rows = mixture.applied(updates).to(torch.float32)
+            combination = self.mix(GramMatrix.of(updates, exact, root))
+        if len(updates) == 1 or not _is_identity(combination, len(updates)):  # never the caller's own memory
+            rows = combination.applied(updates).to(torch.float32)
             if not bool(torch.isfinite(rows).all()):
                 raise GymError(ErrorCode.UPDATE_REFUSED, "the updates' combination is not finite in float32")
-        return self.combine(rows, mixture.weights)
+        return self.combine(rows, combination.weights)
 
     def check(self, weights: Tensor) -> None:
         """Refuse a round in which the rule could not keep its promise.
@@ -200,8 +202,8 @@ class WeightRule(Aggregator):
 
     needs = Needs.PRODUCTS
 
-    def mix(self, geometry: Geometry) -> Mixture:
-        return Mixture.combination(self.weigh(geometry))
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
+        return CombinationWeights.single(self.weigh(gram))
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         return rows[0]
@@ -211,13 +213,13 @@ class WeightRule(Aggregator):
         return True
 
     @abstractmethod
-    def weigh(self, geometry: Geometry) -> Tensor:
+    def weigh(self, gram: GramMatrix) -> Tensor:
         """``[n]`` float64 coefficients of the updates, on a checked round."""
 
 
-def _is_identity(mixture: Mixture, count: int) -> bool:
-    return mixture.matrix.shape == (count, count) and torch.equal(
-        mixture.matrix, torch.eye(count, dtype=torch.float64)
+def _is_identity(combination: CombinationWeights, count: int) -> bool:
+    return combination.matrix.shape == (count, count) and torch.equal(
+        combination.matrix, torch.eye(count, dtype=torch.float64)
     )
 
 

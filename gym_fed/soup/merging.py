@@ -28,7 +28,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_optimizer
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.lora.adapters import write_adapters
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
@@ -124,7 +124,7 @@ def merge(
     if private is not None:
         _refuse_unaccounted(private, recipe)
         stacks, told = private_stacks(updates, spec, pipeline.aggregator, private)
-        plan = Mixture.identity(weight)
+        plan = CombinationWeights.identity(weight)
     else:
         norms = tuple(update.norm() for update in updates)
         clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
@@ -151,7 +151,7 @@ def merge(
 
 def write_soup(
     stacks: Sequence[Stack],
-    plan: Mixture,
+    plan: CombinationWeights,
     aggregator: Aggregator,
     recipe: SoupRecipe,
     out_path: Path,
@@ -244,7 +244,7 @@ def _plan(
     spec: BaseSpec,
     root: DeltaFile | None,
     version: int,
-) -> Mixture:
+) -> CombinationWeights:
     """What the rules make of the round, as combinations of the updates as they were sent."""
     own: Tensor | None = None
     if root is not None:
@@ -255,9 +255,9 @@ def _plan(
         products = inner_products(stacks, norms)
     else:
         products = torch.diag(torch.tensor([norm * norm for norm in norms], dtype=torch.float64))
-    clipping = Mixture.scaled(torch.tensor(list(clips), dtype=torch.float64), weights)
-    geometry = Geometry(products, weights, own).mixed(clipping)
-    return pipeline.plan(geometry).after(clipping)
+    clipping = CombinationWeights.scaled(torch.tensor(list(clips), dtype=torch.float64), weights)
+    gram = GramMatrix(products, weights, own).combined(clipping)
+    return pipeline.plan(gram).after(clipping)
 
 
 def _refuse_unaccounted(private: PrivateRound, recipe: SoupRecipe) -> None:

@@ -11,7 +11,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_aggregator, build_pre_aggregators
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 
@@ -73,14 +73,14 @@ class Pipeline:
             )
         self.aggregator.check(torch.ones(rows))
 
-    def plan(self, geometry: Geometry) -> Mixture:
+    def plan(self, gram: GramMatrix) -> CombinationWeights:
         """The combinations of the updates on which the aggregator's ``combine`` works."""
-        total = Mixture.identity(geometry.weights)
+        total = CombinationWeights.identity(gram.weights)
         for step in self.pre_aggregators:
-            mixture = step.mix(geometry)
-            total = mixture.after(total)
-            geometry = geometry.mixed(mixture)
-        return self.aggregator.mix(geometry).after(total)
+            combination = step.mix(gram)
+            total = combination.after(total)
+            gram = gram.combined(combination)
+        return self.aggregator.mix(gram).after(total)
 
     def aggregate(self, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> Tensor:
         """Merge updates in memory, ``[n, d]`` float32 to ``[d]`` float32; see ``Aggregator.aggregate``.
@@ -109,8 +109,8 @@ class _Composed(Aggregator):
     def minimum(cls, malicious: int) -> int:
         return 0  # the pipeline has checked what each of its rules needs
 
-    def mix(self, geometry: Geometry) -> Mixture:
-        return self._pipeline.plan(geometry)
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
+        return self._pipeline.plan(gram)
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         return self._pipeline.aggregator.combine(rows, weights)

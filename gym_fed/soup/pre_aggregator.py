@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from gym_fed.soup.linalg.gram import Geometry, Mixture
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix
 from gym_fed.soup.rule import Rule
 
 
@@ -17,7 +17,7 @@ class PreAggregator(Rule):
     """
 
     @abstractmethod
-    def mix(self, geometry: Geometry) -> Mixture:
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
         """The combinations that go on, from the updates' inner products alone.
 
         Raises:
@@ -42,5 +42,5 @@ class PreAggregator(Rule):
         Returns:
             ``[m, d]`` float64 vectors and their ``[m]`` float64 weights.
         """
-        mixture = self.mix(Geometry.of(updates, weights))
-        return mixture.applied(updates), mixture.weights
+        combination = self.mix(GramMatrix.of(updates, weights))
+        return combination.applied(updates), combination.weights

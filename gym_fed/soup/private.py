@@ -39,7 +39,7 @@ from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Floats, Integers, Ruler, on_lattice, scale_factors, whole_norm
 from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.linalg.gram import Mixture
+from gym_fed.soup.linalg.gram import CombinationWeights
 from gym_fed.soup.lora.low_rank import LowRank
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, DecodedStack, FactorStack, Stack, form_of
 
@@ -174,7 +174,7 @@ class NoisedStack(DecodedStack):
     query: Query
     """What is asked of it; known once the norms are."""
 
-    def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
+    def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
         """Plan and rule are the query's own affair."""
         draw = self.query.begin(self.name)
         for place, block in self._blocks():
@@ -241,7 +241,7 @@ class NoisedFactors(FactorStack):
         b = self.b_of(update)
         return 0.0 if b is None else math.sqrt(sum_of_squares(b))
 
-    def merged(self, plan: Mixture, rule: Aggregator) -> LowRank:
+    def merged(self, plan: CombinationWeights, rule: Aggregator) -> LowRank:
         draw = self.query.begin(self.name)
         rank, count = len(self.shared), len(self.updates)
         found = torch.empty(self.rows, rank, dtype=torch.float64)

@@ -29,7 +29,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
-from gym_fed.soup.linalg.gram import Mixture
+from gym_fed.soup.linalg.gram import CombinationWeights
 from gym_fed.soup.lora import low_rank
 from gym_fed.soup.lora.low_rank import LowRank, combine, frozen_a, powers_of_two, rows_of
 
@@ -67,7 +67,7 @@ class Stack(ABC):
         """
 
     @abstractmethod
-    def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
+    def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
         """Fill ``target`` ``[rows, cols]`` float32 with ``rule.combine`` of what ``plan`` makes of the updates."""
 
     def release(self) -> None:
@@ -92,7 +92,7 @@ class DecodedStack(Stack):
             products(block if plain else _scaled(block, factors), out=total)
         return total
 
-    def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
+    def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
         for place, block in self._blocks():
             part = target[place]
             part.copy_(rule.combine(mixed(block, plan.matrix), plan.weights).reshape(part.shape))
@@ -169,7 +169,7 @@ class FactorStack(Stack):
         ]
         return low_rank.products(scaled)
 
-    def merged(self, plan: Mixture, rule: Aggregator) -> LowRank | None:
+    def merged(self, plan: CombinationWeights, rule: Aggregator) -> LowRank | None:
         """The result as factors: stacked ones where the rule weighs whole updates, one A and a merged B where all
         trained one A; None for a rule on coordinates of updates whose A differ."""
         if len(plan.matrix) == 1 and not isinstance(rule, CoordinateRule):
@@ -177,7 +177,7 @@ class FactorStack(Stack):
         shared = frozen_a(self.factors)
         return None if shared is None else LowRank(shared, self._merge_b(plan, rule, shared))
 
-    def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
+    def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
         found = self.merged(plan, rule)
         if found is None:
             DecodedStack(self.name, self.updates, self.shape, self.version).merge(plan, rule, target)
@@ -187,7 +187,7 @@ class FactorStack(Stack):
             stop = min(self.rows, start + step)
             target[start:stop] = rows_of(found, start, stop)
 
-    def _merge_b(self, plan: Mixture, rule: Aggregator, shared: Tensor) -> Tensor:
+    def _merge_b(self, plan: CombinationWeights, rule: Aggregator, shared: Tensor) -> Tensor:
         """Every contributor trained the same A: what differs is B, on which the rule works as on a small tensor.
 
         B is seen in units of the product (its components times powers of two of A's), which float32 holds, while a B
@@ -203,7 +203,7 @@ class FactorStack(Stack):
         return rule.combine(rows, plan.weights).reshape(self.rows, rank).to(torch.float64) / units
 
 
-def _mixed(block: Tensor, plan: Mixture) -> Tensor:
+def _mixed(block: Tensor, plan: CombinationWeights) -> Tensor:
     """What a plan makes of ``[n, d]`` float64, in float64."""
     diagonal = plan.matrix.diagonal()
     if plan.matrix.shape[0] == plan.matrix.shape[1] and torch.equal(plan.matrix, torch.diag(diagonal)):
@@ -249,7 +249,7 @@ class SignStack(Stack):
         found = sign_products(self.bits, self.scales, self.cols, self.group_size)
         return found * factors[:, None] * factors[None]
 
-    def merge(self, plan: Mixture, rule: Aggregator, target: Tensor) -> None:
+    def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
         if self.group_size is None:
             strengths = plan.matrix * torch.cat(self.scales).to(torch.float64)
             if rule.combine_signs(self.bits, strengths, plan.weights, target):

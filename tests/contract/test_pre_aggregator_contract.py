@@ -10,7 +10,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import PRE_AGGREGATORS
 from gym_fed.soup.building import build_pre_aggregators
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 NAMES = PRE_AGGREGATORS.names()
@@ -40,11 +40,11 @@ def test_the_steps_of_this_release_are_registered() -> None:
 @pytest.mark.parametrize(("count", "malicious"), [(1, 0), (5, 0), (5, 1), (20, 4)])
 def test_as_many_vectors_go_on_as_the_step_says(name: str, count: int, malicious: int) -> None:
     made = step(name, malicious)
-    mixture = made.mix(Geometry.of(updates_of(count), torch.ones(count)))
-    assert mixture.matrix.shape == (made.rows(count), count)
-    assert mixture.weights.shape == (made.rows(count),)
-    assert mixture.matrix.dtype == mixture.weights.dtype == torch.float64
-    assert bool((mixture.weights > 0).all())
+    combination = made.mix(GramMatrix.of(updates_of(count), torch.ones(count)))
+    assert combination.matrix.shape == (made.rows(count), count)
+    assert combination.weights.shape == (made.rows(count),)
+    assert combination.matrix.dtype == combination.weights.dtype == torch.float64
+    assert bool((combination.weights > 0).all())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,11 +52,11 @@ def test_what_goes_on_are_combinations_of_the_updates_and_they_stay_as_they_were
     updates, weights = updates_of(9), torch.arange(1.0, 10.0)
     before = updates.clone()
     vectors, their_weights = step(name, 2).apply(updates, weights)
-    mixture = step(name, 2).mix(Geometry.of(updates, weights))
-    torch.testing.assert_close(vectors, mixture.matrix @ updates.double(), rtol=0, atol=1e-12)
-    assert torch.equal(their_weights, mixture.weights)
+    combination = step(name, 2).mix(GramMatrix.of(updates, weights))
+    torch.testing.assert_close(vectors, combination.matrix @ updates.double(), rtol=0, atol=1e-12)
+    assert torch.equal(their_weights, combination.weights)
     assert torch.equal(updates, before)
-    assert bool((mixture.matrix >= 0).all())
+    assert bool((combination.matrix >= 0).all())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,8 +89,8 @@ def test_the_order_of_contributors_does_not_matter(name: str) -> None:
     "name", [name for name in NAMES if PRE_AGGREGATORS.type_of(name).needs <= Needs.NORMS]
 )
 def test_a_step_that_needs_norms_looks_at_nothing_else(name: str) -> None:
-    full = Geometry.of(updates_of(9), torch.ones(9))
-    bare = Geometry(torch.diag(full.products.diagonal()), full.weights)
+    full = GramMatrix.of(updates_of(9), torch.ones(9))
+    bare = GramMatrix(torch.diag(full.products.diagonal()), full.weights)
     given, wanted = step(name, 2).mix(bare), step(name, 2).mix(full)
     assert torch.equal(given.matrix, wanted.matrix)
     assert torch.equal(given.weights, wanted.weights)
@@ -118,23 +118,23 @@ def test_liars_at_1e30_cost_the_honest_no_digits(name: str) -> None:
     """Vectors that hold nothing of a liar are as they would be without their size."""
     honest = updates_of(7)
     huge = torch.cat([torch.full((2, 120), 1e30), honest])
-    geometry = Geometry.of(huge, torch.ones(9))
-    mixture = step(name, 2).mix(geometry)
-    clean = (mixture.matrix[:, :2] == 0).all(dim=1)
-    wanted = mixture.matrix[clean][:, 2:] @ honest.double()
-    torch.testing.assert_close(mixture.applied(huge)[clean], wanted, rtol=1e-12, atol=1e-12)
-    distances = geometry.mixed(mixture).squared_distances()[clean][:, clean]
+    gram = GramMatrix.of(huge, torch.ones(9))
+    combination = step(name, 2).mix(gram)
+    clean = (combination.matrix[:, :2] == 0).all(dim=1)
+    wanted = combination.matrix[clean][:, 2:] @ honest.double()
+    torch.testing.assert_close(combination.applied(huge)[clean], wanted, rtol=1e-12, atol=1e-12)
+    distances = gram.combined(combination).squared_distances()[clean][:, clean]
     torch.testing.assert_close(distances, torch.cdist(wanted, wanted).square(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_geometry_of_what_goes_on_is_that_of_the_vectors(name: str) -> None:
     updates, root = updates_of(9), updates_of(1, seed=3)[0]
-    geometry = Geometry.of(updates, torch.ones(9), root)
-    mixture = step(name, 2).mix(geometry)
+    gram = GramMatrix.of(updates, torch.ones(9), root)
+    combination = step(name, 2).mix(gram)
     found, wanted = (
-        geometry.mixed(mixture),
-        Geometry.of(mixture.applied(updates), mixture.weights, root.double()),
+        gram.combined(combination),
+        GramMatrix.of(combination.applied(updates), combination.weights, root.double()),
     )
     torch.testing.assert_close(found.products, wanted.products, rtol=1e-10, atol=1e-10)
     assert found.root is not None
@@ -149,13 +149,13 @@ def test_settings_that_a_step_does_not_have_are_refused(name: str) -> None:
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
-def _factors(mixture: Mixture) -> list[float]:
-    assert torch.equal(mixture.matrix, torch.diag(mixture.matrix.diagonal()))
-    return mixture.matrix.diagonal().tolist()
+def _factors(combination: CombinationWeights) -> list[float]:
+    assert torch.equal(combination.matrix, torch.diag(combination.matrix.diagonal()))
+    return combination.matrix.diagonal().tolist()
 
 
-def _of_norms(*norms: float) -> Geometry:
-    return Geometry.of(torch.diag(torch.tensor(norms)), torch.ones(len(norms)))
+def _of_norms(*norms: float) -> GramMatrix:
+    return GramMatrix.of(torch.diag(torch.tensor(norms)), torch.ones(len(norms)))
 
 
 @pytest.mark.parametrize("name", ["norm_cap", "arc"])
@@ -200,29 +200,29 @@ def test_arc_and_mixing_need_honest_updates() -> None:
 
 def test_mixing_weighs_the_nearest_and_keeps_the_order_of_equal_ones() -> None:
     rows = torch.tensor([[0.0], [1.0], [-1.0], [10.0]])
-    mixture = step("nnm", num_neighbours=2).mix(Geometry.of(rows, torch.tensor([1.0, 3.0, 1.0, 1.0])))
+    combination = step("nnm", num_neighbours=2).mix(GramMatrix.of(rows, torch.tensor([1.0, 3.0, 1.0, 1.0])))
     wanted = [[0.25, 0.75, 0, 0], [0.25, 0.75, 0, 0], [0.5, 0, 0.5, 0], [0, 0.75, 0, 0.25]]
-    assert mixture.matrix.tolist() == wanted
-    assert mixture.weights.tolist() == [1.0, 3.0, 1.0, 1.0]
-    everything = step("nnm").mix(Geometry.of(rows, torch.ones(4)))
+    assert combination.matrix.tolist() == wanted
+    assert combination.weights.tolist() == [1.0, 3.0, 1.0, 1.0]
+    everything = step("nnm").mix(GramMatrix.of(rows, torch.ones(4)))
     assert everything.matrix.tolist() == [[0.25] * 4] * 4
-    copies = step("nnm", num_neighbours=1).mix(Geometry.of(torch.ones(3, 2), torch.ones(3)))
+    copies = step("nnm", num_neighbours=1).mix(GramMatrix.of(torch.ones(3, 2), torch.ones(3)))
     assert torch.equal(copies.matrix, torch.eye(3, dtype=torch.float64))
 
 
 def test_buckets_share_all_updates_among_them_by_weight() -> None:
     weights = torch.arange(1.0, 8.0)
-    mixture = step("bucketing", bucket_size=3).mix(Geometry.of(updates_of(7), weights))
-    assert (mixture.matrix > 0).sum(dim=1).tolist() == [3, 3, 1]
-    assert (mixture.matrix > 0).sum(dim=0).tolist() == [1] * 7
-    torch.testing.assert_close(mixture.weights @ mixture.matrix, weights.double())
-    torch.testing.assert_close(mixture.matrix.sum(dim=1), torch.ones(3, dtype=torch.float64))
+    combination = step("bucketing", bucket_size=3).mix(GramMatrix.of(updates_of(7), weights))
+    assert (combination.matrix > 0).sum(dim=1).tolist() == [3, 3, 1]
+    assert (combination.matrix > 0).sum(dim=0).tolist() == [1] * 7
+    torch.testing.assert_close(combination.weights @ combination.matrix, weights.double())
+    torch.testing.assert_close(combination.matrix.sum(dim=1), torch.ones(3, dtype=torch.float64))
 
 
 def test_buckets_follow_from_the_seed_and_the_count_alone() -> None:
-    one = step("bucketing", seed=1).mix(Geometry.of(updates_of(8), torch.ones(8)))
-    same = step("bucketing", seed=1).mix(Geometry.of(updates_of(8, seed=9), torch.ones(8)))
-    other = step("bucketing", seed=2).mix(Geometry.of(updates_of(8), torch.ones(8)))
+    one = step("bucketing", seed=1).mix(GramMatrix.of(updates_of(8), torch.ones(8)))
+    same = step("bucketing", seed=1).mix(GramMatrix.of(updates_of(8, seed=9), torch.ones(8)))
+    other = step("bucketing", seed=2).mix(GramMatrix.of(updates_of(8), torch.ones(8)))
     assert torch.equal(one.matrix, same.matrix)
     assert not torch.equal(one.matrix, other.matrix)
     # sha256("1:8:0") to sha256("1:8:7") in ascending order: what a replay in another language must find.

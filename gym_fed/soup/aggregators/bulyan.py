@@ -18,7 +18,7 @@ from gym_quant import kernels
 from torch import Tensor
 
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 
 
 class Bulyan(Aggregator):
@@ -31,13 +31,13 @@ class Bulyan(Aggregator):
         """4f + 3; with no liar to withstand any round will do."""
         return 4 * malicious + 3 if malicious else 1
 
-    def mix(self, geometry: Geometry) -> Mixture:
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
         """The selected updates, in the order of contributors."""
-        theta = geometry.count - 2 * self.num_malicious_nodes
-        selected = _repeated_krum(geometry.squared_distances().numpy(), theta, self.num_malicious_nodes)
-        matrix = torch.zeros(theta, geometry.count, dtype=torch.float64)
+        theta = gram.count - 2 * self.num_malicious_nodes
+        selected = _repeated_krum(gram.squared_distances().numpy(), theta, self.num_malicious_nodes)
+        matrix = torch.zeros(theta, gram.count, dtype=torch.float64)
         matrix[torch.arange(theta), torch.tensor(selected)] = 1.0
-        return Mixture(matrix, torch.ones(theta, dtype=torch.float64))
+        return CombinationWeights(matrix, torch.ones(theta, dtype=torch.float64))
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         return kernels.mean_around_median(rows.contiguous(), len(rows) - 2 * self.num_malicious_nodes)

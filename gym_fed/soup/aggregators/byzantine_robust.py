@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.pre_aggregators.equal_norm import EqualNorm
 
 MAX_STRETCH = 1.5
@@ -34,6 +34,6 @@ class ByzantineRobust(WeightRule):
         """A fifth, but one of three or four."""
         return max(contributors // 5, int(contributors >= 3))
 
-    def weigh(self, geometry: Geometry) -> Tensor:
-        scaled = self._scale.mix(geometry)
-        return self._filter.weigh(geometry.mixed(scaled)) @ scaled.matrix
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        scaled = self._scale.mix(gram)
+        return self._filter.weigh(gram.combined(scaled)) @ scaled.matrix

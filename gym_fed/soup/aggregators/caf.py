@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.ordered import Array, dot, symmetric_times
 from gym_fed.soup.linalg.spectrum import top_eigenvector
 
@@ -44,8 +44,8 @@ class CAF(WeightRule):
     Config = CAFConfig
     config: CAFConfig
 
-    def weigh(self, geometry: Geometry) -> Tensor:
-        products, count = geometry.products.numpy(), geometry.count
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        products, count = gram.products.numpy(), gram.count
         limit = 0.0
         if self.config.max_stretch is not None:
             limit = self.config.max_stretch * float(np.sort(products.diagonal())[(count - 1) // 2])

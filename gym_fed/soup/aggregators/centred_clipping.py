@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.ordered import dot, symmetric_times
 
 
@@ -40,8 +40,8 @@ class CentredClipping(WeightRule):
     Config = CentredClippingConfig
     config: CentredClippingConfig
 
-    def weigh(self, geometry: Geometry) -> Tensor:
-        products, count = geometry.products.numpy(), geometry.count
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        products, count = gram.products.numpy(), gram.count
         squares = products.diagonal()
         centre = np.zeros(count)  # coefficients of v
         for _ in range(self.config.iterations):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import Geometry, Needs
+from gym_fed.soup.linalg.gram import GramMatrix, Needs
 
 
 class FLTrust(WeightRule):
@@ -31,17 +31,17 @@ class FLTrust(WeightRule):
         """f + 1: one honest update."""
         return malicious + 1
 
-    def weigh(self, geometry: Geometry) -> Tensor:
+    def weigh(self, gram: GramMatrix) -> Tensor:
         """Raises ``UPDATE_REFUSED`` where nobody is to be trusted."""
-        trust, factors = trusted(geometry, self.name)
+        trust, factors = trusted(gram, self.name)
         return trust / math.fsum(trust.tolist()) * factors
 
 
-def trusted(geometry: Geometry, rule: str) -> tuple[Tensor, Tensor]:
+def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
     """Trust scores (equation 2), not all zero; and what brings each update to the root update's norm (equation 3).
 
     Args:
-        geometry: A round with a root update.
+        gram: A round with a root update.
         rule: Whose name an error gives.
 
     Returns:
@@ -50,9 +50,9 @@ def trusted(geometry: Geometry, rule: str) -> tuple[Tensor, Tensor]:
     Raises:
         GymError: ``UPDATE_REFUSED`` where nobody is to be trusted.
     """
-    assert geometry.root is not None, "the round gives a root update to rules that need one"
-    root_norm = math.sqrt(max(0.0, float(geometry.root[-1])))
-    norms = geometry.norms()
+    assert gram.root is not None, "the round gives a root update to rules that need one"
+    root_norm = math.sqrt(max(0.0, float(gram.root[-1])))
+    norms = gram.norms()
     if root_norm == 0.0:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
@@ -60,11 +60,11 @@ def trusted(geometry: Geometry, rule: str) -> tuple[Tensor, Tensor]:
             "train the root update on more of the coordinator's data",
         )
     lengths = torch.where(norms > 0.0, norms, 1.0)
-    trust = (geometry.root[:-1] / lengths / root_norm).clamp_min(0.0) * (norms > 0.0)
+    trust = (gram.root[:-1] / lengths / root_norm).clamp_min(0.0) * (norms > 0.0)
     if math.fsum(trust.tolist()) == 0.0:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"none of {geometry.count} updates points the way of the root update of aggregator {rule!r}",
+            f"none of {gram.count} updates points the way of the root update of aggregator {rule!r}",
             "look at the coordinator's data: it says the opposite of every contributor's",
         )
     return trust, root_norm / lengths

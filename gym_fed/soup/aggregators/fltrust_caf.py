@@ -22,7 +22,7 @@ from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH
 from gym_fed.soup.aggregators.caf import filtered
 from gym_fed.soup.aggregators.fltrust import trusted
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 
 
 class FLTrustCAF(WeightRule):
@@ -30,12 +30,12 @@ class FLTrustCAF(WeightRule):
     robust = True
     needs = Needs.ROOT
 
-    def weigh(self, geometry: Geometry) -> Tensor:
+    def weigh(self, gram: GramMatrix) -> Tensor:
         """Raises ``UPDATE_REFUSED`` where nobody is to be trusted."""
-        assert geometry.root is not None, "the round gives a root update to rules that need one"
-        trust, factors = trusted(geometry, self.name)
-        scaled = geometry.mixed(Mixture.scaled(factors, geometry.weights))
+        assert gram.root is not None, "the round gives a root update to rules that need one"
+        trust, factors = trusted(gram, self.name)
+        scaled = gram.combined(CombinationWeights.scaled(factors, gram.weights))
         counts = (trust > 0.0).to(torch.float64)
-        limit = MAX_STRETCH * float(geometry.root[-1])
-        kept = 1.0 - 2.0 * self.num_malicious_nodes / geometry.count
+        limit = MAX_STRETCH * float(gram.root[-1])
+        kept = 1.0 - 2.0 * self.num_malicious_nodes / gram.count
         return torch.from_numpy(filtered(scaled.products.numpy(), counts.numpy(), kept, limit)) * factors

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.spatial_median import spatial_median
 
 
@@ -42,10 +42,10 @@ class GeometricMedian(WeightRule):
     Config = GeometricMedianConfig
     config: GeometricMedianConfig
 
-    def weigh(self, geometry: Geometry) -> Tensor:
+    def weigh(self, gram: GramMatrix) -> Tensor:
         """Raises ``INTERNAL`` when ``max_iterations`` are too few."""
-        weights = geometry.weights.numpy()
+        weights = gram.weights.numpy()
         found = spatial_median(
-            geometry.products.numpy(), weights, self.config.tolerance, self.config.max_iterations
+            gram.products.numpy(), weights, self.config.tolerance, self.config.max_iterations
         )
         return torch.from_numpy(found)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 
 
 class Krum(WeightRule):
@@ -29,9 +29,9 @@ class Krum(WeightRule):
         """2f + 3; with no liar to withstand any round will do."""
         return 2 * malicious + 3 if malicious else 1
 
-    def weigh(self, geometry: Geometry) -> Tensor:
-        coefficients = torch.zeros(geometry.count, dtype=torch.float64)
-        scores = krum_scores(geometry.squared_distances(), self.num_malicious_nodes)
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        coefficients = torch.zeros(gram.count, dtype=torch.float64)
+        scores = krum_scores(gram.squared_distances(), self.num_malicious_nodes)
         coefficients[int(np.argmin(scores))] = 1.0
         return coefficients
 

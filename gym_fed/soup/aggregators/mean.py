@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gym_fed.soup.aggregator import Floats, Integers, WeightRule
-from gym_fed.soup.linalg.gram import Geometry, Needs
+from gym_fed.soup.linalg.gram import GramMatrix, Needs
 
 
 class Mean(WeightRule):
@@ -24,5 +24,5 @@ class Mean(WeightRule):
         """The votes' mean."""
         return totals.astype(np.float64) * (vote / voters)
 
-    def weigh(self, geometry: Geometry) -> Tensor:
-        return torch.full((geometry.count,), 1.0 / geometry.count, dtype=torch.float64)
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        return torch.full((gram.count,), 1.0 / gram.count, dtype=torch.float64)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.vertex_cover import Conflicts
 
 MAX_MALICIOUS = 20
@@ -41,9 +41,9 @@ class MinimumDiameter(WeightRule):
             )
         super().check(weights)
 
-    def weigh(self, geometry: Geometry) -> Tensor:
-        kept = _closest_together(geometry.squared_distances(), self.num_malicious_nodes)
-        coefficients = torch.zeros(geometry.count, dtype=torch.float64)
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        kept = _closest_together(gram.squared_distances(), self.num_malicious_nodes)
+        coefficients = torch.zeros(gram.count, dtype=torch.float64)
         coefficients[kept] = 1.0 / len(kept)
         return coefficients
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.krum import krum_scores
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 
 
 class MultiKrumConfig(AggregatorConfig):
@@ -48,9 +48,9 @@ class MultiKrum(WeightRule):
                 "lower num_selected, or wait for more contributors",
             )
 
-    def weigh(self, geometry: Geometry) -> Tensor:
-        scores = krum_scores(geometry.squared_distances(), self.num_malicious_nodes)
-        selected = self.config.num_selected or geometry.count - self.num_malicious_nodes
-        coefficients = torch.zeros(geometry.count, dtype=torch.float64)
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        scores = krum_scores(gram.squared_distances(), self.num_malicious_nodes)
+        selected = self.config.num_selected or gram.count - self.num_malicious_nodes
+        coefficients = torch.zeros(gram.count, dtype=torch.float64)
         coefficients[np.argsort(scores, kind="stable")[:selected].tolist()] = 1.0 / selected
         return coefficients

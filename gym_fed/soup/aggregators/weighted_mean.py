@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import Geometry, Needs
+from gym_fed.soup.linalg.gram import GramMatrix, Needs
 
 
 class WeightedMean(WeightRule):
@@ -20,5 +20,5 @@ class WeightedMean(WeightRule):
     weighted = True
     needs = Needs.NOTHING
 
-    def weigh(self, geometry: Geometry) -> Tensor:
-        return geometry.weights / math.fsum(geometry.weights.tolist())
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        return gram.weights / math.fsum(gram.weights.tolist())

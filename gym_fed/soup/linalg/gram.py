@@ -1,7 +1,7 @@
-"""What a rule may know of a round's updates without seeing them: their inner products and weights.
+"""The Gram matrix of a round's updates, and the linear combinations of them that a rule returns.
 
-Most robust rules look at updates only through distances, norms and angles, and answer with a linear combination of
-them. Written over the matrix of inner products they need no update in memory: the same few lines serve float deltas,
+Most robust rules use only distances, norms and angles of updates, and return a linear combination of them. Written
+over the matrix of inner products, such a rule needs no update in memory. The same few lines serve float deltas,
 packed sign bits (whose products are popcounts) and LoRA factors (whose products need no full matrix).
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Needs(IntEnum):
-    """What a rule looks at; a round computes no more than its rules ask for."""
+    """What a rule reads; a round computes no more than its rules need."""
 
     NOTHING = 0
     NORMS = 1
@@ -27,8 +27,8 @@ class Needs(IntEnum):
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """A round of n updates.
+class GramMatrix:
+    """Inner products and weights of the n updates of a round.
 
     Attributes:
         products: ``[n, n]`` float64, inner products of the updates; symmetric, the diagonal holds squared norms.
@@ -42,7 +42,7 @@ class Geometry:
     root: Tensor | None = None
 
     @classmethod
-    def of(cls, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> Geometry:
+    def of(cls, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> GramMatrix:
         """Of updates ``[n, d]`` in memory, in float64; ``root`` is ``[d]``."""
         rows = updates if root is None else torch.cat([updates, root[None]])
         products = _products(rows.to(torch.float64).numpy())
@@ -64,19 +64,19 @@ class Geometry:
         found = (squares[:, None] + squares[None] - 2.0 * self.products).clamp_min(0.0)
         return found.fill_diagonal_(0.0)
 
-    def mixed(self, mixture: Mixture) -> Geometry:
-        """The geometry of the vectors that a mixture makes of the updates."""
-        matrix = mixture.matrix
+    def combined(self, combination: CombinationWeights) -> GramMatrix:
+        """The Gram matrix of the vectors that ``combination`` makes of the updates."""
+        matrix = combination.matrix
         products = _combined(matrix, _combined(matrix, self.products).T.contiguous())
         root = None
         if self.root is not None:
             root = torch.cat([_combined(matrix, self.root[:-1, None])[:, 0], self.root[-1:]])
-        return Geometry((products + products.T) / 2, mixture.weights, root)
+        return GramMatrix((products + products.T) / 2, combination.weights, root)
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """n updates made into m vectors, each a linear combination of them.
+class CombinationWeights:
+    """The weights that combine n updates linearly into m vectors.
 
     Attributes:
         matrix: ``[m, n]`` float64; vector k is ``sum_i matrix[k, i] * update_i``.
@@ -87,17 +87,17 @@ class Mixture:
     weights: Tensor
 
     @classmethod
-    def identity(cls, weights: Tensor) -> Mixture:
+    def identity(cls, weights: Tensor) -> CombinationWeights:
         """The updates themselves."""
         return cls(torch.eye(len(weights), dtype=torch.float64), weights)
 
     @classmethod
-    def scaled(cls, factors: Tensor, weights: Tensor) -> Mixture:
+    def scaled(cls, factors: Tensor, weights: Tensor) -> CombinationWeights:
         """Every update times a factor of its own, ``[n]`` float64."""
         return cls(torch.diag(factors.to(torch.float64)), weights)
 
     @classmethod
-    def combination(cls, coefficients: Tensor) -> Mixture:
+    def single(cls, coefficients: Tensor) -> CombinationWeights:
         """One vector, ``[n]`` float64 coefficients of the updates."""
         return cls(coefficients.to(torch.float64)[None], torch.ones(1, dtype=torch.float64))
 
@@ -109,9 +109,9 @@ class Mixture:
                 total += torch.outer(coefficients, update.to(torch.float64))
         return total
 
-    def after(self, earlier: Mixture) -> Mixture:
-        """This mixture of the vectors that ``earlier`` makes, as one mixture of the updates."""
-        return Mixture(_combined(self.matrix, earlier.matrix), self.weights)
+    def after(self, earlier: CombinationWeights) -> CombinationWeights:
+        """These combinations of the vectors that ``earlier`` makes, as combinations of the updates."""
+        return CombinationWeights(_combined(self.matrix, earlier.matrix), self.weights)
 
 
 def _combined(left: Tensor, right: Tensor) -> Tensor:

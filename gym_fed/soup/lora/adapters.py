@@ -21,7 +21,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import EncodeReport, lora_delta
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
-from gym_fed.soup.linalg.gram import Mixture
+from gym_fed.soup.linalg.gram import CombinationWeights
 from gym_fed.soup.lora.low_rank import LowRank, powers_of_two, refactor, rows_of
 from gym_fed.soup.stacks import FactorStack, Stack
 
@@ -34,7 +34,7 @@ _MOST_CANCELLED = 64.0
 
 def write_adapters(
     stacks: Sequence[Stack],
-    plan: Mixture,
+    plan: CombinationWeights,
     rule: Aggregator,
     learning_rate: float,
     policy: CodecPolicy,

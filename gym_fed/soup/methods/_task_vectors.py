@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 
 BLOCK = 1 << 18
 
@@ -65,7 +65,7 @@ def inner_products(deltas: Tensor) -> Tensor:
     flat, ones = deltas.reshape(count, -1), torch.ones(count)
     total = torch.zeros(count, count, dtype=torch.float64)
     for start in range(0, flat.shape[1], BLOCK):
-        total += Geometry.of(flat[:, start : start + BLOCK], ones).products
+        total += GramMatrix.of(flat[:, start : start + BLOCK], ones).products
     return total
 
 

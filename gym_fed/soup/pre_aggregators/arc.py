@@ -10,7 +10,7 @@ numbers; ByzFL 0.0.11 rounds a float down, which may clip one fewer.
 from __future__ import annotations
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.pre_aggregators.norm_cap import capped
 
@@ -31,10 +31,10 @@ class ARC(PreAggregator):
             )
         return count
 
-    def mix(self, geometry: Geometry) -> Mixture:
-        count, malicious = self.rows(geometry.count), self.num_malicious_nodes
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
+        count, malicious = self.rows(gram.count), self.num_malicious_nodes
         clipped = 2 * malicious * (count - malicious) // count
-        norms = geometry.norms()
-        return Mixture.scaled(
-            capped(norms, float(norms.sort(descending=True).values[clipped])), geometry.weights
+        norms = gram.norms()
+        return CombinationWeights.scaled(
+            capped(norms, float(norms.sort(descending=True).values[clipped])), gram.weights
         )

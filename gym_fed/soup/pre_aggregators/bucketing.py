@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.linalg.gram import Geometry, Mixture
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig
 
@@ -53,16 +53,16 @@ class Bucketing(PreAggregator):
             )
         return buckets
 
-    def mix(self, geometry: Geometry) -> Mixture:
-        count, size = geometry.count, self.config.bucket_size
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
+        count, size = gram.count, self.config.bucket_size
         matrix = torch.zeros(self.rows(count), count, dtype=torch.float64)
         totals = []
         order = _shuffled(count, self.config.seed)
         for row, start in zip(matrix, range(0, count, size), strict=True):
             bucket = sorted(order[start : start + size])
-            totals.append(math.fsum(geometry.weights[bucket].tolist()))
-            row[bucket] = geometry.weights[bucket] / totals[-1]
-        return Mixture(matrix, torch.tensor(totals, dtype=torch.float64))
+            totals.append(math.fsum(gram.weights[bucket].tolist()))
+            row[bucket] = gram.weights[bucket] / totals[-1]
+        return CombinationWeights(matrix, torch.tensor(totals, dtype=torch.float64))
 
 
 def _shuffled(count: int, seed: int) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 
@@ -20,9 +20,11 @@ class EqualNorm(PreAggregator):
     name = "equal_norm"
     needs = Needs.NORMS
 
-    def mix(self, geometry: Geometry) -> Mixture:
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
         """An update of zeros stays one."""
-        norms = geometry.norms()
-        median = norms.sort().values[(geometry.count - 1) // 2]
+        norms = gram.norms()
+        median = norms.sort().values[(gram.count - 1) // 2]
         tiny = torch.finfo(torch.float64).tiny
-        return Mixture.scaled(torch.where(norms > 0.0, median / norms.clamp_min(tiny), 1.0), geometry.weights)
+        return CombinationWeights.scaled(
+            torch.where(norms > 0.0, median / norms.clamp_min(tiny), 1.0), gram.weights
+        )

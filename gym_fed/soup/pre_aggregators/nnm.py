@@ -3,7 +3,7 @@
 Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", algorithm 2: the n - f
 nearest, the update itself among them; where distances are equal, the first in the order of contributors. It lessens the
 spread of honest updates, from which every robust rule's error comes, and makes rules of order-optimal error out of
-trimmed mean, median, Krum and geometric median. Here the mean is by weight, and each mixture keeps its own update's
+trimmed mean, median, Krum and geometric median. Here the mean is by weight, and each combination keeps its own update's
 weight; the paper and ByzFL know no weights.
 """
 
@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig
 
@@ -45,15 +45,15 @@ class NNM(PreAggregator):
             )
         return count
 
-    def mix(self, geometry: Geometry) -> Mixture:
-        count = self.rows(geometry.count)
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
+        count = self.rows(gram.count)
         neighbours = self.config.num_neighbours or count - self.num_malicious_nodes
-        distances = geometry.squared_distances().fill_diagonal_(-1.0)  # itself before any equal one
+        distances = gram.squared_distances().fill_diagonal_(-1.0)  # itself before any equal one
         nearest = distances.sort(dim=1, stable=True).indices[:, :neighbours].sort(dim=1).values
-        weights = geometry.weights[nearest]
+        weights = gram.weights[nearest]
         totals = torch.zeros(count, dtype=torch.float64)
         for column in weights.T:
             totals += column
         matrix = torch.zeros(count, count, dtype=torch.float64)
         matrix.scatter_(1, nearest, weights / totals[:, None])
-        return Mixture(matrix, geometry.weights)
+        return CombinationWeights(matrix, gram.weights)

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig
 
@@ -51,13 +51,13 @@ class NormCap(PreAggregator):
             )
         return count
 
-    def mix(self, geometry: Geometry) -> Mixture:
-        self.rows(geometry.count)
-        norms = geometry.norms()
+    def mix(self, gram: GramMatrix) -> CombinationWeights:
+        self.rows(gram.count)
+        norms = gram.norms()
         cap = self.config.max_norm
         if cap is None:
-            cap = float(norms.sort().values[self._rank(geometry.count)])
-        return Mixture.scaled(capped(norms, cap), geometry.weights)
+            cap = float(norms.sort().values[self._rank(gram.count)])
+        return CombinationWeights.scaled(capped(norms, cap), gram.weights)
 
     @property
     def _quantile(self) -> float:

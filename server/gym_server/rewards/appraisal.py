@@ -14,7 +14,7 @@ from gym_fed.soup.contribution import GRADIENT_COST
 from gym_fed.soup.credit.reputation import Outcome
 from gym_fed.soup.credit.rewards import split_pool
 from gym_server.federation import Federation
-from gym_server.rewards.free_riders import Finding, Likeness
+from gym_server.rewards.free_riders import Finding, RoundSimilarity
 from gym_server.rewards.scores import DIGITS, RoundScores, luck_of_improvement, score_updates
 from gym_server.rewards.standing import Account, Contribution, record, standings
 from gym_server.rounds.global_model import GlobalModel
@@ -40,7 +40,7 @@ def appraise(
     server_round: int,
     judged: Sequence[tuple[Any, Judgement]],
     findings: Mapping[str, Finding],
-    likeness: Likeness,
+    similarity: RoundSimilarity,
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
     should_stop: Callable[[], bool],
@@ -53,7 +53,7 @@ def appraise(
         server_round: The round.
         judged: A row of ``updates`` and its judgement, for every update of the round, by id.
         findings: Of the free-riders among them.
-        likeness: How alike they are.
+        similarity: How alike they are.
         coefficients: What each merged update counts for in the aggregate, where the rule weighs whole updates.
         weights: Of the merged updates, where reputations make them.
         should_stop: Whether the hub is to stop.
@@ -73,7 +73,7 @@ def appraise(
         if config.together_threshold is None:
             return []
         earners = [update_of[one] for one in earning]
-        groups = likeness.together(earners, config.together_threshold, config.measures)
+        groups = similarity.together(earners, config.together_threshold, config.measures)
         return [[who[update] for update in group] for group in groups]
 
     found = split(
@@ -91,7 +91,7 @@ def appraise(
             _outcome(judgement, findings.get(row.update_id), row.contributor in found.earning),
             before[row.contributor],
             measured.scores.get(row.update_id),
-            likeness.nearest.get(row.update_id),
+            similarity.nearest.get(row.update_id),
             1.0 / sharing.get(row.contributor, 1),
         )
         for row, judgement in judged

@@ -1,6 +1,6 @@
 """Updates that nobody worked for: zeros, near copies, and what was sent or merged before.
 
-Only what the updates' geometry shows. Noise has the angles of honest work on unusual data; it is told by its score.
+Found by the updates' norms and angles alone. Noise has the angles of honest work on unusual data; its score shows it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class _Earlier:
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """How alike the updates of a round are that are neither zeros nor stale.
+class RoundSimilarity:
+    """Similarity of the updates of a round that are neither zeros nor stale.
 
     Attributes:
         nearest: By update, the largest similarity to another of the round.
@@ -100,7 +100,7 @@ class Likeness:
 
 def free_riders(
     fed: Federation, rows: Sequence[Any], server_round: int
-) -> tuple[dict[str, Finding], Likeness]:
+) -> tuple[dict[str, Finding], RoundSimilarity]:
     """Look through a round's updates.
 
     Args:
@@ -112,7 +112,7 @@ def free_riders(
         A finding for each update that free-rides; how alike the updates are.
     """
     config, found = fed.config.rewards, dict[str, Finding]()
-    alike = Likeness()
+    alike = RoundSimilarity()
     if not (config.min_norm_ratio or config.compares):
         return found, alike  # nobody looks into updates, as where they are hidden
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def free_riders(
             found |= _stale(fed, left, files, server_round)
         left = [row for row in left if row.update_id not in found]
         if len(left) > 1 and (config.similarity_threshold or config.together_threshold):
-            alike, similarity = _likeness(fed, left, files)
+            alike, similarity = _similarity(fed, left, files)
             if config.similarity_threshold is not None:
                 found |= _copies(left, similarity, config.similarity_threshold)
     return found, alike
@@ -143,7 +143,9 @@ def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, Finding]
     }
 
 
-def _likeness(fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile]) -> tuple[Likeness, Matrix]:
+def _similarity(
+    fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile]
+) -> tuple[RoundSimilarity, Matrix]:
     opened = [files[row.update_id] for row in rows]
     compared = compare(opened, fed.base)
     off = np.where(np.eye(len(rows), dtype=bool), -1.0, compared.similarity)
@@ -151,8 +153,9 @@ def _likeness(fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile])
     torn = np.zeros(off.shape, dtype=bool)
     if fed.config.rewards.together_threshold is not None:
         torn = torn_apart(opened, fed.base)
-    likeness = Likeness(nearest, [row.update_id for row in rows], compared.cosine, torn)
-    return likeness, compared.similarity
+    return RoundSimilarity(
+        nearest, [row.update_id for row in rows], compared.cosine, torn
+    ), compared.similarity
 
 
 def _copies(rows: Sequence[Any], alike: Matrix, threshold: float) -> dict[str, Finding]:
@@ -181,13 +184,13 @@ def _stale(
             alike = similarities([*(files[r.update_id] for r in left), *opened.values()], fed.base)
             for i, row in enumerate(left):
                 for j, old in enumerate(opened):
-                    threshold, likeness = (
+                    threshold, similarity = (
                         _threshold(fed.config.rewards, row.contributor, old),
                         alike[i, len(left) + j],
                     )
-                    if threshold is not None and likeness >= threshold and row.update_id not in found:
+                    if threshold is not None and similarity >= threshold and row.update_id not in found:
                         own = row.contributor in old.contributors
-                        reason = f"stale: {old.what} again (similarity {likeness:.3f})"
+                        reason = f"stale: {old.what} again (similarity {similarity:.3f})"
                         found[row.update_id] = Finding(reason, cheating=not own, blameless=own)
     return found
 

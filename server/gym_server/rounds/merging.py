@@ -27,7 +27,7 @@ from gym_server.privacy import budget as privacy
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import appraise, reputation_weights
-from gym_server.rewards.free_riders import Finding, Likeness, free_riders
+from gym_server.rewards.free_riders import Finding, RoundSimilarity, free_riders
 from gym_server.rounds.global_model import GlobalModel
 from gym_server.rounds.journal import Judgement, Round, SoupRecord
 from gym_server.rounds.lora_updates import foreign_a, not_low_rank
@@ -70,7 +70,7 @@ def merge_round(
         return
     loaded = _screen_low_rank(current, _screen_revoked(fed, _load(fed, current)))
     judged = _screen_untrained(fed, current, _screen_frozen_a(current, model, loaded))
-    judged, findings, likeness = _screen_free_riders(fed, current, judged)
+    judged, findings, similarity = _screen_free_riders(fed, current, judged)
     judged = _screen_norms(fed, judged)
     judged = _screen_heldout(fed, model, judged)
     kept = [u for u in judged if u.kept]
@@ -113,7 +113,7 @@ def merge_round(
         current.server_round,
         [(u.row, u.judgement) for u in judged],
         findings,
-        likeness,
+        similarity,
         soup.report.coefficients,
         ingredients.weights,
         should_stop,
@@ -200,16 +200,20 @@ def _screen_frozen_a(current: Round, model: GlobalModel, judged: list[_Update]) 
 
 def _screen_free_riders(
     fed: Federation, current: Round, judged: list[_Update]
-) -> tuple[list[_Update], dict[str, Finding], Likeness]:
+) -> tuple[list[_Update], dict[str, Finding], RoundSimilarity]:
     """Zeros, copies and stale updates neither weigh in the soup nor earn; see ``gym_server.rewards.free_riders``."""
     if fed.config.secure_aggregation is not None:
-        return judged, {}, Likeness()  # masked votes have no geometry, and the config asks for none of it
-    findings, likeness = free_riders(fed, [u.row for u in judged if u.kept], current.server_round)
+        return (
+            judged,
+            {},
+            RoundSimilarity(),
+        )  # masked votes have no norms and angles, and the config needs none
+    findings, similarity = free_riders(fed, [u.row for u in judged if u.kept], current.server_round)
     screened = []
     for update in judged:
         finding = findings.get(update.row.update_id)
         screened.append(update if finding is None else update.rejected(finding.reason, finding.cheating))
-    return screened, findings, likeness
+    return screened, findings, similarity
 
 
 def _screen_untrained(fed: Federation, current: Round, judged: list[_Update]) -> list[_Update]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from gym_fed.config.hub.soup import Option, SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.building import build_optimizer
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed
@@ -217,7 +217,7 @@ class DeltaSoupStrategy(FedAvg):
                 log.warning("node %d is left out: %s", reply.node_id, verdict.reason)
         return [reply for reply, verdict in zip(usable, verdicts, strict=True) if verdict.accepted]
 
-    def _plan(self, usable: Sequence[_Reply], weights: Tensor) -> Mixture:
+    def _plan(self, usable: Sequence[_Reply], weights: Tensor) -> CombinationWeights:
         norms = torch.tensor([reply.norm for reply in usable], dtype=torch.float64)
         if self._pipeline.needs >= Needs.PRODUCTS:
             scales = torch.where(norms > _COMFORTABLE, 1.0 / norms.clamp_min(1.0), torch.ones_like(norms))
@@ -232,10 +232,10 @@ class DeltaSoupStrategy(FedAvg):
             found = torch.diag(norms * norms)
         limit = self.recipe.max_norm
         clips = torch.ones_like(norms) if limit is None else (limit / norms).clamp_max(1.0)
-        clipping = Mixture.scaled(clips, weights)
-        return self._pipeline.plan(Geometry(found, weights).mixed(clipping)).after(clipping)
+        clipping = CombinationWeights.scaled(clips, weights)
+        return self._pipeline.plan(GramMatrix(found, weights).combined(clipping)).after(clipping)
 
-    def _merged(self, key: str, usable: Sequence[_Reply], plan: Mixture) -> np.ndarray:
+    def _merged(self, key: str, usable: Sequence[_Reply], plan: CombinationWeights) -> np.ndarray:
         """The array after this round, in the dtype that was sent.
 
         Raises:

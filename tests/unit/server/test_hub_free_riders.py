@@ -143,7 +143,7 @@ def test_old_work_sent_again_is_stale_but_new_work_on_the_same_data_is_not(
     assert "by bob of round 1 again" in found["dan"]["reason"]
     assert "stale: the soup of round 1 again" in found["eve"]["reason"]
     assert {who for who, one in found.items() if one["credit"]} == {"bob"}
-    assert found["ann"]["reputation"] == 0.2, "likeness to one's own work is no proof of cheating"
+    assert found["ann"]["reputation"] == 0.2, "similarity to one's own work is no proof of cheating"
     assert found["dan"]["reputation"] == found["eve"]["reputation"] == 0.0
     assert found["bob"]["reputation"] > 0.2
 
@@ -270,7 +270,7 @@ def test_a_round_of_two_is_not_measured_by_the_larger_one() -> None:
     assert set(_zeros(RewardsConfig(), {"zeros": 0.0, "honest": 1.0, "too": 1.1})) == {"zeros"}
 
 
-def test_the_likeness_of_two_updates_does_not_depend_on_the_codec_of_a_third(tmp_path: Path) -> None:
+def test_the_similarity_of_two_updates_does_not_depend_on_the_codec_of_a_third(tmp_path: Path) -> None:
     torch.manual_seed(0)
     first = {"w": torch.randn(16, 32)}
     sent = [first, jittered(first, 0.5), {"w": torch.randn(16, 32)}]

@@ -17,7 +17,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization import DeltaSoupConfig
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
 from gym_fed.soup.credit.rewards import split_pool
-from gym_fed.soup.linalg.gram import Geometry
+from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.merging import merge
 from gym_fed.soup.pipeline import Pipeline
 
@@ -79,8 +79,8 @@ def test_a_pool_is_paid_out_to_the_last_credit(pool: int) -> None:
 @pytest.mark.parametrize("size", [1e-90, 1e-160])
 def test_updates_too_small_to_tell_apart_do_not_keep_the_filter_going(size: float) -> None:
     updates = size * torch.randn(9, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    geometry = Geometry.of(updates, torch.ones(9))
-    weights = CAF(CAFConfig(num_malicious_nodes=3)).weigh(geometry)
+    gram = GramMatrix.of(updates, torch.ones(9))
+    weights = CAF(CAFConfig(num_malicious_nodes=3)).weigh(gram)
     assert float(weights.sum()) == pytest.approx(1.0)
 
 

@@ -19,7 +19,7 @@ from gym_fed.delta.manifest import TensorRecord
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import AGGREGATORS, PRE_AGGREGATORS
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import Geometry, Mixture, Needs
+from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.lora.low_rank import LowRank, combine, frozen_a, products, refactor, rows_of
 from gym_fed.soup.pipeline import Pipeline
 
@@ -113,7 +113,7 @@ def test_rules_that_weigh_updates_give_what_they_give_on_the_matrices(
     weights = torch.ones(len(factors), dtype=torch.float64)
     pipeline = pipeline_of(name, *steps, num_malicious_nodes=malicious)
     pipeline.check(weights)
-    plan = pipeline.plan(Geometry(products(factors), weights))
+    plan = pipeline.plan(GramMatrix(products(factors), weights))
     wanted = pipeline.aggregate(explicit(factors).float(), weights.float()).double()
     found = combine(factors, plan.matrix[0])
     assert len(plan.matrix) == 1
@@ -125,9 +125,9 @@ def test_clipping_is_one_more_factor_of_every_coefficient() -> None:
     weights = torch.arange(1.0, len(factors) + 1, dtype=torch.float64)
     full = explicit(factors)
     norms = products(factors).diagonal().sqrt()
-    clipping = Mixture.scaled((most / norms.clamp_min(most)), weights)
-    geometry = Geometry(products(factors), weights).mixed(clipping)
-    plan = pipeline_of("weighted_mean", weighting="num_examples", num_examples_cap=9).plan(geometry)
+    clipping = CombinationWeights.scaled((most / norms.clamp_min(most)), weights)
+    gram = GramMatrix(products(factors), weights).combined(clipping)
+    plan = pipeline_of("weighted_mean", weighting="num_examples", num_examples_cap=9).plan(gram)
     clipped = full * (most / full.norm(dim=1).clamp_min(most))[:, None]
     wanted = (clipped * weights[:, None]).sum(dim=0) / weights.sum()
     assert bool((full.norm(dim=1) > most).any())
@@ -138,7 +138,7 @@ def test_the_rows_that_nearest_neighbours_make_go_on_to_a_rule_on_coordinates() 
     factors = round_of((2, 4, 16, None, 4, 1, 3))
     weights = torch.ones(7, dtype=torch.float64)
     pipeline = pipeline_of("trimmed_mean", "nnm", num_malicious_nodes=2)
-    plan = pipeline.plan(Geometry(products(factors), weights))
+    plan = pipeline.plan(GramMatrix(products(factors), weights))
     rows = torch.stack([rows_of(combine(factors, row), 0, ROWS).reshape(-1) for row in plan.matrix])
     wanted = pipeline.aggregate(explicit(factors).float(), weights.float())
     assert len(rows) == 7

@@ -8,7 +8,7 @@ import torch
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import AGGREGATORS, PRE_AGGREGATORS
-from gym_fed.soup.linalg.gram import Geometry, Needs
+from gym_fed.soup.linalg.gram import GramMatrix, Needs
 from gym_fed.soup.pipeline import Pipeline
 
 STEPS = PRE_AGGREGATORS.names()
@@ -45,8 +45,8 @@ def test_a_pipeline_is_its_steps_one_after_the_other(rule: str, steps: list[str]
     for step in whole.pre_aggregators:
         vectors, weights = step.apply(vectors, weights)
     own = None if root is None else root.double()
-    mixture = whole.aggregator.mix(Geometry.of(vectors, weights, own))
-    wanted = whole.aggregator.combine(mixture.applied(vectors).float(), mixture.weights)
+    combination = whole.aggregator.mix(GramMatrix.of(vectors, weights, own))
+    wanted = whole.aggregator.combine(combination.applied(vectors).float(), combination.weights)
     found = whole.aggregate(updates, torch.ones(22), root)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
 
