@@ -169,7 +169,7 @@ def test_calls_under_way_hold_the_slots_of_their_caller_until_they_end(tmp_path:
 def test_a_call_whose_request_never_comes_is_ended(
     hub: LoopbackHub, ann: HubClient, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("gym_server.rpc.guard.REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr("gym_server.rpc.auth_interceptor.REQUEST_SECONDS", 0.3)
     account = ann._channel.stream_unary(
         "/gym.fed.v1.Hub/Account",
         request_serializer=pb.AccountRequest.SerializeToString,
@@ -277,7 +277,7 @@ def test_a_thousand_refusals_are_a_handful_of_lines_in_the_log(
 def test_a_reader_that_takes_nothing_is_given_up(
     hub: LoopbackHub, ann: HubClient, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("gym_server.rpc.guard.WRITE_SECONDS", 0.5)
+    monkeypatch.setattr("gym_server.rpc.auth_interceptor.WRITE_SECONDS", 0.5)
     sha256 = hub.fed.store.put_bytes(bytes(48 << 20))
     with hub.fed.database.transaction() as tx:
         from gym_server.store.tables import readers

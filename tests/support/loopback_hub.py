@@ -21,7 +21,7 @@ from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
-from gym_server.rpc.guard import AuthInterceptor
+from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.store.database import Database

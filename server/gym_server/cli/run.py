@@ -25,7 +25,7 @@ from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.journal import Round
 from gym_server.rpc.connections import ConnectionLimiter, require_free
-from gym_server.rpc.guard import AuthInterceptor
+from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.store.away import StoreAway
@@ -140,8 +140,8 @@ class _Server:
         loop.set_default_executor(ThreadPoolExecutor(_CALL_THREADS, "call"))
         limiter = ConnectionLimiter(limits.connections_per_address)
         options = server_options(limits.handshake_seconds, raise_file_limit(limits.connections, log))
-        guard = AuthInterceptor(self._fed.accounts, limits, on_call=limiter.called)
-        server = grpc.aio.server(interceptors=[guard], options=options)
+        interceptor = AuthInterceptor(self._fed.accounts, limits, on_call=limiter.called)
+        server = grpc.aio.server(interceptors=[interceptor], options=options)
         add_hub(hub, server)
         port = self._bind(server)
         stopping = asyncio.Event()

@@ -18,7 +18,7 @@ from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.plugins import plugins_of_round
-from gym_server.rpc.guard import current_address, current_session
+from gym_server.rpc.auth_interceptor import current_address, current_session
 from gym_server.rpc.limits import EnrolmentLimits
 from gym_server.rpc.threads import heavily
 from gym_server.variants.checks import EVERYONE

@@ -27,7 +27,7 @@ from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.rounds.replies import MAX_RECORDS_BYTES, check_reply
 from gym_server.rpc.calls import CallsBesideRounds
-from gym_server.rpc.guard import current_session
+from gym_server.rpc.auth_interceptor import current_session
 from gym_server.rpc.limits import EnrolmentLimits
 from gym_server.rpc.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.rpc.threads import heavily
@@ -36,7 +36,7 @@ from gym_server.store.tables import accounts, credits, messages, updates
 
 
 class Hub(CallsBesideRounds):
-    """The service. Refusals are raised as ``GymError``; the guard turns them into gRPC status and trailer."""
+    """The service. Refusals are raised as ``GymError``; the interceptor turns them into gRPC status and trailer."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
         self._fed = federation

@@ -119,21 +119,21 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def _unary(self, behaviour: Any, method: str, token: str) -> Any:
         async def call(requests: Any, context: Any) -> Any:
-            async with self._guarded(method, token, context):
+            async with self._authorised(method, token, context):
                 return await behaviour(requests, context)
 
         return call
 
     def _stream(self, behaviour: Any, method: str, token: str) -> Any:
         async def call(requests: Any, context: Any) -> None:
-            async with self._guarded(method, token, context):
+            async with self._authorised(method, token, context):
                 async for item in behaviour(await _request(requests), context):
                     await _in_time(context.write(item), WRITE_SECONDS, "took nothing of the answer")
 
         return call
 
     @asynccontextmanager
-    async def _guarded(self, method: str, token: str, context: Any) -> AsyncIterator[None]:
+    async def _authorised(self, method: str, token: str, context: Any) -> AsyncIterator[None]:
         """Lets a call in, or ends it with a status; every failure inside becomes one too."""
         peer = context.peer()
         address = address_of(peer)
