@@ -33,8 +33,8 @@ from gym_server.accounts.session_key import create_session_key, session_key
 from gym_server.ledger.chain import Ledger
 from gym_server.rewards.payouts import Payouts
 from gym_server.rounds.admission import Admission
-from gym_server.rounds.journal import Journal
 from gym_server.rounds.queue import MessageQueue
+from gym_server.rounds.round_store import RoundStore
 from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import HubLock, locked_file
@@ -72,12 +72,12 @@ class Federation:
         private = config.privacy is not None or config.secure_aggregation is not None
         self.ledger = Ledger(database, self.key, folder / "keys" / "newest-head.json", private=private)
         self.queue = MessageQueue(database, config.rounds.lease_seconds)
-        self.journal = Journal(database, self.ledger, base.digest)
+        self.round_store = RoundStore(database, self.ledger, base.digest)
         hold = config.rewards.hold_seconds
         tls = PLAIN_TEXT if insecure else self.fingerprint
         limits = config.limits
         self.payouts = Payouts(database, self.ledger, self.server, tls, hold, limits.transfers_per_hour)
-        self.journal.at_commit.append(self.payouts.settle)
+        self.round_store.at_commit.append(self.payouts.settle)
         self.keys = Keys(
             database, self.ledger, self.server, tls, self.payouts, hold, limits.account_changes_per_hour
         )

@@ -99,8 +99,8 @@ def test_an_update_with_a_receipt_is_in_table_and_ledger(after: After) -> None:
 def test_a_version_that_was_committed_is_the_head(after: After) -> None:
     root, told = after("committed")
     with Federation.open(root / HUB) as fed:
-        assert fed.journal.head().digest == told["digest"]
-        assert fed.journal.history()[0]["state"] == "committed"
+        assert fed.round_store.head().digest == told["digest"]
+        assert fed.round_store.history()[0]["state"] == "committed"
         assert fed.ledger.verify()["credits"] == 1
 
 

@@ -13,8 +13,8 @@ import yaml
 from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
 from gym_server.rounds.global_model import GlobalModel
-from gym_server.rounds.journal import MERGING, Round
 from gym_server.rounds.merging import merge_round
+from gym_server.rounds.round_store import MERGING, Round
 from gym_server.store.tables import contributions, credits, reputations, rounds, updates
 from sqlalchemy import select, update
 from torch import Tensor
@@ -101,8 +101,8 @@ class Judged:
         Returns:
             For each contributor ``verdict``, ``reason``, ``score``, ``credit``, ``reputation``.
         """
-        number = self.fed.journal.open_next().server_round
-        self.model.follow(self.fed.journal.soups())
+        number = self.fed.round_store.open_next().server_round
+        self.model.follow(self.fed.round_store.soups())
         ids = {}
         for order, (who, what) in enumerate(sent.items()):
             delta, codec = what if isinstance(what, tuple) else (what, DENSE)
@@ -115,7 +115,7 @@ class Judged:
         return {who: self.found(number, who, update_id) for who, update_id in ids.items()}
 
     def merge(self, number: int, ids: Sequence[str], **options: Any) -> None:
-        current = Round(number, MERGING, None, self.fed.journal.head().height, list(ids), "")
+        current = Round(number, MERGING, None, self.fed.round_store.head().height, list(ids), "")
         merge_round(self.fed, self.model, current, **options)
 
     def found(self, number: int, who: str, update_id: str) -> dict[str, Any]:

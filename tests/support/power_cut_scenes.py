@@ -22,7 +22,7 @@ from gym_client.ledger.heads import Heads
 from gym_client.privacy.book import Charge, PrivacyBook
 from gym_server.backup.place import Place
 from gym_server.rounds.admission import Candidate
-from gym_server.rounds.journal import Judgement, SoupRecord
+from gym_server.rounds.round_store import Judgement, SoupRecord
 from gym_server.strategy import DeltaSoup
 
 from gym_fed.delta.feedback import ErrorFeedback
@@ -63,15 +63,15 @@ class Scenes:
         upload(client, sha256, path)
         self.cut("uploaded", sha256=sha256)
 
-        journal = fed.journal
-        journal.start_collecting(1, DeltaSoup(fed)._new_spec(journal.open_next()))
+        round_store = fed.round_store
+        round_store.start_collecting(1, DeltaSoup(fed)._new_spec(round_store.open_next()))
         issued, expires = lifetime()
         manifest = UpdateManifest(
             contributor=contributor,
             server=fed.server,
             task="task-1",
             server_round=1,
-            base_digest=journal.head().digest,
+            base_digest=round_store.head().digest,
             delta_sha256=sha256,
             delta_bytes=path.stat().st_size,
             nonce=new_nonce(),
@@ -94,13 +94,13 @@ class Scenes:
         Heads(home, fed.key.public_key).see(proof.head, fed.ledger.proof)
         self.cut("head", server_key=fed.key.public_key.hex(), size=proof.head.size)
 
-        merging = journal.start_merging(1)
+        merging = round_store.start_merging(1)
         soup = fed.store.put_file(some_delta(self.deltas, seed=99))
         self.cut("soup", sha256=soup)
         small = fed.store.put_bytes(b"a small object")
         self.cut("small", sha256=small)
         judgements = [Judgement(receipt.update, contributor, "merged", "", 1000)]
-        version = journal.commit(merging, SoupRecord(soup, 100, {}, None, None, None, None, judgements))
+        version = round_store.commit(merging, SoupRecord(soup, 100, {}, None, None, None, None, judgements))
         self.cut("committed", digest=version.digest)
 
         download(client, ObjectCache(home.objects), soup, (self.deltas / "99.gymdelta").stat().st_size)

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from gym_server.cli.setup import init_hub
 from gym_server.federation import Federation
 from gym_server.rounds.admission import Candidate, Receipt
-from gym_server.rounds.journal import Round
+from gym_server.rounds.round_store import Round
 from gym_server.strategy import DeltaSoup
 
 from gym_fed.delta.base import BaseSpec
@@ -66,7 +66,7 @@ class PrivateRounds:
 
     def delta(self, name: str, number: int, scale: float = 0.05) -> Path:
         """A made-up update, the same for the same arguments."""
-        head = self.fed.journal.head()
+        head = self.fed.round_store.head()
         spec = BaseSpec(self.fed.base.model_name, head.digest, self.fed.base.shapes)
         generator = torch.Generator().manual_seed(NAMES.index(name) * 100 + number)
         path = self.fed.folder / "staging" / f"{name}-{number}.gymdelta"
@@ -82,7 +82,7 @@ class PrivateRounds:
 
     def collect(self, scale: float = 0.05, send: bool = True) -> int:
         """Open the next round, or go on with the open one, and send everybody's update; returns its number."""
-        current = self.fed.journal.current()
+        current = self.fed.round_store.current()
         number = current.server_round + 1 if current and current.state in ("committed", "aborted") else 1
         list(
             self.strategy.configure_train(
@@ -104,7 +104,7 @@ class PrivateRounds:
             server=self.fed.server,
             task=f"task-{name}-{number}",
             server_round=number,
-            base_digest=self.fed.journal.head().digest,
+            base_digest=self.fed.round_store.head().digest,
             delta_sha256=self.fed.store.put_file(path),
             delta_bytes=size,
             nonce=new_nonce(),
@@ -125,7 +125,7 @@ class PrivateRounds:
     def finish(self, number: int) -> Round:
         """Merge, gate, commit or abort."""
         self.strategy.aggregate_train(number, [])
-        current = self.fed.journal.current()
+        current = self.fed.round_store.current()
         assert current is not None
         return current
 

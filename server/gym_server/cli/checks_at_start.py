@@ -46,7 +46,7 @@ def _check_budget(fed: Federation) -> list[str]:
     config = fed.config.privacy
     if config is None:
         return []
-    wanted = fed.config.rounds.num_rounds - fed.journal.num_committed()
+    wanted = fed.config.rounds.num_rounds - fed.round_store.num_committed()
     paid = privacy.rounds_paid(fed, wanted)
     if paid >= wanted:
         return []

@@ -104,7 +104,7 @@ def run(
     from gym_server.cli.run import run_hub
     from gym_server.cli.show import describe_round, log_to_stderr
     from gym_server.federation import Federation
-    from gym_server.rounds.journal import Round
+    from gym_server.rounds.round_store import Round
 
     log_to_stderr()
     served: list[Federation] = []

@@ -23,9 +23,9 @@ from gym_server.cli.checks_at_start import check_at_start
 from gym_server.federation import Federation, folder_lock
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
-from gym_server.rounds.journal import Round
-from gym_server.rpc.connections import ConnectionLimiter, require_free
+from gym_server.rounds.round_store import Round
 from gym_server.rpc.auth_interceptor import AuthInterceptor
+from gym_server.rpc.connections import ConnectionLimiter, require_free
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.store.away import StoreAway
@@ -215,7 +215,9 @@ class _Server:
                 try:
                     self._work(HubGrid(self._fed, self._wakeups.notify), self._stop.is_set)
                     break
-                except StoreAway as away:  # the journal says where to go on, as after a restart of the hub
+                except (
+                    StoreAway
+                ) as away:  # the round store holds where to go on, as after a restart of the hub
                     log.warning("%s; trying again in %.0f s", away, _AWAY_SECONDS)
                     if self._stop.wait(_AWAY_SECONDS):
                         break

@@ -72,7 +72,7 @@ def log_to_stderr() -> None:
 
 def status_of(fed: Federation) -> dict[str, Any]:
     """Where the federation stands."""
-    head, current = fed.journal.head(), fed.journal.current()
+    head, current = fed.round_store.head(), fed.round_store.current()
     with fed.database.reading() as tx:
         connected = select(func.max(nodes.c.connected_until)).where(
             nodes.c.contributor == accounts.c.contributor
@@ -162,7 +162,7 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
             "updates": told.get(line["server_round"], []),
             "set_aside": aside.get(str(line["server_round"]), []),
         }
-        for line in fed.journal.history()
+        for line in fed.round_store.history()
     ]
 
 

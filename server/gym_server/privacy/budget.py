@@ -17,7 +17,7 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon
 from gym_fed.privacy.noise import MAX_STD
 from gym_server.federation import Federation
-from gym_server.rounds.journal import COLLECTING, MERGING
+from gym_server.rounds.round_store import COLLECTING, MERGING
 from gym_server.store.tables import accounts, ledger, privacy_spending, settings, updates, versions
 
 ADJACENCY = "zero-out: one contributor's updates count for nothing in every sum and count; how many there are is public"
@@ -104,7 +104,11 @@ def has_begun(fed: Federation) -> bool:
 def end_of_run(fed: Federation) -> str:
     """Why no more rounds are opened, in words."""
     privacy = fed.config.privacy
-    if privacy is None or fed.journal.num_committed() >= fed.config.rounds.num_rounds or not is_spent(fed):
+    if (
+        privacy is None
+        or fed.round_store.num_committed() >= fed.config.rounds.num_rounds
+        or not is_spent(fed)
+    ):
         return "all rounds are done"
     return (
         f"{SPENT}: epsilon {_spent(fed, privacy):.3g} of {privacy.epsilon:g}, and another round would make it "
@@ -166,12 +170,12 @@ def _remember(fed: Federation, privacy: PrivacyConfig, before: str | None) -> No
     """Keep what is promised; a round that began under less of a promise ends here, before anything is merged."""
     now = {"epsilon": privacy.epsilon, "target_delta": privacy.target_delta}
     then = json.loads(before) if before else None
-    current = fed.journal.current()
+    current = fed.round_store.current()
     if current is not None and current.state in (COLLECTING, MERGING):
         if then is None:
-            fed.journal.abort(current.server_round, "it began before privacy was promised")
+            fed.round_store.abort(current.server_round, "it began before privacy was promised")
         elif any(now[key] > then[key] for key in now):
-            fed.journal.abort(current.server_round, "it began under a stronger promise of privacy")
+            fed.round_store.abort(current.server_round, "it began under a stronger promise of privacy")
     fed.database.set(_PROMISED, json.dumps(now))
 
 
@@ -248,7 +252,7 @@ def report(fed: Federation) -> dict[str, Any]:
     """All of it as of one moment, for `gym-server privacy`."""
     privacy = fed.config.privacy
     if privacy is None:
-        return {"central": {}, "contributors": [], "rounds_without_noise": fed.journal.num_committed()}
+        return {"central": {}, "contributors": [], "rounds_without_noise": fed.round_store.num_committed()}
     clip = clipping_norm(fed)
     with fed.database.reading() as tx:
         names = sorted(set(tx.scalars(select(privacy_spending.c.contributor))))

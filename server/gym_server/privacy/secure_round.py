@@ -1,6 +1,6 @@
 """A secure round from the first keys to the last share: advertise, share, train, confirm, unmask.
 
-The journal's states stay what they are: the first three stages are ``collecting``; the freeze to ``merging`` fixes who
+The round's states stay what they are: the first three stages are ``collecting``; the freeze to ``merging`` fixes who
 survives, and the last two come after it. A stage ends when everybody it still can hear from has spoken and enough
 have, or at its deadline; who comes back in time is asked again, who comes later sits the round out.
 """
@@ -43,7 +43,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
 from gym_server.federation import Federation
 from gym_server.privacy.secure_stages import Stage, Stages
 from gym_server.privacy.secure_unmask import ids, recover
-from gym_server.rounds.journal import MERGING, Round
+from gym_server.rounds.round_store import MERGING, Round
 from gym_server.store.tables import nodes, updates
 from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
@@ -110,7 +110,7 @@ class SecureRound:
             if known is None or (known[1] == "lost" and node in there):
                 for message_id in self._grid.push_messages([self._message(stage, node)]):
                     if stage.name == TRAIN:
-                        self._fed.journal.record_task(self._number, node, message_id)
+                        self._fed.round_store.record_task(self._number, node, message_id)
                     else:
                         self._stages.record_task(self._number, stage.name, node, message_id)
 
@@ -242,7 +242,7 @@ class SecureRound:
 
     def _tasks(self, stage: Stage) -> dict[int, tuple[str, str]]:
         if stage.name == TRAIN:
-            return self._fed.journal.tasks(self._number)
+            return self._fed.round_store.tasks(self._number)
         return self._stages.tasks(self._number, stage.name)
 
     def _deadline(self, stage: Stage) -> float:
@@ -254,7 +254,7 @@ class SecureRound:
         """Begin the next stage when this one is over; True when the last one is, or the round was aborted."""
         if stage.name == UNMASK:
             return self._unmasked(stage)
-        if stage.name == TRAIN and self._fed.journal.require(self._number).state == MERGING:
+        if stage.name == TRAIN and self._fed.round_store.require(self._number).state == MERGING:
             return self._freeze()
         if stage.name == CONFIRM:
             return self._confirmed(stage)
@@ -292,10 +292,12 @@ class SecureRound:
         return False
 
     def _trained(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
-        admitted = len(self._fed.journal.admitted(self._number))
+        admitted = len(self._fed.round_store.admitted(self._number))
         enough, over = admitted >= stayers(self._fed.config), self._is_over(stage)
         if enough and not over:
-            ends = self._pace.round_ends(self._fed.journal.require(self._number), stayers(self._fed.config))
+            ends = self._pace.round_ends(
+                self._fed.round_store.require(self._number), stayers(self._fed.config)
+            )
             over = ends is not None and time.time() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
             return self._abort(f"{admitted} masked updates, and too few contributors are left to send one")
@@ -304,7 +306,7 @@ class SecureRound:
         if not enough:
             late = time.time() >= self._deadline(stage)
             return self._abort(f"{admitted} masked updates{' at the deadline' if late else ''}")
-        self._fed.journal.start_merging(self._number)
+        self._fed.round_store.start_merging(self._number)
         self._fed.queue.close(message_id for message_id, _ in tasks.values())
         failpoint("state-merging")
         return self._freeze()
@@ -324,11 +326,11 @@ class SecureRound:
     def _freeze(self) -> bool:
         """The list of updates is frozen: unmask the sum of those of them whose key still stands."""
         with self._fed.database.reading() as tx:
-            chosen = updates.c.update_id.in_(self._fed.journal.require(self._number).merging)
+            chosen = updates.c.update_id.in_(self._fed.round_store.require(self._number).merging)
             rows = tx.execute(select(updates).where(chosen)).all()
         revoked = self._fed.keys.signed_by_revoked(rows)
         messages = {row.message_id for row in rows if row.update_id not in revoked}
-        tasks = self._fed.journal.tasks(self._number)
+        tasks = self._fed.round_store.tasks(self._number)
         survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
         if len(survivors) < stayers(self._fed.config):
             return self._abort(f"{len(survivors)} masked updates of keys that stand")
@@ -379,5 +381,5 @@ class SecureRound:
         needed = stayers(self._fed.config)
         if self._objectors:
             why = f"{len(self._objectors)} participants report that they were given different tasks; {why}"
-        self._fed.journal.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
+        self._fed.round_store.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
         return True

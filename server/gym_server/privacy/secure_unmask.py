@@ -20,7 +20,7 @@ from gym_fed.privacy.secure_aggregation.shares import join_secret
 from gym_fed.privacy.secure_aggregation.votes import bits_for, sum_masked
 from gym_server.federation import Federation
 from gym_server.privacy.secure_stages import Stages
-from gym_server.rounds.journal import Round
+from gym_server.rounds.round_store import Round
 
 
 @dataclass(frozen=True)

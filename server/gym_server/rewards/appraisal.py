@@ -18,7 +18,7 @@ from gym_server.rewards.free_riders import Finding, RoundSimilarity
 from gym_server.rewards.scores import DIGITS, RoundScores, luck_of_improvement, score_updates
 from gym_server.rewards.standing import Account, Contribution, record, standings
 from gym_server.rounds.global_model import GlobalModel
-from gym_server.rounds.journal import Judgement
+from gym_server.rounds.round_store import Judgement
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def reputation_weights(fed: Federation, contributors: Sequence[str]) -> list[flo
 
 
 def _standings(fed: Federation, contributors: Sequence[str]) -> dict[str, float]:
-    height = fed.journal.head().height + 1
+    height = fed.round_store.head().height + 1
     with fed.database.reading() as tx:
         return standings(tx, contributors, height, fed.config.rewards.reputation)
 

@@ -223,7 +223,7 @@ def _earlier(fed: Federation, server_round: int) -> dict[int, list[_Earlier]]:
             what = f"the soup of round {row.server_round}"
             of = (one.contributors for one in found.get(row.server_round, []) if one.merged)
             who = frozenset[str]().union(*of)
-            base = parent or fed.journal.base_digest
+            base = parent or fed.round_store.base_digest
             soup = _Earlier(what, who, True, True, row.soup_sha256, base)
             found.setdefault(row.server_round, []).append(soup)
     return found

@@ -25,7 +25,7 @@ from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import record_of
 from gym_server.ledger.pace import count_refusal
 from gym_server.privacy.secure_stages import check_upload
-from gym_server.rounds.journal import COLLECTING
+from gym_server.rounds.round_store import COLLECTING
 from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import rounds, updates

@@ -96,7 +96,7 @@ class Downloads:
             num_connected: Contributors that are there; factors of as many are stacked while there is no soup yet.
         """
         if self._soups[0] != height:
-            sizes = [soup.size_bytes for soup in self._fed.journal.soups(height)]
+            sizes = [soup.size_bytes for soup in self._fed.round_store.soups(height)]
             self._soups = (height, sum(sizes), sizes[-1] if sizes else 0)
         _, total, newest = self._soups
         if newest:

@@ -197,7 +197,7 @@ def write_version(
         raise GymError(
             ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"one of {', '.join(DTYPES)}"
         )
-    head = fed.journal.head()
+    head = fed.round_store.head()
     wanted = head.height if height is None else height
     if not 0 <= wanted <= head.height:
         raise GymError(
@@ -206,7 +206,7 @@ def write_version(
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
     model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
-    model.follow(fed.journal.soups(wanted))
+    model.follow(fed.round_store.soups(wanted))
     written = dtype or dtype_of(fed.config.base_model)
     model.model.to(getattr(torch, written)).save_pretrained(output)
     model.tokenizer.save_pretrained(output)

@@ -29,9 +29,9 @@ from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import appraise, reputation_weights
 from gym_server.rewards.free_riders import Finding, RoundSimilarity, free_riders
 from gym_server.rounds.global_model import GlobalModel
-from gym_server.rounds.journal import Judgement, Round, SoupRecord
 from gym_server.rounds.lora_updates import foreign_a, not_low_rank
 from gym_server.rounds.root import root_update
+from gym_server.rounds.round_store import Judgement, Round, SoupRecord
 from gym_server.rounds.soups import RESIDUAL, Ingredients, discard, make_soup, residual_name, soup_path
 from gym_server.store.tables import updates
 
@@ -66,7 +66,7 @@ def merge_round(
         ScoringStopped: When ``should_stop`` said so while updates were scored; nothing is committed then.
     """
     if privacy.is_spent(fed):
-        fed.journal.abort(current.server_round, privacy.SPENT)
+        fed.round_store.abort(current.server_round, privacy.SPENT)
         return
     loaded = _screen_low_rank(current, _screen_revoked(fed, _load(fed, current)))
     judged = _screen_untrained(fed, current, _screen_frozen_a(current, model, loaded))
@@ -79,7 +79,7 @@ def merge_round(
         fed.config.soup.check_feasible(len(kept))
     except GymError as error:
         discard(fed, current.server_round)
-        fed.journal.abort(
+        fed.round_store.abort(
             current.server_round, f"{len(kept)} updates passed the screens: {error.message}", rejected
         )
         return
@@ -95,7 +95,7 @@ def merge_round(
         ):  # not the round's fault: it goes on from here when there is space
             raise OSError(errno.ENOSPC, error.message) from error
         why = error.code.value if fed.config.privacy else error.message  # a message may quote what was sent
-        fed.journal.abort(current.server_round, f"the merge failed: {why}", rejected, spending)
+        fed.round_store.abort(current.server_round, f"the merge failed: {why}", rejected, spending)
         return
     before = model.loss() if model.has_gate else None
     after = model.loss_with(soup.path) if model.has_gate else None
@@ -103,7 +103,7 @@ def merge_round(
     if before is not None and after is not None and not _is_no_worse(before, after, limit):
         reason = f"rolled back: held-out loss {before:.4f} > {after:.4f}, allowed is +{limit:g}"
         discard(fed, current.server_round)
-        fed.journal.abort(current.server_round, reason, rejected, spending)
+        fed.round_store.abort(current.server_round, reason, rejected, spending)
         return
     fed.store.put_file(soup.path)
     soup.path.unlink()
@@ -119,7 +119,7 @@ def merge_round(
         should_stop,
     )
     failpoint("before-commit")
-    fed.journal.commit(
+    fed.round_store.commit(
         current,
         SoupRecord(
             sha256=soup.report.sha256,
@@ -276,7 +276,7 @@ def _is_no_worse(before: float, after: float, allowed: float) -> bool:
 def _ingredients(fed: Federation, model: GlobalModel, current: Round, kept: list[_Update]) -> Ingredients:
     return Ingredients(
         server_round=current.server_round,
-        parent=fed.journal.head(),
+        parent=fed.round_store.head(),
         recipe=fed.config.soup.for_round(current.server_round),
         manifests=[UpdateManifest.parse(update.row.manifest) for update in kept],
         root=root_update(fed, model, current.server_round),

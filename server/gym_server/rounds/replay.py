@@ -100,7 +100,7 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
         raise GymError(ErrorCode.CONFIG_INVALID, "scores are measured on held-out data", "set gate.heldout")
     ingredients = ingredients_of(fed, server_round)
     model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
-    model.follow(fed.journal.soups(ingredients.parent.height) if ingredients.parent.height else [])
+    model.follow(fed.round_store.soups(ingredients.parent.height) if ingredients.parent.height else [])
     with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="rescore-") as folder:
         report = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta").report
     wanted = [manifest.digest for manifest in ingredients.manifests]
@@ -194,7 +194,7 @@ def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
     weights = told.get("weights")  # as reputations were then
     ingredients = Ingredients(
         server_round=server_round,
-        parent=fed.journal.version(told["height"] - 1),
+        parent=fed.round_store.version(told["height"] - 1),
         recipe=SoupRecipe.recorded(told["recipe"]),
         manifests=[_manifest(fed, update_id) for update_id in merged],
         root=root,

@@ -37,7 +37,7 @@ def root_update(fed: Federation, model: GlobalModel, server_round: int) -> str |
     from gym_fed.training.tuning.lora import lora_factors
 
     rows = coordinator_rows(root.data, root.format, root.max_examples, fed.folder, "train")
-    recipe = fed.config.recipe_at(fed.journal.head().height)
+    recipe = fed.config.recipe_at(fed.round_store.head().height)
     folder = fed.folder / "staging" / f"root-{server_round}"
     shutil.rmtree(folder, ignore_errors=True)
     out = folder.with_suffix(".gymdelta")

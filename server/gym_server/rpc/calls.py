@@ -39,7 +39,7 @@ class CallsBesideRounds:
         return await asyncio.to_thread(self._status)
 
     def _status(self) -> pb.StatusReply:
-        fed, current, head = self._fed, self._fed.journal.current(), self._fed.journal.head()
+        fed, current, head = self._fed, self._fed.round_store.current(), self._fed.round_store.head()
         ledger_head = fed.ledger.newest_head()
         connected = len(fed.queue.node_ids())
         join_bytes, round_bytes = self._downloads.announced(head.height, connected)

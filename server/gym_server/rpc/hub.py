@@ -26,8 +26,8 @@ from gym_server.rounds.admission import Candidate, Receipt
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.rounds.replies import MAX_RECORDS_BYTES, check_reply
-from gym_server.rpc.calls import CallsBesideRounds
 from gym_server.rpc.auth_interceptor import current_session
+from gym_server.rpc.calls import CallsBesideRounds
 from gym_server.rpc.limits import EnrolmentLimits
 from gym_server.rpc.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.rpc.threads import heavily

@@ -52,7 +52,7 @@ class RoundBackoff:
     def failed(self, server_round: int, reason: str) -> None:
         """Wait after a round that came to nothing."""
         self._failures += 1
-        tasks = self._fed.journal.tasks(server_round)
+        tasks = self._fed.round_store.tasks(server_round)
         names = self._names(tasks)
         self._spoilt |= {names[node] for node, (_, outcome) in tasks.items() if outcome in ("failed", "lost")}
         self._seen |= set(names.values())

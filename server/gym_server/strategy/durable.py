@@ -28,10 +28,10 @@ from gym_server.privacy.secure_round import SecureRound
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds.admission import Candidate
 from gym_server.rounds.global_model import GlobalModel
-from gym_server.rounds.journal import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.payload import ByReference, Payloads
 from gym_server.rounds.plugins import plugins_of_round
+from gym_server.rounds.round_store import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.store.away import StoreAway
 from gym_server.strategy.backoff import RoundBackoff
 from gym_server.strategy.grid import LOST
@@ -93,7 +93,7 @@ class DeltaSoup(Strategy):
     ) -> Iterable[Message]:
         """The round's task for every account that has none yet; ``arrays`` and ``config`` are not used."""
         current = self._collecting(server_round)
-        tasks = self._fed.journal.tasks(server_round)
+        tasks = self._fed.round_store.tasks(server_round)
         there = list(grid.get_node_ids())
         accounts = self._fed.queue.accounts_of([*tasks, *there])
         served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
@@ -117,8 +117,8 @@ class DeltaSoup(Strategy):
         """
         for reply in replies:
             self._take(server_round, reply)
-        ended = self._finish(self._fed.journal.require(server_round))
-        version = self._fed.journal.head()
+        ended = self._finish(self._fed.round_store.require(server_round))
+        version = self._fed.round_store.head()
         if ended.state != COMMITTED:
             return None, None
         return None, MetricRecord({"version": version.height})
@@ -173,16 +173,16 @@ class DeltaSoup(Strategy):
 
     def _advance(self, grid: Grid, wanted: int, backoff: RoundBackoff) -> bool:
         """One round, and the wait after one that came to nothing; False when there is nothing left to do."""
-        if self._fed.journal.num_committed() >= wanted:
+        if self._fed.round_store.num_committed() >= wanted:
             return False
-        current = self._fed.journal.current()
+        current = self._fed.round_store.current()
         if privacy.is_spent(self._fed):
             if current is not None and current.state not in (COMMITTED, ABORTED):
-                self._fed.journal.abort(current.server_round, privacy.SPENT)
+                self._fed.round_store.abort(current.server_round, privacy.SPENT)
                 self._fed.queue.close_group(str(current.server_round))
             return False
         if current is None or current.state in (COMMITTED, ABORTED):
-            current = self._fed.journal.open_next()
+            current = self._fed.round_store.open_next()
         try:
             ended = self._run_round(current, grid)
         except (OSError, SQLAlchemyError, StoreAway):
@@ -202,12 +202,12 @@ class DeltaSoup(Strategy):
         if isinstance(error, GymError) and error.code in _HUBS_OWN:
             raise error
         log.error("round %d failed", server_round, exc_info=error)
-        current = self._fed.journal.require(server_round)
+        current = self._fed.round_store.require(server_round)
         if current.state not in (COMMITTED, ABORTED):
             what = error.code.value if isinstance(error, GymError) else type(error).__name__
-            self._fed.journal.abort(server_round, f"an error of the hub ({what}); its log has the trace")
+            self._fed.round_store.abort(server_round, f"an error of the hub ({what}); its log has the trace")
         self._fed.queue.close_group(str(server_round))
-        return self._fed.journal.require(server_round)
+        return self._fed.round_store.require(server_round)
 
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
         """From whatever state the round is in to its end; None when told to stop."""
@@ -226,18 +226,18 @@ class DeltaSoup(Strategy):
                 break
             self._push(server_round, grid)
             self._pull(server_round, grid)
-            if self._pace.is_complete(self._fed.journal.require(server_round)):
+            if self._pace.is_complete(self._fed.round_store.require(server_round)):
                 break
             time.sleep(POLL_SECONDS)
-            current = self._fed.journal.require(server_round)
-        current = self._fed.journal.require(server_round)
+            current = self._fed.round_store.require(server_round)
+        current = self._fed.round_store.require(server_round)
         if self._fed.config.secure_aggregation is not None:
             content = functools.partial(self._content, current)
             secure = SecureRound(self._fed, grid, current, content, self._take, self._should_stop)
             if not secure.run():
                 return None
         try:
-            return self._finish(self._fed.journal.require(server_round))
+            return self._finish(self._fed.round_store.require(server_round))
         except ScoringStopped:
             log.info("round %d: stopped while scoring; it goes on from the merge", server_round)
             return None
@@ -246,10 +246,10 @@ class DeltaSoup(Strategy):
         for message in self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid):
             node_id = message.metadata.dst_node_id
             for message_id in grid.push_messages([message]):
-                self._fed.journal.record_task(server_round, node_id, message_id)
+                self._fed.round_store.record_task(server_round, node_id, message_id)
 
     def _pull(self, server_round: int, grid: Grid) -> None:
-        for message_id, outcome in self._fed.journal.tasks(server_round).values():
+        for message_id, outcome in self._fed.round_store.tasks(server_round).values():
             if outcome == "":
                 for reply in grid.pull_messages([message_id]):
                     self._take(server_round, reply)
@@ -274,7 +274,7 @@ class DeltaSoup(Strategy):
                     raise
                 outcome = "failed"
                 log.info("round %d: node %d refused: %s", server_round, reply.metadata.src_node_id, error)
-        self._fed.journal.record_outcome(server_round, message_id, outcome)
+        self._fed.round_store.record_outcome(server_round, message_id, outcome)
 
     def _judge(self, server_round: int, message_id: str, content: RecordDict) -> None:
         try:
@@ -309,19 +309,19 @@ class DeltaSoup(Strategy):
     def _finish(self, current: Round) -> Round:
         server_round = current.server_round
         if current.state == COLLECTING:
-            admitted = len(self._fed.journal.admitted(server_round))
+            admitted = len(self._fed.round_store.admitted(server_round))
             needed = self._fed.config.rounds.min_contributors
             if admitted < needed:
-                self._fed.journal.abort(server_round, self._pace.shortfall(current, admitted))
+                self._fed.round_store.abort(server_round, self._pace.shortfall(current, admitted))
             else:
-                current = self._fed.journal.start_merging(server_round)
+                current = self._fed.round_store.start_merging(server_round)
                 failpoint("state-merging")
         late = self._fed.queue.close_group(str(server_round))
         if late:
             log.info("round %d goes on without %d contributors; what they send is late", server_round, late)
         if current.state == MERGING:
             merge_round(self._fed, self._global_model(), current, self._should_stop)
-        ended = self._fed.journal.require(server_round)
+        ended = self._fed.round_store.require(server_round)
         log.info("round %d %s %s", server_round, ended.state, ended.reason)
         self._on_round(ended)
         return ended
@@ -330,17 +330,17 @@ class DeltaSoup(Strategy):
 
     def _collecting(self, server_round: int) -> Round:
         """The round in state collecting, moved there from open if need be."""
-        current = self._fed.journal.current()
+        current = self._fed.round_store.current()
         if current is None or current.server_round != server_round:
             if privacy.is_spent(self._fed):
                 raise GymError(ErrorCode.ROUND_ABORTED, privacy.end_of_run(self._fed))
-            current = self._fed.journal.open_next()
+            current = self._fed.round_store.open_next()
         if current.state == OPEN:
-            current = self._fed.journal.start_collecting(server_round, self._new_spec(current))
+            current = self._fed.round_store.start_collecting(server_round, self._new_spec(current))
         return current
 
     def _new_spec(self, current: Round) -> TaskSpec:
-        fed, head, secure = self._fed, self._fed.journal.head(), self._fed.config.secure_aggregation
+        fed, head, secure = self._fed, self._fed.round_store.head(), self._fed.config.secure_aggregation
         recipe = fed.config.recipe_at(head.height)
         return TaskSpec(
             server=fed.server,
@@ -348,7 +348,7 @@ class DeltaSoup(Strategy):
             base_model=fed.public_base_name,
             base_digest=fed.base.digest,
             version_digest=head.digest,
-            soups=fed.journal.soups(),
+            soups=fed.round_store.soups(),
             recipe=recipe,
             codec=fed.config.codec,
             plugins=plugins_of_round(fed, recipe),
@@ -378,5 +378,5 @@ class DeltaSoup(Strategy):
         fed = self._fed
         if self._model is None:
             self._model = GlobalModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
-        self._model.follow(fed.journal.soups())
+        self._model.follow(fed.round_store.soups())
         return self._model

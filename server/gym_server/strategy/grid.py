@@ -21,9 +21,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.wire.records import from_wire, references, to_wire
 from gym_fed.wire.v1 import hub_pb2 as pb
 from gym_server.federation import RUN_ID, Federation
-from gym_server.rounds.journal import Judgement
 from gym_server.rounds.queue import LATE, SET_ASIDE, QueuedMessage
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
+from gym_server.rounds.round_store import Judgement
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import nodes, readers, updates
 
@@ -204,7 +204,7 @@ class HubGrid(Grid):
             found = tx.scalar(select(updates.c.update_id).where(admitted))
             if found is not None:
                 judgement = Judgement(str(found), contributor, "rejected", f"set aside: {reason}")
-                fed.journal.judge(tx, server_round, judgement)
+                fed.round_store.judge(tx, server_round, judgement)
             else:
                 said = "" if fed.config.privacy is not None else reason  # it may quote what was sent
                 body = {"contributor": contributor, "server_round": server_round}

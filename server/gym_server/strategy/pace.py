@@ -15,7 +15,7 @@ from sqlalchemy import Select, func, select
 
 from gym_fed.config.hub.sections import RoundsConfig
 from gym_server.federation import Federation
-from gym_server.rounds.journal import COMMITTED, Round
+from gym_server.rounds.round_store import COMMITTED, Round
 from gym_server.store.tables import messages, rounds, secure_messages, secure_stages, updates
 
 log = logging.getLogger("gym_server")
@@ -88,7 +88,7 @@ class Pace:
     def round_ends(self, current: Round, quorum: int) -> float | None:
         """When a collecting round is merged at the latest; None before ``quorum`` updates are admitted."""
         assert current.spec is not None
-        rows = self._fed.journal.admitted(current.server_round)
+        rows = self._fed.round_store.admitted(current.server_round)
         if len(rows) < quorum:
             return None
         quorum_at = sorted(row.received_at for row in rows)[quorum - 1]
@@ -115,12 +115,12 @@ class Pace:
         return grace_ends(config, known, started_at, float(quorum_at or time.time()), secure.stage_seconds)
 
     def _outcomes(self, server_round: int) -> list[str]:
-        return [outcome for _, outcome in self._fed.journal.tasks(server_round).values()]
+        return [outcome for _, outcome in self._fed.round_store.tasks(server_round).values()]
 
     def _log_quorum(self, server_round: int, seconds: float) -> None:
         """Log once a round who is waited for beyond the quorum; a reply that is admitted and not yet taken is not."""
-        tasks = self._fed.journal.tasks(server_round).values()
-        admitted = {row.message_id for row in self._fed.journal.admitted(server_round)}
+        tasks = self._fed.round_store.tasks(server_round).values()
+        admitted = {row.message_id for row in self._fed.round_store.admitted(server_round)}
         others = len({message_id for message_id, outcome in tasks if not outcome} - admitted)
         if others and self._logged_quorum != server_round:
             self._logged_quorum = server_round

@@ -81,12 +81,12 @@ def run(hub: Path, grid: LocalGrid, stop: Callable[[], bool] = lambda: False) ->
     """A whole run; the one round as the hub tells of it."""
     with Federation.open(hub) as fed:
         DeltaSoup(fed, should_stop=stop).start(grid.serve(fed))
-        return fed.journal.history()[-1]
+        return fed.round_store.history()[-1]
 
 
 def plain_votes(fed: Federation, grid: LocalGrid, name: str, folder: Path) -> dict[str, np.ndarray]:
     """What a contributor votes, from its update in the clear: the same task without secure aggregation."""
-    current = fed.journal.current()
+    current = fed.round_store.current()
     assert current is not None
     assert current.spec is not None
     spec = TaskSpec.model_validate({**current.spec.model_dump(), "secure_aggregation": None})
@@ -104,7 +104,7 @@ def assert_sum_of(
     """The soup is these contributors' votes, bit for bit, and comes out of a replay again."""
     votes = [votes_of(fed, grid, name, folder) for name in names]
     step = STEP_NORM / np.sqrt(fed.base.num_parameters) / len(names)
-    soup = fed.journal.soups()[-1]
+    soup = fed.round_store.soups()[-1]
     with DeltaFile.open(fed.store.local_path(soup.sha256), fed.base) as found:
         for tensor, shape in fed.base.shapes.items():
             total = sum(vote[tensor] for vote in votes)
@@ -129,7 +129,7 @@ def test_the_soup_is_the_sum_of_the_votes_of_who_stayed_and_no_update_reaches_th
     with Federation.open(hub) as fed:
         assert_sum_of(fed, grid, NAMES[:3], tmp_path, plain_votes)
         masked = [path for path in (hub / "objects").rglob("*") if path.is_file()]
-        kept = [path for path in masked if path.name != fed.journal.soups()[-1].sha256]
+        kept = [path for path in masked if path.name != fed.round_store.soups()[-1].sha256]
         assert len(kept) == 3
         assert all(path.read_bytes().startswith(MAGIC) for path in kept)
         entries = [entry.body for entry in fed.ledger.entries() if entry.kind == "version"]
@@ -217,7 +217,7 @@ def test_a_round_survives_kills_of_the_hub_and_of_a_contributor_at_every_stage(
     lines = ["client-secure-" + line for line in ("advertised", "shared", "masked", "confirmed", "unmasking")]
     assert [name for name in killed if name.startswith("client")] == lines
     with Federation.open(hub) as fed:
-        assert fed.journal.history()[-1]["verdicts"] == {"merged": 4}
+        assert fed.round_store.history()[-1]["verdicts"] == {"merged": 4}
         assert_sum_of(fed, grid, NAMES, tmp_path, drawn_votes)
 
 
@@ -256,14 +256,14 @@ def test_below_the_threshold_the_round_ends_with_its_reason_and_nobody_is_asked_
     (hub / CONFIG_NAME).write_text(yaml.safe_dump(config))
     with Federation.open(hub) as fed:
         DeltaSoup(fed, should_stop=lambda: _state(fed) == "aborted").start(grid.serve(fed))
-        ended = fed.journal.history()[0]
+        ended = fed.round_store.history()[0]
     assert "2 masked updates at the deadline; 3 are needed, and nothing was unmasked" in ended["reason"]
     assert ended["verdicts"] == {"aborted": 2}
     assert not {"query.confirm", "query.unmask"} & {kind for _, kind in grid.heard}
 
 
 def _state(fed: Federation) -> str:
-    current = fed.journal.current()
+    current = fed.round_store.current()
     return current.state if current else ""
 
 
@@ -280,7 +280,7 @@ def test_with_privacy_the_sum_is_noised_and_charged_and_no_digest_of_it_is_told(
         votes = [drawn_votes(fed, grid, name, tmp_path) for name in NAMES]
         size = fed.base.num_parameters
         unit = 1.0 / np.sqrt(size) / len(NAMES)  # privacy.clipping_norm stands for a vote vector
-        soup = fed.journal.soups()[-1]
+        soup = fed.round_store.soups()[-1]
         with DeltaFile.open(fed.store.local_path(soup.sha256), fed.base) as found:
             noise = np.concatenate(
                 [
@@ -317,12 +317,12 @@ def altered(name: str, spec: dict[str, Any], at: str, only: list[str]) -> dict[s
 
 def second_round(fed: Federation, grid: LocalGrid) -> dict[str, Any]:
     """Run the second round to its abort: only then can a task have versions that follow from the base."""
-    fed.journal.open_next()
-    fed.journal.abort(1, "nobody came")
-    DeltaSoup(fed, should_stop=lambda: [r["state"] for r in fed.journal.history()] == ["aborted"] * 2).start(
-        grid.serve(fed)
-    )
-    return fed.journal.history()[1]
+    fed.round_store.open_next()
+    fed.round_store.abort(1, "nobody came")
+    DeltaSoup(
+        fed, should_stop=lambda: [r["state"] for r in fed.round_store.history()] == ["aborted"] * 2
+    ).start(grid.serve(fed))
+    return fed.round_store.history()[1]
 
 
 @pytest.mark.usefixtures("untrained")
@@ -351,7 +351,7 @@ def test_a_hub_that_gives_contributors_different_tasks_learns_no_votes(
     (hub / CONFIG_NAME).write_text(yaml.safe_dump(config))
     with Federation.open(hub) as fed:
         ended = second_round(fed, grid)
-        assert fed.journal.num_committed() == 0
+        assert fed.round_store.num_committed() == 0
     assert ended["state"] == "aborted"
     assert "4 participants report that they were given different tasks" in ended["reason"]
     late = kinds[max(1, kinds.index(since)) :]

@@ -30,7 +30,9 @@ class Collecting:
         self.hub = LoopbackHub(folder / "hub")
         self.fed, self.key = self.hub.fed, SigningKey.generate()
         self.contributor = self.fed.accounts.meet(self.key.public_key)
-        self.fed.journal.start_collecting(1, DeltaSoup(self.fed)._new_spec(self.fed.journal.open_next()))
+        self.fed.round_store.start_collecting(
+            1, DeltaSoup(self.fed)._new_spec(self.fed.round_store.open_next())
+        )
         self.path = some_delta(folder)
 
     def send(self, **changes: Any) -> Receipt:
@@ -40,7 +42,7 @@ class Collecting:
             "server": self.fed.server,
             "task": TASK,
             "server_round": 1,
-            "base_digest": self.fed.journal.head().digest,
+            "base_digest": self.fed.round_store.head().digest,
             "delta_sha256": self.fed.store.put_file(self.path),
             "delta_bytes": self.path.stat().st_size,
             "nonce": new_nonce(),
@@ -168,7 +170,7 @@ def test_a_manifest_counts_to_its_last_second_and_no_longer(
 @pytest.mark.parametrize("step", ["start_collecting", "start_merging", "commit", "abort"])
 def test_a_round_goes_only_from_the_state_before(collecting: Collecting, step: str, state: str) -> None:
     """A round that was committed is never merged, committed or aborted again."""
-    from gym_server.rounds.journal import Round, SoupRecord
+    from gym_server.rounds.round_store import Round, SoupRecord
 
     fed, number = collecting.fed, 1 if state != "unknown" else 99
     with fed.database.transaction() as tx:
@@ -176,12 +178,12 @@ def test_a_round_goes_only_from_the_state_before(collecting: Collecting, step: s
         tx.execute(rounds.update().values(state=state))
     soup = SoupRecord(fed.store.put_file(collecting.path), 1, {}, None, None, None, None, [])
     calls: dict[str, Any] = {
-        "start_collecting": lambda: fed.journal.start_collecting(
+        "start_collecting": lambda: fed.round_store.start_collecting(
             number, DeltaSoup(fed)._new_spec(Round(1, "open", None, 0, [], ""))
         ),
-        "start_merging": lambda: fed.journal.start_merging(number),
-        "commit": lambda: fed.journal.commit(Round(number, "merging", None, 0, [], ""), soup),
-        "abort": lambda: fed.journal.abort(number, "why"),
+        "start_merging": lambda: fed.round_store.start_merging(number),
+        "commit": lambda: fed.round_store.commit(Round(number, "merging", None, 0, [], ""), soup),
+        "abort": lambda: fed.round_store.abort(number, "why"),
     }
     before = {
         "start_collecting": {"open"},

@@ -118,7 +118,7 @@ def test_free_riders_of_every_kind_are_rejected_and_neither_weigh_nor_earn(
             assert (one["verdict"], one["credit"], one["reputation"]) == ("rejected", 0, 0.0), (name, one)
             assert "near copy" in one["reason"] or "nothing beside" in one["reason"]
     assert "by ann, which came first" in found["scaled"]["reason"]
-    assert crowd.fed.journal.head().digest == alone.fed.journal.head().digest
+    assert crowd.fed.round_store.head().digest == alone.fed.round_store.head().digest
     assert len(crowd.entries("contribution")[0]["clusters"]) == 3
     assert crowd.fed.ledger.verify()["reputations"] == 11
 
@@ -128,8 +128,8 @@ def test_old_work_sent_again_is_stale_but_new_work_on_the_same_data_is_not(
 ) -> None:
     here = hub()
     here.round({name: honest[name] for name in PEOPLE})
-    here.model.follow(here.fed.journal.soups())
-    (soup,) = here.fed.journal.soups()
+    here.model.follow(here.fed.round_store.soups())
+    (soup,) = here.fed.round_store.soups()
     again = here.encode({n: t / 2 for n, t in decoded(here, soup.sha256).items()}, DENSE)
     found = here.round(
         {
@@ -157,9 +157,9 @@ def test_work_of_an_aborted_round_may_come_again(
     hub: Callable[..., Judged], honest: dict[str, Delta]
 ) -> None:
     here = hub(rounds={"min_contributors": 1}, soup={"num_malicious_nodes": 0})
-    number = here.fed.journal.open_next().server_round
+    number = here.fed.round_store.open_next().server_round
     here.put(here.encode(honest["ann"], DENSE), "ann", number, 1.0, 1)
-    here.fed.journal.abort(number, "as if nobody else had come")
+    here.fed.round_store.abort(number, "as if nobody else had come")
     assert here.round({"ann": jittered(honest["ann"], 0.01)})["ann"]["verdict"] == "merged"
 
 
@@ -244,7 +244,7 @@ def test_what_is_claimed_of_examples_buys_neither_weight_nor_credit(
     )
     told = [modest.round(people), boastful.round(people, examples={"ann": 10**9})]
     assert {w: o["credit"] for w, o in told[0].items()} == {w: o["credit"] for w, o in told[1].items()}
-    assert modest.fed.journal.soups()[0].sha256 == boastful.fed.journal.soups()[0].sha256
+    assert modest.fed.round_store.soups()[0].sha256 == boastful.fed.round_store.soups()[0].sha256
 
 
 def test_without_a_threshold_copies_are_merged_and_paid(

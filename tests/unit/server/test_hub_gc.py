@@ -15,7 +15,7 @@ from gym_client.hub.transfers import upload
 from gym_client.variants.variants import push_variant, remove_variant, sign_variant
 from gym_server.backup.backup import care_lock
 from gym_server.backup.gc import _delete, gc
-from gym_server.rounds.journal import MERGING
+from gym_server.rounds.round_store import MERGING
 from gym_server.store.tables import objects, rounds
 
 from gym_fed.errors import ErrorCode, GymError
@@ -224,7 +224,7 @@ def test_a_merge_that_finds_the_disk_full_goes_on_when_there_is_space(
     hub = Judged(small_disk / "hub", tiny_base)
     ballast = small_disk / "ballast"
     try:
-        number = hub.fed.journal.open_next().server_round
+        number = hub.fed.round_store.open_next().server_round
         path = hub.encode(hub.trained("ann", steps=1), DENSE)
         update = hub.put(path, "ann", number, time.time(), 1)
         with hub.fed.database.transaction() as tx:
@@ -233,12 +233,12 @@ def test_a_merge_that_finds_the_disk_full_goes_on_when_there_is_space(
         fill(ballast)
         with pytest.raises(OSError, match=r"(?i)no space"):
             hub.merge(number, [update])
-        current = hub.fed.journal.current()
+        current = hub.fed.round_store.current()
         assert current is not None
         assert current.state == MERGING, "nothing that was acknowledged is lost"
         ballast.unlink()
         hub.merge(number, [update])
-        assert hub.fed.journal.num_committed() == 1
+        assert hub.fed.round_store.num_committed() == 1
     finally:
         ballast.unlink(missing_ok=True)
         hub.close()

@@ -16,9 +16,9 @@ from gym_server.ledger.columns import ColumnChecks
 from gym_server.privacy.merge import trained_tensors
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.global_model import GlobalModel
-from gym_server.rounds.journal import MERGING, Round
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.replay import replay
+from gym_server.rounds.round_store import MERGING, Round
 from gym_server.store.tables import rounds, updates
 from sqlalchemy import select, update
 
@@ -118,8 +118,8 @@ def send(hub: Federation, model: GlobalModel, number: int, who: str, kind: str) 
 
 
 def merge_next(hub: Federation, model: GlobalModel, kinds: dict[str, str]) -> int:
-    number = hub.journal.open_next().server_round
-    model.follow(hub.journal.soups())
+    number = hub.round_store.open_next().server_round
+    model.follow(hub.round_store.soups())
     ids = sorted(send(hub, model, number, who, kind) for who, kind in kinds.items())
     with hub.database.transaction() as tx:
         row = update(rounds).where(rounds.c.server_round == number)
@@ -130,12 +130,12 @@ def merge_next(hub: Federation, model: GlobalModel, kinds: dict[str, str]) -> in
         base_model="tiny",
         base_digest=hub.base.digest,
         version_digest=model.digest,
-        soups=hub.journal.soups(),
+        soups=hub.round_store.soups(),
         recipe=hub.config.recipe,
         max_update_bytes=1 << 20,
         deadline_seconds=time.time() + 60,
     )
-    merge_round(hub, model, Round(number, MERGING, spec, hub.journal.head().height, ids, ""))
+    merge_round(hub, model, Round(number, MERGING, spec, hub.round_store.head().height, ids, ""))
     return number
 
 
@@ -144,7 +144,7 @@ def test_the_template_sends_lora_soups_back_as_factors_that_replay(
 ) -> None:
     assert hub.config.soup.codec.codec == "as-merged"
     numbers = [merge_next(hub, model, {"ann": "good", "bob": "good"}) for _ in range(2)]
-    soups = hub.journal.soups()
+    soups = hub.round_store.soups()
     assert len(soups) == 2
     spec = hub.base
     for soup in soups:
@@ -162,7 +162,7 @@ def test_before_the_first_soup_a_hub_announces_what_its_quorum_takes_and_the_sou
     joining, told = Downloads(hub).announced(0, 2)
     assert joining == 0
     merge_next(hub, model, {"ann": "good", "bob": "good"})
-    (soup,) = hub.journal.soups()
+    (soup,) = hub.round_store.soups()
     assert soup.size_bytes <= told <= soup.size_bytes + 64
 
 
@@ -179,5 +179,5 @@ def test_an_update_that_is_no_factors_of_the_rounds_rank_does_not_reach_the_soup
         "eve": "rejected",
     }
     assert reason in rows["eve"].reason
-    with DeltaFile.open(hub.store.local_path(hub.journal.soups()[0].sha256)) as soup:
+    with DeltaFile.open(hub.store.local_path(hub.round_store.soups()[0].sha256)) as soup:
         assert max(int(soup.record(n).params.get("rank", 0)) for n in soup.names) == 2 * RANK

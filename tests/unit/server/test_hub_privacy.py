@@ -20,8 +20,8 @@ from gym_server.privacy import budget as privacy
 from gym_server.privacy import merge as private_merge
 from gym_server.rounds.admission import Candidate
 from gym_server.rounds.global_model import GlobalModel
-from gym_server.rounds.journal import Journal
 from gym_server.rounds.replay import replay
+from gym_server.rounds.round_store import RoundStore
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.rpc.transfers import Transfers
@@ -146,7 +146,7 @@ def test_a_round_that_began_under_less_of_a_promise_is_not_merged_under_another(
     rewrite(folder, privacy={**PRIVATE["privacy"], **now})
     with Federation.open(folder) as fed:
         privacy.check_promise(fed)
-        current = fed.journal.current()
+        current = fed.round_store.current()
         assert current is not None
         assert (current.state, current.reason) == (("aborted", reason) if reason else ("collecting", ""))
 
@@ -230,7 +230,7 @@ def test_nothing_that_others_see_names_an_updates_digest_norm_or_size(hub: Priva
     seen = [json.dumps(entry.body) for entry in fed.ledger.entries()]
     status = Hub(fed, Wakeups())._status()
     seen += [status.privacy_json, status.recipe_json, str(status)]
-    soup = fed.store.local_path(fed.journal.soups()[0].sha256).read_bytes()
+    soup = fed.store.local_path(fed.round_store.soups()[0].sha256).read_bytes()
     seen.append(soup[:4096].decode("latin-1"))
     with fed.database.reading() as tx:
         seeds = tx.scalars(select(privacy_seeds.c.seed)).all()
@@ -299,21 +299,21 @@ def test_a_merge_that_a_crash_cut_off_is_done_again_with_the_same_noise(
     folder = private_hub(tmp_path / "hub", tiny_base)
     soups: list[str] = []
 
-    def crash(self: Journal, merged: Any, soup: Any, also: Any = None) -> None:
+    def crash(self: RoundStore, merged: Any, soup: Any, also: Any = None) -> None:
         soups.append(soup.sha256)
         raise KeyboardInterrupt
 
     with Federation.open(folder) as fed:
         number = PrivateRounds(fed).collect()
         with monkeypatch.context() as patched:
-            patched.setattr(Journal, "commit", crash)
+            patched.setattr(RoundStore, "commit", crash)
             with pytest.raises(KeyboardInterrupt):
                 DeltaSoup(fed).aggregate_train(number, [])
     with Federation.open(folder) as fed:
         with fed.database.reading() as tx:
             assert not tx.execute(select(privacy_spending)).all()  # nobody saw it
         DeltaSoup(fed).aggregate_train(number, [])
-        assert [soup.sha256 for soup in fed.journal.soups()] == soups
+        assert [soup.sha256 for soup in fed.round_store.soups()] == soups
         with fed.database.reading() as tx:
             assert len(tx.execute(select(privacy_seeds)).all()) == 1
             assert len(tx.execute(select(privacy_spending)).all()) == 3
@@ -321,7 +321,7 @@ def test_a_merge_that_a_crash_cut_off_is_done_again_with_the_same_noise(
 
 def test_another_list_or_other_rules_never_get_the_same_seed(hub: PrivateRounds) -> None:
     hub.collect()
-    current = hub.fed.journal.current()
+    current = hub.fed.round_store.current()
     assert current is not None
 
     def seed(merging: list[str]) -> bytes:
@@ -370,7 +370,7 @@ def test_the_run_ends_at_its_budget_and_stays_ended_after_a_restart(tmp_path: Pa
         with Federation.open(folder) as fed:
             assert privacy.is_spent(fed)
             DeltaSoup(fed).start(cast("Grid", None))  # asks the grid for nobody
-            current = fed.journal.current()
+            current = fed.round_store.current()
             assert current is not None
             assert (current.server_round, current.state) == (1, "committed")
             assert privacy.end_of_run(fed).startswith("the privacy budget is spent: epsilon 4.38 of ")
@@ -395,7 +395,7 @@ def test_a_round_that_a_lowered_budget_forbids_is_aborted_before_its_noise(hub: 
     hub.collect()
     change(hub, "privacy", epsilon=ONE)
     hub.strategy.start(cast("Grid", None))
-    current = hub.fed.journal.current()
+    current = hub.fed.round_store.current()
     assert current is not None
     assert (current.state, current.reason) == ("aborted", "the privacy budget is spent")
     assert len(hub.entries("privacy")) == 1
@@ -490,10 +490,10 @@ def test_a_round_of_frozen_a_is_noised_on_b_and_who_sends_what_the_task_does_not
     with Federation.open(folder) as fed:
         private = PrivateRounds(fed)
         number = private.collect(send=False)
-        current = fed.journal.current()
+        current = fed.round_store.current()
         assert current is not None
         assert current.spec is not None
-        head = fed.journal.head()
+        head = fed.round_store.head()
         spec = BaseSpec(fed.base.model_name, head.digest, fed.base.shapes)
         trained = private_merge.trained_tensors(current.spec.recipe, fed.base)
         for name in NAMES:
@@ -517,6 +517,6 @@ def test_a_round_of_frozen_a_is_noised_on_b_and_who_sends_what_the_task_does_not
         told = private.entries("version")[0]["privacy"]
         assert told["coordinates"] == sum(2 * fed.base.shapes[name][0] for name in trained)
         assert len(private.entries("privacy")[0]["contributors"]) == 2
-        with DeltaFile.open(fed.store.local_path(fed.journal.soups()[0].sha256)) as soup:
+        with DeltaFile.open(fed.store.local_path(fed.round_store.soups()[0].sha256)) as soup:
             assert [name for name in soup.names if soup.tensor_norm(name)] == trained
         assert replay(fed, number)["updates"] == 2

@@ -14,7 +14,7 @@ from gym_client.variants.variants import push_variant, sign_variant
 from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of
 from gym_server.rounds.admission import Candidate
-from gym_server.rounds.journal import Judgement, SoupRecord
+from gym_server.rounds.round_store import Judgement, SoupRecord
 from gym_server.store.tables import (
     contributions,
     metadata,
@@ -68,14 +68,14 @@ class Filled:
 
     def send(self, number: int, who: int, **changes: Any) -> str:
         """An update through admission; returns its id."""
-        path = some_delta(self.folder, seed=10 * number + who, digest=self.fed.journal.head().digest)
+        path = some_delta(self.folder, seed=10 * number + who, digest=self.fed.round_store.head().digest)
         issued, expires = lifetime()
         said: dict[str, Any] = {
             "contributor": self.ids[who],
             "server": self.fed.server,
             "task": f"task-{number}-{who}",
             "server_round": number,
-            "base_digest": self.fed.journal.head().digest,
+            "base_digest": self.fed.round_store.head().digest,
             "delta_sha256": self.fed.store.put_file(path),
             "delta_bytes": path.stat().st_size,
             "nonce": new_nonce(),
@@ -92,15 +92,15 @@ class Filled:
         return self.fed.admission.judge(candidate, lambda tx, receipt: None)
 
     def round(self, number: int, committed: bool) -> None:
-        journal = self.fed.journal
-        current = journal.open_next()
-        journal.start_collecting(number, self.strategy._new_spec(current))
+        round_store = self.fed.round_store
+        current = round_store.open_next()
+        round_store.start_collecting(number, self.strategy._new_spec(current))
         sent = [self.send(number, who) for who in (0, 1)]
         self.send(number, 2, server_round=number + 7)  # refused
         if not committed:
-            journal.abort(number, "too few")
+            round_store.abort(number, "too few")
             return
-        merging = journal.start_merging(number)
+        merging = round_store.start_merging(number)
         judgements = [
             Judgement(sent[0], self.ids[0], "merged", "", 1000, -0.25),
             Judgement(sent[1], self.ids[1], "rejected", "its loss is worse", 0, 0.5),
@@ -108,7 +108,7 @@ class Filled:
         soup = self.fed.store.put_file(some_delta(self.folder, seed=99))
         residual, state = f"round-{number}.safetensors", {"residual": "ab"}
         record = SoupRecord(soup, 100, {}, 2.0, 1.5, residual, None, judgements, state)
-        journal.commit(merging, record, self.spent)
+        round_store.commit(merging, record, self.spent)
 
     def spent(self, tx: Any) -> None:
         """What scores and privacy leave."""
@@ -253,7 +253,7 @@ def test_an_update_that_no_key_of_its_contributor_signed_is_found(
 def test_a_hundred_forged_submissions_are_two_entries_of_the_ledger(tmp_path: Path) -> None:
     found = Filled(tmp_path)
     try:
-        number = found.fed.journal.open_next().server_round
+        number = found.fed.round_store.open_next().server_round
         before = found.fed.ledger.newest_head()
         for attempt in range(100):
             text = "{}" if attempt % 2 else json.dumps({"format": "gym-update-1", "contributor": "x"})
@@ -261,12 +261,12 @@ def test_a_hundred_forged_submissions_are_two_entries_of_the_ledger(tmp_path: Pa
                 found.judge(0, number, text, b"forged", "task")
         kinds = [entry for entry in found.fed.ledger.entries((before.size if before else 0) + 1)]
         assert [(entry.kind, entry.body["verdict"]) for entry in kinds] == [("verdict", "refused")]
-        found.fed.journal.abort(number, "nobody came")
+        found.fed.round_store.abort(number, "nobody came")
         summary = [entry.body for entry in found.fed.ledger.entries() if entry.kind == pace.SUMMARY]
         assert len(summary) == 1
         assert summary[0]["server_round"] == number
         assert summary[0]["refused"] == {found.ids[0]: {"update-refused": 100}}
-        found.fed.journal.abort(found.fed.journal.open_next().server_round, "nobody came")
+        found.fed.round_store.abort(found.fed.round_store.open_next().server_round, "nobody came")
         assert [e.kind for e in found.fed.ledger.entries()].count(pace.SUMMARY) == 1
         assert found.fed.ledger.verify()
     finally:

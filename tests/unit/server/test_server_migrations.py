@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from alembic.script import ScriptDirectory
 from gym_server.ledger.chain import Ledger
-from gym_server.rounds.journal import Journal
+from gym_server.rounds.round_store import RoundStore
 from gym_server.store import migrations
 from gym_server.store.database import Database
 from gym_server.store.migrations.versions.r0001_release_0_1 import schema
@@ -90,9 +90,9 @@ def test_a_database_of_0_1_is_migrated_with_its_rounds_credits_and_ledger(
             assert sum(tx.scalars(select(credits.c.amount))) == 2000
         database.close()
     database = Database.open(database_url, tmp_path)
-    journal = Journal(database, found := Ledger(database, key), "sha256:" + "0" * 64)
-    assert journal.num_committed() == 2
-    assert journal.open_next().server_round == 3
+    round_store = RoundStore(database, found := Ledger(database, key), "sha256:" + "0" * 64)
+    assert round_store.num_committed() == 2
+    assert round_store.open_next().server_round == 3
     with database.transaction() as tx:
         assert found.append(tx, "note", {"goes": "on"}).sequence == 19
     assert found.verify()["entries"] == 19

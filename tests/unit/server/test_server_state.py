@@ -17,9 +17,9 @@ from gym_server.federation import Federation
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.rounds.global_model import GlobalModel, write_version
-from gym_server.rounds.journal import MERGING, Round
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.replay import replay
+from gym_server.rounds.round_store import MERGING, Round
 from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds, updates
 from sqlalchemy import select, update
 
@@ -68,8 +68,8 @@ def model(hub: Federation) -> GlobalModel:
 
 def merge_next(hub: Federation, model: GlobalModel, size: float = 1e-2) -> int:
     """A round of one contributor's update, put before the merge as admission leaves it; returns its number."""
-    number = hub.journal.open_next().server_round
-    model.follow(hub.journal.soups())
+    number = hub.round_store.open_next().server_round
+    model.follow(hub.round_store.soups())
     before = model_tensors(model.model)
     torch.manual_seed(number)
     tuned = {name: tensor + size * torch.randn_like(tensor) for name, tensor in before.items()}
@@ -110,7 +110,7 @@ def merge_next(hub: Federation, model: GlobalModel, size: float = 1e-2) -> int:
         )
         row = update(rounds).where(rounds.c.server_round == number)
         tx.execute(row.values(state=MERGING, merging=json.dumps(ids)))
-    merge_round(hub, model, Round(number, MERGING, None, hub.journal.head().height, ids, ""))
+    merge_round(hub, model, Round(number, MERGING, None, hub.round_store.head().height, ids, ""))
     return number
 
 
@@ -207,7 +207,7 @@ def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
         patched.setattr(GlobalModel, "loss", lambda self: 1.0)
         patched.setattr(GlobalModel, "loss_with", lambda self, path: 9.0)
         number = merge_next(hub, model)
-    assert "rolled back" in hub.journal.history()[number - 1]["reason"]
+    assert "rolled back" in hub.round_store.history()[number - 1]["reason"]
     assert state_of(hub) == left == {"round-1.safetensors", "round-1.optimizer.safetensors"}
     assert not list((hub.folder / "staging").iterdir())
 
@@ -228,7 +228,7 @@ def test_a_merge_that_fails_after_a_crash_deletes_what_the_first_try_staged(
 
     monkeypatch.setattr(merging, "make_soup", refused)
     assert merge_next(hub, model) == 2
-    assert "the aggregate overflows" in hub.journal.history()[1]["reason"]
+    assert "the aggregate overflows" in hub.round_store.history()[1]["reason"]
     assert state_of(hub) == left
     assert not list((hub.folder / "staging").iterdir())
 
@@ -237,11 +237,11 @@ def test_a_round_is_aborted_with_a_reason_when_the_residual_it_begins_from_is_go
     hub: Federation, model: GlobalModel
 ) -> None:
     merge_next(hub, model)
-    residual = hub.journal.head().residual
+    residual = hub.round_store.head().residual
     assert residual is not None
     (hub.folder / "residuals" / residual).unlink()
     number = merge_next(hub, model)
-    ended = hub.journal.current()
+    ended = hub.round_store.current()
     assert ended is not None
     assert (ended.server_round, ended.state) == (number, "aborted")
     assert "the residual of version 1 is missing" in ended.reason
@@ -260,7 +260,7 @@ def test_a_round_whose_loss_at_the_gate_is_no_number_is_rolled_back(
     monkeypatch.setattr(GlobalModel, "loss", lambda self: before)
     monkeypatch.setattr(GlobalModel, "loss_with", lambda self, path: after)
     number = merge_next(hub, model)
-    line = hub.journal.history()[number - 1]
+    line = hub.round_store.history()[number - 1]
     assert line["state"] == "aborted"
     assert "rolled back" in line["reason"]
     assert not version_entries(hub)
@@ -277,7 +277,7 @@ def test_an_update_whose_loss_alone_is_no_number_is_rejected_by_the_screen(
     gate = hub.config.gate.model_copy(update={"screen_updates": True})
     monkeypatch.setattr(hub, "config", hub.config.model_copy(update={"gate": gate}))
     number = merge_next(hub, model)
-    assert hub.journal.history()[number - 1]["state"] == "aborted"
+    assert hub.round_store.history()[number - 1]["state"] == "aborted"
     with hub.database.reading() as tx:
         row = tx.execute(select(updates.c.verdict, updates.c.reason, updates.c.heldout_change)).one()
     assert (row.verdict, row.heldout_change) == ("rejected", None)

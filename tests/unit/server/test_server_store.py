@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gym_server.ledger.chain import Ledger
-from gym_server.rounds.journal import Journal
+from gym_server.rounds.round_store import RoundStore
 from gym_server.store.database import Database
 
 from gym_fed.identity.keys import SigningKey
@@ -15,7 +15,7 @@ from gym_fed.identity.keys import SigningKey
 @pytest.mark.parametrize("node_id", [1, 2**63 - 1, 2**63, 17614978349170332665, 2**64 - 1])
 def test_every_node_id_of_flower_is_kept(tmp_path: Path, node_id: int) -> None:
     database = Database.open("sqlite:///hub.db", tmp_path)
-    journal = Journal(database, Ledger(database, SigningKey.generate()), "sha256:" + "0" * 64)
-    journal.record_task(1, node_id, "first")
-    journal.record_task(1, node_id, "again")
-    assert journal.tasks(1) == {node_id: ("again", "")}
+    round_store = RoundStore(database, Ledger(database, SigningKey.generate()), "sha256:" + "0" * 64)
+    round_store.record_task(1, node_id, "first")
+    round_store.record_task(1, node_id, "again")
+    assert round_store.tasks(1) == {node_id: ("again", "")}

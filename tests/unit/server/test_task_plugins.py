@@ -195,15 +195,15 @@ def test_a_hub_knows_a_round_that_has_ended_without_the_packages_of_its_task(
 ) -> None:
     init_hub(tmp_path / "hub", "rounds", str(tiny_base), "open")
     with Federation.open(tmp_path / "hub") as hub:
-        number = hub.journal.open_next().server_round
-        assert hub.journal.start_collecting(number, mine()).spec == mine()
-        hub.journal.abort(number, "nobody came")
+        number = hub.round_store.open_next().server_round
+        assert hub.round_store.start_collecting(number, mine()).spec == mine()
+        hub.round_store.abort(number, "nobody came")
         for kind in (ALGORITHMS, TUNING):
             monkeypatch.setattr(kind, "_types", {})
         install(monkeypatch, {})
-        current = hub.journal.current()
+        current = hub.round_store.current()
         assert current is not None
         assert (current.server_round, current.state) == (number, "aborted")
         with pytest.raises(GymError, match=r"'weighed_sft' of gym-more 1.2 .*which is not installed"):
             _ = current.spec
-        assert hub.journal.open_next().spec is None
+        assert hub.round_store.open_next().spec is None

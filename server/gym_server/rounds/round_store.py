@@ -1,4 +1,4 @@
-"""The journal of rounds: the state machine that survives every crash.
+"""The stored rounds: a state machine that survives every crash.
 
 ``open > collecting > merging > committed``, or ``aborted`` from any of the first three. A transition checks the
 state it starts from inside its transaction; a commit writes version, verdicts, ledger and credits together, so a
@@ -31,7 +31,7 @@ OPEN, COLLECTING, MERGING, COMMITTED, ABORTED = "open", "collecting", "merging",
 
 @dataclass(frozen=True)
 class Round:
-    """A row of the journal."""
+    """A row of the table of rounds."""
 
     server_round: int
     state: str
@@ -97,7 +97,7 @@ class SoupRecord:
     """Members of other packages that made it, for the version's entry."""
 
 
-class Journal:
+class RoundStore:
     """Rounds and versions of one federation."""
 
     def __init__(self, database: Database, ledger: Ledger, base_digest: str) -> None:
