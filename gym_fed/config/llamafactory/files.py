@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from gym_fed.config.llamafactory.ledger import is_llamafactory
 from gym_fed.config.llamafactory.translate import translate
+from gym_fed.config.llamafactory.translation import is_llamafactory
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import _set as set_value
 from gym_fed.config.yaml.file import load_config, parse_overrides, validate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.llamafactory.ledger import Ledger
+from gym_fed.config.llamafactory.translation import Translator
 
 _NAMES = {
     "adamw_torch": "adamw",
@@ -44,57 +44,57 @@ _BADAM = {
 _READ_BY = {"galore_": "use_galore", "apollo_": "use_apollo", "badam_": "use_badam"}
 
 
-def translate_optimizer(ledger: Ledger) -> None:
+def translate_optimizer(translator: Translator) -> None:
     """Write ``optimizer`` and ``optimizer_args``."""
-    base = str(ledger.take("optim", "adamw_torch"))
-    ledger.put("optimizer", _NAMES.get(base, base), "optim")
-    ledger.lose_if("optim_args", "write them as optimizer_args")
-    ledger.lose_if("optim_target_modules", "the projected optimisers take every linear layer")
-    epsilon = ledger.take("adam_epsilon", 1e-8)
+    base = str(translator.take("optim", "adamw_torch"))
+    translator.put("optimizer", _NAMES.get(base, base), "optim")
+    translator.lose_if("optim_args", "write them as optimizer_args")
+    translator.lose_if("optim_target_modules", "the projected optimisers take every linear layer")
+    epsilon = translator.take("adam_epsilon", 1e-8)
     if float(epsilon) != 1e-8:
-        ledger.put("optimizer_args.eps", float(epsilon), "adam_epsilon")
+        translator.put("optimizer_args.eps", float(epsilon), "adam_epsilon")
     for switch, ours in _SWITCHES.items():
-        if not ledger.take(switch, False):
+        if not translator.take(switch, False):
             continue
-        ledger.put("optimizer", ours, switch)
+        translator.put("optimizer", ours, switch)
         if switch == "use_badam":
-            _badam(ledger)
+            _badam(translator)
         elif (family := switch.removeprefix("use_")) in _PROJECTED:
-            _projected(ledger, family, base)
-    for key in ledger.rest():
+            _projected(translator, family, base)
+    for key in translator.untaken():
         for start, switch in _READ_BY.items():
             if key.startswith(start) and key != "badam_verbose":
-                ledger.take(key)
-                ledger.note(key, f"read with {switch} only")
+                translator.take(key)
+                translator.note(key, f"read with {switch} only")
 
 
-def _projected(ledger: Ledger, family: str, base: str) -> None:
+def _projected(translator: Translator, family: str, base: str) -> None:
     """GaLore and APOLLO."""
     if family == "galore" and "8bit" in base:
-        ledger.put("optimizer", "galore_adamw_8bit", "optim")
+        translator.put("optimizer", "galore_adamw_8bit", "optim")
     elif family == "galore" and base == "adafactor":
-        ledger.put("optimizer", "galore_adafactor", "optim")
+        translator.put("optimizer", "galore_adafactor", "optim")
     for name, default in _PROJECTED[family].items():
         ours = "update_proj_gap" if name == "update_interval" else name
         key = f"{family}_{name}"
-        value: Any = ledger.take(key, default)
-        ledger.put(f"optimizer_args.{ours}", value, key)
-    ledger.lose_if(f"{family}_target", "every linear layer is projected", harmless=("all", ["all"]))
-    if ledger.take(f"{family}_layerwise", False):
-        ledger.note(
+        value: Any = translator.take(key, default)
+        translator.put(f"optimizer_args.{ours}", value, key)
+    translator.lose_if(f"{family}_target", "every linear layer is projected", harmless=("all", ["all"]))
+    if translator.take(f"{family}_layerwise", False):
+        translator.note(
             f"{family}_layerwise", "layers are updated together: the result is the same, the memory is not"
         )
     if family == "apollo":
-        ledger.lose_if("apollo_scale_front", "the norm-growth limiter comes after the scaling")
+        translator.lose_if("apollo_scale_front", "the norm-growth limiter comes after the scaling")
 
 
-def _badam(ledger: Ledger) -> None:
-    mode = str(ledger.take("badam_mode", "layer"))
+def _badam(translator: Translator) -> None:
+    mode = str(translator.take("badam_mode", "layer"))
     if mode != "layer":
-        ledger.lose("badam_mode", f"{mode} is not offered, only layer")
+        translator.lose("badam_mode", f"{mode} is not offered, only layer")
     for ours, (key, default) in _BADAM.items():
-        value = ledger.take(key, default)
+        value = translator.take(key, default)
         if value is not None:
-            ledger.put(f"optimizer_args.{ours}", value, key)
+            translator.put(f"optimizer_args.{ours}", value, key)
     for key in ("badam_update_ratio", "badam_mask_mode", "badam_verbose"):
-        ledger.take(key)
+        translator.take(key)

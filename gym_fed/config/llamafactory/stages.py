@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.llamafactory.ledger import Ledger
+from gym_fed.config.llamafactory.translation import Translator
 
 _ALGORITHMS = {"pt": "pretrain", "sft": "sft", "rm": "reward_model", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
 _DPO_LOSSES = ("sigmoid", "hinge", "ipo")
@@ -23,88 +23,88 @@ _ALL = (
 )
 
 
-def translate_stage(ledger: Ledger) -> str:
+def translate_stage(translator: Translator) -> str:
     """Our algorithm; writes ``algorithm`` and its section."""
-    stage = str(ledger.take("stage", "sft"))
-    if not ledger.take("do_train", False):
+    stage = str(translator.take("stage", "sft"))
+    if not translator.take("do_train", False):
         what = (
             "predicts"
-            if ledger.has("do_predict")
+            if translator.has("do_predict")
             else "evaluates"
-            if ledger.has("do_eval")
+            if translator.has("do_eval")
             else "does not train"
         )
-        ledger.lose(
-            "do_train" if ledger.has("do_train") else "stage", f"the file {what}, and gym train trains"
+        translator.lose(
+            "do_train" if translator.has("do_train") else "stage", f"the file {what}, and gym train trains"
         )
     algorithm = _ALGORITHMS.get(stage)
     if algorithm is None:
-        ledger.lose("stage", f"{stage!r} is none of {', '.join(_ALGORITHMS)}")
+        translator.lose("stage", f"{stage!r} is none of {', '.join(_ALGORITHMS)}")
         return stage
     if algorithm == "dpo":
-        algorithm = _preference(ledger)
+        algorithm = _preference(translator)
     elif algorithm == "kto":
-        ledger.move("pref_beta", "kto.beta", 0.1)
-        ledger.move("kto_chosen_weight", "kto.desirable_weight")
-        ledger.move("kto_rejected_weight", "kto.undesirable_weight")
-        ledger.lose_if("pref_ftx", "kto has no supervised term", harmless=(0, 0.0))
+        translator.move("pref_beta", "kto.beta", 0.1)
+        translator.move("kto_chosen_weight", "kto.desirable_weight")
+        translator.move("kto_rejected_weight", "kto.undesirable_weight")
+        translator.lose_if("pref_ftx", "kto has no supervised term", harmless=(0, 0.0))
     elif algorithm == "ppo":
-        _ppo(ledger)
-    ledger.put("algorithm", algorithm, "stage")
+        _ppo(translator)
+    translator.put("algorithm", algorithm, "stage")
     unread = f"stage {stage} does not read it"
     for key in _ALL:
-        if key in ledger.rest() and ledger.has(key):
-            ledger.take(key)
-            ledger.note(key, unread)
+        if key in translator.untaken() and translator.has(key):
+            translator.take(key)
+            translator.note(key, unread)
         else:
-            ledger.take(key)
+            translator.take(key)
     return algorithm
 
 
-def _preference(ledger: Ledger) -> str:
-    loss = str(ledger.take("pref_loss", "sigmoid"))
-    ftx = ledger.take("pref_ftx", 0.0)
+def _preference(translator: Translator) -> str:
+    loss = str(translator.take("pref_loss", "sigmoid"))
+    ftx = translator.take("pref_ftx", 0.0)
     if loss in ("orpo", "simpo"):
-        ledger.move("pref_beta", f"{loss}.beta", 0.1)
+        translator.move("pref_beta", f"{loss}.beta", 0.1)
         if loss == "simpo":
-            ledger.move("simpo_gamma", "simpo.gamma", 0.5)
+            translator.move("simpo_gamma", "simpo.gamma", 0.5)
         if ftx:
-            ledger.lose("pref_ftx", f"{loss} has no further supervised term here")
+            translator.lose("pref_ftx", f"{loss} has no further supervised term here")
         return loss
-    ledger.move("pref_beta", "dpo.beta", 0.1)
+    translator.move("pref_beta", "dpo.beta", 0.1)
     if loss not in _DPO_LOSSES:
-        ledger.lose("pref_loss", f"{loss!r} is none of {', '.join((*_DPO_LOSSES, 'orpo', 'simpo'))}")
+        translator.lose("pref_loss", f"{loss!r} is none of {', '.join((*_DPO_LOSSES, 'orpo', 'simpo'))}")
     else:
-        ledger.put("dpo.loss_type", [loss, "sft"] if ftx else [loss], "pref_loss")
+        translator.put("dpo.loss_type", [loss, "sft"] if ftx else [loss], "pref_loss")
     if ftx:
-        ledger.put("dpo.loss_weights", [1.0, ftx], "pref_ftx")
-    ledger.lose_if("dpo_label_smoothing", "the loss sigmoid is not smoothed here", harmless=(0, 0.0))
-    ledger.move("ld_alpha", "dpo.ld_alpha")
+        translator.put("dpo.loss_weights", [1.0, ftx], "pref_ftx")
+    translator.lose_if("dpo_label_smoothing", "the loss sigmoid is not smoothed here", harmless=(0, 0.0))
+    translator.move("ld_alpha", "dpo.ld_alpha")
     return "dpo"
 
 
-def _ppo(ledger: Ledger) -> None:
-    kind, model = str(ledger.take("reward_model_type", "lora")), ledger.take("reward_model")
+def _ppo(translator: Translator) -> None:
+    kind, model = str(translator.take("reward_model_type", "lora")), translator.take("reward_model")
     if kind == "api":
-        ledger.lose("reward_model_type", "use our grader remote, which has a wire format of its own")
+        translator.lose("reward_model_type", "use our grader remote, which has a wire format of its own")
     elif model is not None:
-        ledger.put("rewards", [{"grader": "reward_model", "model": str(model)}], "reward_model")
-    ledger.move("ppo_epochs", "ppo.num_iterations", 4)
-    buffer = ledger.take("ppo_buffer_size", 1)
+        translator.put("rewards", [{"grader": "reward_model", "model": str(model)}], "reward_model")
+    translator.move("ppo_epochs", "ppo.num_iterations", 4)
+    buffer = translator.take("ppo_buffer_size", 1)
     if buffer != 1:
-        steps: Any = ledger.take("gradient_accumulation_steps", 1)
-        ledger.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps")
-        ledger.put("ppo.steps_per_generation", steps * buffer, "ppo_buffer_size")
+        steps: Any = translator.take("gradient_accumulation_steps", 1)
+        translator.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps")
+        translator.put("ppo.steps_per_generation", steps * buffer, "ppo_buffer_size")
     # What generation there takes when the file does not say.
-    ledger.move("temperature", "ppo.temperature", 0.95)
-    ledger.move("top_p", "ppo.top_p", 0.7)
-    ledger.move("top_k", "ppo.top_k", 50)
-    ledger.move("max_new_tokens", "ppo.max_completion_length", 1024)
-    ledger.move("repetition_penalty", "ppo.repetition_penalty")
-    ledger.lose_if("num_beams", "answers are drawn, one by one", harmless=(1,))
-    ledger.lose_if("do_sample", "answers are always drawn", harmless=(True,))
-    ledger.put("ppo.beta", 0.2)
-    ledger.take("ppo_target")
-    ledger.note(
+    translator.move("temperature", "ppo.temperature", 0.95)
+    translator.move("top_p", "ppo.top_p", 0.7)
+    translator.move("top_k", "ppo.top_k", 50)
+    translator.move("max_new_tokens", "ppo.max_completion_length", 1024)
+    translator.move("repetition_penalty", "ppo.repetition_penalty")
+    translator.lose_if("num_beams", "answers are drawn, one by one", harmless=(1,))
+    translator.lose_if("do_sample", "answers are always drawn", harmless=(True,))
+    translator.put("ppo.beta", 0.2)
+    translator.take("ppo_target")
+    translator.note(
         "stage", "ppo: the weight of the KL term stays at 0.2; LLaMA-Factory adapts it towards ppo_target"
     )

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from gym_fed.config.llamafactory.files import as_yaml, load_training_config
-from gym_fed.config.llamafactory.ledger import is_llamafactory
 from gym_fed.config.llamafactory.translate import translate
+from gym_fed.config.llamafactory.translation import is_llamafactory
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config
 from gym_fed.errors import ErrorCode, GymError

@@ -1,4 +1,4 @@
-"""The books of one translation: every key of the file is taken, not needed, or without a counterpart."""
+"""One translation's state: each key of the file is taken, not needed, or has no counterpart."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from gym_fed.config.yaml.strict import KeyPath
 
-_TELLS = "model_name_or_path"
-_ALSO = ("stage", "finetuning_type", "dataset_dir", "template", "do_train", "cutoff_len")
+_MODEL = "model_name_or_path"
+_STAGE_KEYS = ("stage", "finetuning_type", "dataset_dir", "template", "do_train", "cutoff_len")
 
 
 def is_llamafactory(values: dict[str, Any]) -> bool:
     """Whether a YAML file is LLaMA-Factory's: it names a model and a stage (or another key of theirs alone)."""
-    return _TELLS in values and any(key in values for key in _ALSO)
+    return _MODEL in values and any(key in values for key in _STAGE_KEYS)
 
 
 @dataclass
@@ -23,8 +23,8 @@ class Translation:
     Attributes:
         values: Our keys, ready to be validated.
         origins: For each key of ours that has one, the key of the file that it comes from.
-        notes: Key of the file and what is said of it: nothing that is learnt changes by it.
-        lost: Key of the file and why it has no counterpart, though the result depends on it.
+        notes: Key of the file and a remark on it. The result of training does not depend on it.
+        lost: Key of the file and why it has no counterpart, although the result depends on it.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -33,8 +33,8 @@ class Translation:
     lost: dict[str, str] = field(default_factory=dict)
 
 
-class Ledger:
-    """Hands out the file's keys one by one, so that at the end those nobody asked for are known.
+class Translator:
+    """Reads the file's keys and writes ours; at the end it knows which keys nobody has read.
 
     Args:
         given: The file's values.
@@ -43,23 +43,23 @@ class Ledger:
     def __init__(self, given: dict[str, Any]) -> None:
         self.result = Translation()
         self._given = {key: value for key, value in given.items() if value is not None}
-        self._rest = dict.fromkeys(given)
-        self.asked: dict[str, None] = {}
-        """Every key that was asked for: those that are known, beside the tables of ``keys``."""
+        self._untaken = dict.fromkeys(given)
+        self.known: dict[str, None] = {}
+        """Every key that was looked up. These are the known keys, besides the tables of ``keys``."""
 
     def take(self, key: str, default: Any = None) -> Any:
-        """The file's value of ``key``, which counts as dealt with."""
-        self._rest.pop(key, None)
-        self.asked[key] = None
+        """Return the file's value of ``key`` and mark the key as taken."""
+        self._untaken.pop(key, None)
+        self.known[key] = None
         return self._given.get(key, default)
 
     def has(self, key: str) -> bool:
         """Whether the file gives ``key`` a value."""
-        self.asked[key] = None
+        self.known[key] = None
         return key in self._given
 
     def put(self, path: str, value: Any, origin: str | None = None) -> None:
-        """Set one of our keys, such as ``lora.r``; ``origin`` is the key of the file that says so."""
+        """Set one of our keys, such as ``lora.r``; ``origin`` is the key of the file that it comes from."""
         keys = tuple(path.split("."))
         place = self.result.values
         for key in keys[:-1]:
@@ -69,28 +69,28 @@ class Ledger:
             self.result.origins[keys] = origin
 
     def move(self, key: str, path: str, default: Any = None) -> None:
-        """``put`` what ``take`` gives; nothing when the file does not say and there is no default."""
+        """``put`` what ``take`` returns; nothing where the file has no value and there is no default."""
         value = self.take(key, default)
         if value is not None:
             self.put(path, value, key)
 
     def note(self, key: str, text: str) -> None:
-        """Say of a key what does not change the result."""
+        """Add a note on a key that does not change the result."""
         self.result.notes[key] = text
 
     def lose(self, key: str, why: str) -> None:
-        """A key on which the result depends, and which cannot be translated."""
+        """Record a key on which the result depends and which cannot be translated."""
         self.result.lost[key] = why
 
     def lose_if(self, key: str, why: str, *, harmless: tuple[Any, ...] = (False,)) -> None:
-        """``lose`` unless the key is absent or has a value that means nothing."""
+        """``lose`` unless the key is absent or its value is in ``harmless``."""
         value = self.take(key)
         if value is not None and value not in harmless:
             self.lose(key, why)
 
-    def rest(self) -> list[str]:
-        """The keys that nobody has taken, in the file's order."""
-        return list(self._rest)
+    def untaken(self) -> list[str]:
+        """Return the keys that nobody has taken, in the file's order."""
+        return list(self._untaken)
 
 
 def names(value: Any) -> list[str]:
