@@ -52,7 +52,7 @@ class Tags(StrictModel):
     system_tag: str = "system"
 
 
-class Entry(StrictModel):
+class DatasetEntry(StrictModel):
     """One dataset of the file."""
 
     file_name: str | None = None
@@ -80,7 +80,7 @@ _SHARED = ("system", "tools", "images", "videos", "audios", "chosen", "rejected"
 _NEEDED = ("prompt", "messages", "response", "chosen", "rejected", "kto_tag")
 
 
-def read_dataset_info(path: Path) -> dict[str, Entry]:
+def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
     """Every dataset of the file, by name.
 
     Args:
@@ -98,7 +98,7 @@ def read_dataset_info(path: Path) -> dict[str, Entry]:
         raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: not valid JSON: {error}") from error
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
         raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: expected an object with an object a dataset")
-    return {name: validate(value, Entry, f"{file}: {name}") for name, value in values.items()}
+    return {name: validate(value, DatasetEntry, f"{file}: {name}") for name, value in values.items()}
 
 
 def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]:
@@ -119,7 +119,7 @@ def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]
     yield from rows if wanted is None else reservoir(rows, wanted, seed)
 
 
-def _rows(name: str, entry: Entry, base: Path) -> Iterator[PlacedRow]:
+def _rows(name: str, entry: DatasetEntry, base: Path) -> Iterator[PlacedRow]:
     format = _format(entry)
 
     def rename(raw: Any) -> Raw:
@@ -154,7 +154,7 @@ def _refused(name: str, problem: str, remedy: str) -> GymError:
     return GymError(ErrorCode.CONFIG_INVALID, f"dataset_info.json: {name}: {problem}", remedy)
 
 
-def _format(entry: Entry) -> str:
+def _format(entry: DatasetEntry) -> str:
     columns = entry.columns or _DEFAULT_COLUMNS
     if entry.ranking:
         return "preference"
@@ -165,7 +165,7 @@ def _format(entry: Entry) -> str:
     return "alpaca" if columns.response else "text"
 
 
-def _renamed(raw: Raw, entry: Entry) -> Raw:
+def _renamed(raw: Raw, entry: DatasetEntry) -> Raw:
     """A row with the keys of our formats."""
     columns = entry.columns or _DEFAULT_COLUMNS
     format = _format(entry)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from gym_fed.data.chat_templates.conversation import ChatRenderer, Conversation, Reasoning
+from gym_fed.data.chat_templates.conversation import ChatRenderer, Reasoning, RenderedConversation
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of
@@ -212,7 +212,7 @@ def _labels(
     return labels
 
 
-def _encode_in_steps(tokenizer: Any, conversation: Conversation) -> Encoded:
+def _encode_in_steps(tokenizer: Any, conversation: RenderedConversation) -> Encoded:
     """For tokenizers that do not say which characters a token stands for: by the tokens of the text so far."""
     ids = tokenizer(conversation.text, add_special_tokens=False)["input_ids"]
     labels = [IGNORED] * len(ids)

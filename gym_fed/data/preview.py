@@ -22,7 +22,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class PreviewedSequence:
     """One sequence that the model is given.
 
     Attributes:
@@ -64,7 +64,7 @@ class Statistics:
     counts: RowCounts = field(default_factory=RowCounts)
     """Of rows, as ``encode_rows`` counts them; a pair counts as one."""
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
+    def add(self, sequences: Iterable[PreviewedSequence]) -> None:
         """Count one row."""
         self.rows += 1
         sequences = list(sequences)
@@ -79,7 +79,7 @@ class Statistics:
             self.sequences_cut += sequence.cut > 0
             self.nothing_to_learn += sequence.name != "prompt" and learnt == 0
 
-    def _count(self, sequences: list[Sequence]) -> None:
+    def _count(self, sequences: list[PreviewedSequence]) -> None:
         if any(sequence.name == "prompt" for sequence in sequences):
             self.prompts += 1
             self.counts += RowCounts.whole(1)
@@ -119,7 +119,7 @@ def sequences_of(
     assistant_only: bool = True,
     mask_history: bool = False,
     reasoning: Reasoning = "learn",
-) -> list[Sequence]:
+) -> list[PreviewedSequence]:
     """Every sequence that a row becomes: one, or two for a pair.
 
     Raises:
@@ -136,7 +136,9 @@ def sequences_of(
         sequences = iter([("row", whole)])
     for name, encoded in sequences:
         length = len(encoded["input_ids"])
-        found.append(Sequence(name, encoded, 0 if max_length is None else max(0, length - max_length)))
+        found.append(
+            PreviewedSequence(name, encoded, 0 if max_length is None else max(0, length - max_length))
+        )
     return found
 
 

@@ -21,7 +21,7 @@ def scale_rope(model: Any, settings: dict[str, Any]) -> None:
     Args:
         model: A ``transformers`` causal LM with one rotary embedding (Llama, Qwen, Mistral and their like).
         settings: ``type`` and ``factor``, and what else the type takes; see
-            ``gym_fed.config.train.compute.RopeScaling``.
+            ``gym_fed.config.train.compute.RopeScalingConfig``.
 
     Raises:
         GymError: ``MODEL_INVALID`` when the model has no rotary positions that can be scaled, or refuses the values.

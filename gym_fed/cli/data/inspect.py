@@ -17,7 +17,7 @@ from gym_fed.text import harmless
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
-    from gym_fed.data.preview import Segment, Sequence
+    from gym_fed.data.preview import PreviewedSequence, Segment
     from gym_fed.data.row_counts import RowCounts
 
 _LEARNT, _READ = "bold green", "dim"
@@ -75,7 +75,7 @@ def inspect(
     from gym_fed.models import quiet_loading
 
     statistics = Statistics()
-    shown: list[tuple[str, list[Sequence]]] = []
+    shown: list[tuple[str, list[PreviewedSequence]]] = []
     with quiet_loading():  # transformers warns of long rows, which are counted here
         for place, sequences in counted(view.rows, "rows"):
             statistics.add(sequences)
@@ -107,7 +107,7 @@ class _View:
     model: str
     tokenizer: Any
     max_length: int | None
-    rows: Iterator[tuple[str, list[Sequence]]]
+    rows: Iterator[tuple[str, list[PreviewedSequence]]]
     unread: Counter[str]
     counts: RowCounts | None = None
 
@@ -193,7 +193,7 @@ def _of_config(config: TrainingConfig, model: str | None, limit: int | None) -> 
     return _View(name, tokenizer, config.max_length, previews, unread, counts)
 
 
-def _as_json(place: str, sequences: list[Sequence], tokenizer: Any) -> dict[str, Any]:
+def _as_json(place: str, sequences: list[PreviewedSequence], tokenizer: Any) -> dict[str, Any]:
     return {
         "place": place,
         "sequences": [
@@ -208,7 +208,7 @@ def _as_json(place: str, sequences: list[Sequence], tokenizer: Any) -> dict[str,
     }
 
 
-def _print(place: str, sequence: Sequence, tokenizer: Any) -> None:
+def _print(place: str, sequence: PreviewedSequence, tokenizer: Any) -> None:
     """Colours on a terminal; elsewhere what is learnt stands between >>> and <<<."""
     length = len(sequence.encoded["input_ids"])
     cut = f", the last {sequence.cut} cut off" if sequence.cut else ""

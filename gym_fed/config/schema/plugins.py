@@ -54,7 +54,7 @@ class PluginRecord(StrictModel):
 Plugins = Annotated[list[PluginRecord], Field(max_length=MAX_PLUGINS)]
 
 
-class _Recorded(BaseModel):
+class _RecordedPlugins(BaseModel):
     """The records of a document, whatever else is in it."""
 
     model_config = ConfigDict(extra="ignore")
@@ -100,7 +100,7 @@ def read_records(values: object, where: str) -> list[PluginRecord]:
 
 def read_plugins(values: object) -> list[PluginRecord]:
     """As ``read_records``, inside a schema's validator; raises pydantic's ``ValidationError``."""
-    return _Recorded.model_validate({"plugins": values}).plugins
+    return _RecordedPlugins.model_validate({"plugins": values}).plugins
 
 
 def recorded_in(text: str) -> list[PluginRecord]:
@@ -109,7 +109,7 @@ def recorded_in(text: str) -> list[PluginRecord]:
     What is wrong with the document, its records included, is for its own schema to say.
     """
     try:
-        return _Recorded.model_validate_json(text).plugins
+        return _RecordedPlugins.model_validate_json(text).plugins
     except ValidationError:
         return []
 

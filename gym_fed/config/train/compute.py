@@ -15,7 +15,7 @@ from gym_fed.config.schema.base import StrictModel
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-class RopeScaling(StrictModel):
+class RopeScalingConfig(StrictModel):
     """Rotary positions beyond the length that the model was trained on; words are transformers'."""
 
     type: Literal["linear", "dynamic", "yarn", "llama3", "longrope"]
@@ -42,7 +42,7 @@ class RopeScaling(StrictModel):
     """longrope: the same in longer rows."""
 
     @model_validator(mode="after")
-    def _words_of_the_type(self) -> RopeScaling:
+    def _words_of_the_type(self) -> RopeScalingConfig:
         may: dict[str, set[str]] = {
             "yarn": {"attention_factor", "beta_fast", "beta_slow"},
             "llama3": {"low_freq_factor", "high_freq_factor"},
@@ -58,14 +58,14 @@ class RopeScaling(StrictModel):
         return self
 
 
-class ShiftAttention(StrictModel):
+class ShiftAttentionConfig(StrictModel):
     """S2-Attn of LongLoRA, Chen et al. 2023: attention within groups while training, full attention afterwards."""
 
     group_size_ratio: float = Field(default=0.25, gt=0, lt=1)
     """Size of a group as a share of the row."""
 
 
-class MixtureOfDepths(StrictModel):
+class MixtureOfDepthsConfig(StrictModel):
     """Raposo et al. 2024: a router in every so many blocks lets few tokens through; the others pass by unchanged."""
 
     capacity: float = Field(default=0.125, gt=0, le=1)
@@ -108,9 +108,9 @@ class ComputeSections(StrictModel):
     neftune_noise_alpha: float | None = Field(default=None, gt=0)
     """Uniform noise on the embeddings while training, Jain et al. 2023; 5 is usual."""
 
-    rope_scaling: RopeScaling | None = None
-    shift_attention: ShiftAttention | None = None
-    mixture_of_depths: MixtureOfDepths | None = None
+    rope_scaling: RopeScalingConfig | None = None
+    shift_attention: ShiftAttentionConfig | None = None
+    mixture_of_depths: MixtureOfDepthsConfig | None = None
 
     liger: bool = False
     """Liger's fused kernels; need a CUDA GPU."""

@@ -28,7 +28,7 @@ _REMEDY = {
 
 
 @dataclass(frozen=True)
-class Conversation:
+class RenderedConversation:
     """A conversation as text.
 
     Attributes:
@@ -89,7 +89,7 @@ class ChatRenderer:
     mask_history: bool = False
     reasoning: Reasoning = "learn"
 
-    def render(self, row: dict[str, Any], place: str) -> Conversation:
+    def render(self, row: dict[str, Any], place: str) -> RenderedConversation:
         """The text of a row with ``messages`` and perhaps ``tools``; errors call it ``place``.
 
         Raises:
@@ -110,7 +110,9 @@ class ChatRenderer:
                 "marks, or set assistant_only_loss: false",
             ) from error
 
-    def _render(self, messages: list[Message], tools: Any, silent: set[int], place: str) -> Conversation:
+    def _render(
+        self, messages: list[Message], tools: Any, silent: set[int], place: str
+    ) -> RenderedConversation:
         turns = {number for number, message in enumerate(messages) if message["role"] == "assistant"}
         if self.mask_history:
             silent = silent | (turns - {max(turns, default=0)})
@@ -122,7 +124,7 @@ class ChatRenderer:
         template, text = _showing(template, messages, tools, place)
         messages = _folded(template, messages)
         if not self.assistant_only and not silent:
-            return Conversation(text, [(0, len(text))])
+            return RenderedConversation(text, [(0, len(text))])
         wanted = turns - silent if self.assistant_only else silent
         if own:
             text, found = own_marks(template, messages, tools, self._ends)
@@ -131,7 +133,7 @@ class ChatRenderer:
         else:
             text, found = by_prefix(template, messages, tools, wanted, self._ends)
         spans = [span for turn in sorted(wanted) for span in found.get(turn, ())]
-        return Conversation(text, spans if self.assistant_only else _between(spans, len(text)))
+        return RenderedConversation(text, spans if self.assistant_only else _between(spans, len(text)))
 
     @cached_property
     def _ends(self) -> tuple[str, ...]:

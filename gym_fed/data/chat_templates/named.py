@@ -12,7 +12,7 @@ from functools import cache
 
 
 @dataclass(frozen=True)
-class Slots:
+class NamedTemplate:
     """A format. ``{bos}`` and ``{eos}`` stand for the tokenizer's tokens, ``{}`` for the content.
 
     Attributes:
@@ -38,8 +38,8 @@ class Slots:
     end: str | None = None
 
 
-def _chatml(**more: object) -> Slots:
-    return Slots(
+def _chatml(**more: object) -> NamedTemplate:
+    return NamedTemplate(
         **{  # type: ignore[arg-type]  # keys of the class
             "user": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
             "answer": "{}<|im_end|>",
@@ -51,8 +51,8 @@ def _chatml(**more: object) -> Slots:
     )
 
 
-def _gemma() -> Slots:
-    return Slots(
+def _gemma() -> NamedTemplate:
+    return NamedTemplate(
         user="<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n",
         answer="{}<end_of_turn>",
         behind="\n",
@@ -63,8 +63,8 @@ def _gemma() -> Slots:
     )
 
 
-NAMED: dict[str, Slots] = {
-    "alpaca": Slots(
+NAMED: dict[str, NamedTemplate] = {
+    "alpaca": NamedTemplate(
         user="### Instruction:\n{}\n\n### Response:\n",
         behind="\n\n",
         default="Below is an instruction that describes a task. "
@@ -72,26 +72,26 @@ NAMED: dict[str, Slots] = {
     ),
     "chatml": _chatml(),
     "chatml_de": _chatml(default="Du bist ein freundlicher und hilfsbereiter KI-Assistent."),
-    "cohere": Slots(
+    "cohere": NamedTemplate(
         user="<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{}<|END_OF_TURN_TOKEN|>"
         "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
         system="<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{}<|END_OF_TURN_TOKEN|>",
         prefix="{bos}",
     ),
-    "deepseek": Slots(user="User: {}\n\nAssistant:", system="{}\n\n", prefix="{bos}"),
-    "deepseek3": Slots(user="<｜User｜>{}<｜Assistant｜>", prefix="{bos}"),
-    "deepseekr1": Slots(user="<｜User｜>{}<｜Assistant｜>", prefix="{bos}", thinks=True),
-    "default": Slots(user="Human: {}{eos}\nAssistant:", behind="\n", system="System: {}{eos}\n"),
+    "deepseek": NamedTemplate(user="User: {}\n\nAssistant:", system="{}\n\n", prefix="{bos}"),
+    "deepseek3": NamedTemplate(user="<｜User｜>{}<｜Assistant｜>", prefix="{bos}"),
+    "deepseekr1": NamedTemplate(user="<｜User｜>{}<｜Assistant｜>", prefix="{bos}", thinks=True),
+    "default": NamedTemplate(user="Human: {}{eos}\nAssistant:", behind="\n", system="System: {}{eos}\n"),
     "gemma": _gemma(),
     "gemma3": _gemma(),
-    "granite3": Slots(
+    "granite3": NamedTemplate(
         user="<|start_of_role|>user<|end_of_role|>{}<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
         answer="{}<|end_of_text|>",
         behind="\n",
         system="<|start_of_role|>system<|end_of_role|>{}<|end_of_text|>\n",
     ),
-    "llama2": Slots(user="{bos}[INST] {} [/INST]", system="<<SYS>>\n{}\n<</SYS>>\n\n", fused=True),
-    "llama3": Slots(
+    "llama2": NamedTemplate(user="{bos}[INST] {} [/INST]", system="<<SYS>>\n{}\n<</SYS>>\n\n", fused=True),
+    "llama3": NamedTemplate(
         user="<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         answer="{}<|eot_id|>",
@@ -99,17 +99,19 @@ NAMED: dict[str, Slots] = {
         prefix="{bos}",
         end="<|eot_id|>",
     ),
-    "mistral": Slots(user="[INST] {}[/INST]", answer=" {}{eos}", system="{}\n\n", prefix="{bos}", fused=True),
-    "olmo": Slots(user="<|user|>\n{}<|assistant|>\n", prefix="{eos}"),
-    "openchat": Slots(user="GPT4 Correct User: {}{eos}GPT4 Correct Assistant:", prefix="{bos}"),
-    "phi": Slots(
+    "mistral": NamedTemplate(
+        user="[INST] {}[/INST]", answer=" {}{eos}", system="{}\n\n", prefix="{bos}", fused=True
+    ),
+    "olmo": NamedTemplate(user="<|user|>\n{}<|assistant|>\n", prefix="{eos}"),
+    "openchat": NamedTemplate(user="GPT4 Correct User: {}{eos}GPT4 Correct Assistant:", prefix="{bos}"),
+    "phi": NamedTemplate(
         user="<|user|>\n{}<|end|>\n<|assistant|>\n",
         answer="{}<|end|>",
         behind="\n",
         system="<|system|>\n{}<|end|>\n",
         end="<|end|>",
     ),
-    "phi4": Slots(
+    "phi4": NamedTemplate(
         user="<|im_start|>user<|im_sep|>{}<|im_end|><|im_start|>assistant<|im_sep|>",
         answer="{}<|im_end|>",
         system="<|im_start|>system<|im_sep|>{}<|im_end|>",
@@ -122,13 +124,13 @@ NAMED: dict[str, Slots] = {
     "smollm2": _chatml(
         end=None, default="You are a helpful AI assistant named SmolLM, trained by Hugging Face."
     ),
-    "vicuna": Slots(
+    "vicuna": NamedTemplate(
         user="USER: {} ASSISTANT:",
         default="A chat between a curious user and an artificial intelligence assistant. "
         "The assistant gives helpful, detailed, and polite answers to the user's questions.",
     ),
     "yi": _chatml(end=None),
-    "zephyr": Slots(
+    "zephyr": NamedTemplate(
         user="<|user|>\n{}{eos}<|assistant|>\n",
         system="<|system|>\n{}{eos}",
         default="You are Zephyr, a helpful assistant.",

@@ -35,7 +35,7 @@ class JsonSchemaConfig(GraderConfig):
         return self
 
 
-class JsonSchema(Grader):
+class JsonSchemaGrader(Grader):
     """1 for JSON that the schema allows; the answer as a whole is read, or its only fenced block."""
 
     Settings = JsonSchemaConfig

@@ -47,7 +47,7 @@ def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Projected(MadeOptimizer):
+class ProjectedOptimizer(MadeOptimizer):
     """An optimiser with a group of projected weights.
 
     Attributes:

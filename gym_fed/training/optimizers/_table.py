@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_fed.training.optimizers._made import MadeOptimizer
-from gym_fed.training.optimizers._projected import Projected
+from gym_fed.training.optimizers._projected import ProjectedOptimizer
 
 _BNB = "bitsandbytes.optim"
 _PAGED = "its state moves between GPU and main memory"
@@ -25,8 +25,8 @@ def _bnb(name: str, *, gpu: str = "", bits: int | None = None) -> MadeOptimizer:
 
 def _galore(
     name: str, *, betas: bool = True, fixed: Mapping[str, Any] | None = None, gpu: str = ""
-) -> Projected:
-    return Projected(
+) -> ProjectedOptimizer:
+    return ProjectedOptimizer(
         f"galore_torch:{name}",
         package="galore_torch",
         betas=betas,
@@ -72,7 +72,7 @@ TABLE: dict[str, MadeOptimizer] = {
     ),
     # Zhu et al. 2024: a random subspace is enough to scale each channel as AdamW would. Mini: rank 1, scale 128,
     # scale_type tensor.
-    "apollo_adamw": Projected(
+    "apollo_adamw": ProjectedOptimizer(
         "apollo_torch:APOLLOAdamW",
         package="apollo_torch",
         projection={

@@ -23,12 +23,12 @@ from gym_fed.training.vision.parts import frozen_parts
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Lora", "add_lora", "frozen_factor", "lora_factors", "save_adapter"]
+__all__ = ["LoraTuning", "add_lora", "frozen_factor", "lora_factors", "save_adapter"]
 
 _START_AT_ZERO = ("default", "gaussian", "orthogonal")
 
 
-class Lora(Tuning):
+class LoraTuning(Tuning):
     """PEFT's, around a model in memory."""
 
     tried = "learns, saved, resumed to the bit; with each of its variants and starts"
@@ -108,7 +108,8 @@ def add_lora(
 
     Args:
         model: A ``transformers`` model.
-        settings: Rank, scale, targets and variant. (``loftq`` starts as ``default``: ``Lora.prepare`` goes on from it.)
+        settings: Rank, scale, targets and variant. (``loftq`` starts as ``default``; ``LoraTuning.prepare`` completes
+            it.)
         seed: Decides the random A factors (B starts at zero). With ``settings.freeze_a`` they follow from it and the
             layer's name alone, whoever trains and on whatever machine, and are not trained.
         task: PEFT's name of what the model does.
