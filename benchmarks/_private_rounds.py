@@ -34,7 +34,7 @@ from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
 from gym_fed.soup.merging import merge
-from gym_fed.soup.private import NoisedFactors, PrivateRound
+from gym_fed.soup.private import NoisedFactors, PrivateMerge
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import frozen_factor, lora_factors
 
@@ -191,7 +191,7 @@ class Round:
         lora = self.size.recipe.sends_factors
         private = None
         if privacy is not None:
-            private = PrivateRound(
+            private = PrivateMerge(
                 privacy, os.urandom(32), self.tensors, frozen_a=self.frozen_a if lora else None
             )
         files = self.opened()

@@ -186,7 +186,7 @@ class CodecPolicy(StrictModel):
             if word != SAME_ROW and word.endswith(ROW) and not CODECS.type_of(codec_of(word)).has_scales:
                 raise ValueError(f"{word!r}: codec {codec_of(word)!r} has no scales to give each row one")
         if self.factors not in (*_PLAIN_FACTORS, "auto"):
-            from gym_quant.sides import is_factor_codec
+            from gym_quant.factor_encoding import is_factor_codec
 
             if not is_factor_codec(self.factors):
                 raise ValueError(f"factors: codec {self.factors!r} is not for factors")

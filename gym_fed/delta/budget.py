@@ -27,7 +27,7 @@ from gym_fed.config.hub.soup import MERGE_VERSION
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.layout import Layout, header_bytes
 from gym_fed.delta.manifest import Manifest
-from gym_fed.delta.policy import Choice, choice_of, choose
+from gym_fed.delta.policy import CodecChoice, choice_of, choose
 from gym_fed.errors import ErrorCode, GymError
 
 MENU = ("bitdelta", "bitdelta-row", "ternary", "int2", "int4", "int8", "dense")
@@ -42,10 +42,10 @@ _ATTEMPTS = 16
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BudgetOption:
     """A choice for a tensor and the error it leaves; no choice leaves the tensor in the residual."""
 
-    choice: Choice | None
+    choice: CodecChoice | None
     error: float
 
     @property
@@ -55,12 +55,12 @@ class Candidate:
 
 def candidates(
     delta: Tensor,
-    choice: Choice,
+    choice: CodecChoice,
     policy: CodecPolicy,
     importance: Tensor | None = None,
     sensitivity: Sensitivity | None = None,
     menu: Sequence[str] = MENU,
-) -> list[Candidate]:
+) -> list[BudgetOption]:
     """Every way to write a tensor that the policy leaves open, with its error.
 
     The first is to leave it out, where the policy has error feedback. A tensor whose codec is given counts as kept
@@ -76,9 +76,9 @@ def candidates(
         menu: Words for codecs.
     """
     whole = output_error(delta, torch.zeros_like(delta), importance)
-    left_out = [Candidate(None, whole)] if policy.error_feedback else []
+    left_out = [BudgetOption(None, whole)] if policy.error_feedback else []
     if policy.codec != "auto":
-        return [*left_out, Candidate(choice, 0.0)]
+        return [*left_out, BudgetOption(choice, 0.0)]
     name, ways = choice.record.name, [choice]
     if choice.why.startswith("auto"):
         ways = [choice_of(name, delta, word, policy, "auto") for word in menu]
@@ -88,7 +88,7 @@ def candidates(
     found = [
         *left_out,
         *(
-            Candidate(way, share * output_error(sample, _decoded(sample, way, importance), importance))
+            BudgetOption(way, share * output_error(sample, _decoded(sample, way, importance), importance))
             for way in ways
         ),
     ]
@@ -101,12 +101,12 @@ def candidates(
 
 
 def fit(
-    options: Mapping[str, Sequence[Candidate]],
+    options: Mapping[str, Sequence[BudgetOption]],
     spec: BaseSpec,
     extra: Mapping[str, str],
     max_bits_per_weight: float,
     version: int = MERGE_VERSION,
-) -> list[Choice]:
+) -> list[CodecChoice]:
     """One candidate of every tensor so that the whole file, header too, is within the budget.
 
     ``version`` is that of merging (``SoupRecipe.merge_version``): soups of version 1 are made again as they were.
@@ -121,7 +121,7 @@ def fit(
             return first
         options = {name: [found[0], replace(found[1], error=0.0)] for name, found in options.items()}
 
-    def chosen(picks: Picks) -> list[Choice]:
+    def chosen(picks: Picks) -> list[CodecChoice]:
         found = (options[name][index].choice for name, index in picks.items())
         return [choice for choice in found if choice is not None]
 
@@ -146,8 +146,8 @@ def fit(
 
 
 def _fit_by_payload(
-    options: Mapping[str, Sequence[Candidate]], spec: BaseSpec, extra: Mapping[str, str], budget: int
-) -> list[Choice]:
+    options: Mapping[str, Sequence[BudgetOption]], spec: BaseSpec, extra: Mapping[str, str], budget: int
+) -> list[CodecChoice]:
     """As merging of version 1 did: payloads get what the header leaves, and less until both fit; [] when they do not.
 
     It leaves some bytes of the budget unused.
@@ -168,7 +168,7 @@ def _fit_by_payload(
 
 
 def require_budget(
-    choices: Sequence[Choice], spec: BaseSpec, extra: Mapping[str, str], max_bits_per_weight: float
+    choices: Sequence[CodecChoice], spec: BaseSpec, extra: Mapping[str, str], max_bits_per_weight: float
 ) -> None:
     """Refuse choices of which none may be left out when their file is over the budget.
 
@@ -195,14 +195,14 @@ def estimated_bytes(names: Iterable[str], policy: CodecPolicy, spec: BaseSpec) -
     return budget if policy.codec == "auto" else min(size, budget)
 
 
-def file_bytes(choices: Sequence[Choice], spec: BaseSpec, extra: Mapping[str, str]) -> int:
+def file_bytes(choices: Sequence[CodecChoice], spec: BaseSpec, extra: Mapping[str, str]) -> int:
     """Exact size of the file that these choices make."""
     manifest = Manifest.of(spec.model_name, spec.digest, [c.record for c in choices], extra)
     layout = Layout.of(manifest.tensors)
     return len(header_bytes(manifest, layout)) + layout.data_bytes
 
 
-def _decoded(delta: Tensor, way: Choice, importance: Tensor | None) -> Tensor:
+def _decoded(delta: Tensor, way: CodecChoice, importance: Tensor | None) -> Tensor:
     """What a codec makes of ``[rows, cols]``."""
     codec, params = get_codec(way.record.codec), way.record.params
     weighed = {"importance": importance} if codec.weighs_inputs else {}
@@ -210,7 +210,7 @@ def _decoded(delta: Tensor, way: Choice, importance: Tensor | None) -> Tensor:
     return codec.decode(encoded.payload, tuple(delta.shape), encoded.params)
 
 
-def _in_numbers(found: Sequence[Candidate], index: int) -> Choice | None:
+def _in_numbers(found: Sequence[BudgetOption], index: int) -> CodecChoice | None:
     """The choice, with its reason in numbers where there was something to choose."""
     choice = found[index].choice
     if choice is None or choice.why != "auto":

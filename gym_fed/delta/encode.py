@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import MERGE_VERSION
 from gym_fed.delta.base import BaseSpec, Tensors, checked_tensors
-from gym_fed.delta.budget import MENU, Candidate, Sensitivity, candidates, fit, require_budget
+from gym_fed.delta.budget import MENU, BudgetOption, Sensitivity, candidates, fit, require_budget
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.low_rank import Factors, plain_factors, quantise_factors
-from gym_fed.delta.policy import Choice, choose, parts_of
+from gym_fed.delta.policy import CodecChoice, choose, parts_of
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
 
@@ -30,7 +30,7 @@ DeltaSource = Callable[[str], Tensor]
 Coded = Mapping[str, tuple[str, tuple[int, ...], Encoded]]
 """Name of a tensor to its codec's name, its shape, and its encoded delta."""
 
-Write = Callable[[Choice, Tensor], Encoded]
+Write = Callable[[CodecChoice, Tensor], Encoded]
 """A choice and an error-corrected delta to what is stored of it."""
 
 Refine = Callable[[Coded], Mapping[str, Encoded]]
@@ -148,9 +148,9 @@ def encode_source(
         delta = source(name)
         return delta if residual is None else residual.compensated(name, delta)
 
-    choices: dict[str, Choice] = {}
+    choices: dict[str, CodecChoice] = {}
     energy: dict[str, float] = {}
-    options: dict[str, list[Candidate]] = {}
+    options: dict[str, list[BudgetOption]] = {}
     parts = parts_of(spec.shapes) if parts is None else parts
     for name in sorted(spec.shapes):
         delta = corrected(name)
@@ -271,12 +271,12 @@ def energy_of(name: str, delta: Tensor) -> float:
     return sum_of_squares(delta)
 
 
-def _coded(kept: Sequence[Choice], corrected: DeltaSource, write: Write) -> Coded:
+def _coded(kept: Sequence[CodecChoice], corrected: DeltaSource, write: Write) -> Coded:
     """All tensors at once, encoded: what ``Refine`` works on."""
     return {c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in kept}
 
 
-def _encode(choice: Choice, delta: Tensor, importance: Mapping[str, Tensor], gain: float) -> Encoded:
+def _encode(choice: CodecChoice, delta: Tensor, importance: Mapping[str, Tensor], gain: float) -> Encoded:
     record, codec = choice.record, get_codec(choice.record.codec)
     weighed = {"importance": importance.get(record.name)} if codec.weighs_inputs else {}
     try:
@@ -291,7 +291,7 @@ def _encode(choice: Choice, delta: Tensor, importance: Mapping[str, Tensor], gai
 
 
 def _entry(
-    choice: Choice,
+    choice: CodecChoice,
     corrected: DeltaSource,
     residual: ErrorFeedback | None,
     squares: list[float],
@@ -312,7 +312,7 @@ def _entry(
     return DeltaEntry(record.name, record.shape, record.codec, dict(record.params), payload)
 
 
-def _report(choice: Choice, energy: float, kept: bool) -> TensorReport:
+def _report(choice: CodecChoice, energy: float, kept: bool) -> TensorReport:
     name = choice.record.name
     if kept:
         return TensorReport(name, choice.record.codec, choice.why, choice.payload_bytes, energy)

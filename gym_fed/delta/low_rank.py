@@ -11,15 +11,15 @@ import torch
 from gym_quant import CodecError, Encoded, Payload
 from gym_quant.codec import check_finite
 from gym_quant.codecs.lora import Lora, against_sign_bits, factor_budget
+from gym_quant.factor_encoding import GROUP
 from gym_quant.factors import Components, components_of_matrix, components_of_product, plan_factors
-from gym_quant.sides import GROUP
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.manifest import TensorRecord
-from gym_fed.delta.policy import Choice
+from gym_fed.delta.policy import CodecChoice
 from gym_fed.errors import ErrorCode, GymError
 
 Factors: TypeAlias = "tuple[Tensor, Tensor, float]"
@@ -32,7 +32,7 @@ _LORA = Lora()
 class Written:
     """Factors as they go into the file."""
 
-    choice: Choice
+    choice: CodecChoice
     payload: Payload
 
 
@@ -114,7 +114,7 @@ def _product(a: Tensor, b: Tensor, scaling: float) -> Tensor:
 def _written(name: str, shape: tuple[int, int], encoded: Encoded, why: str) -> Written:
     size = _LORA.payload_bytes(shape, encoded.params)
     record = TensorRecord(name, shape, _LORA.name, encoded.params)
-    return Written(Choice(record, size, f"{why}; {against_sign_bits(shape, size)}"), encoded.payload)
+    return Written(CodecChoice(record, size, f"{why}; {against_sign_bits(shape, size)}"), encoded.payload)
 
 
 @contextmanager

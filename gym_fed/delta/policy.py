@@ -23,7 +23,7 @@ _MADE_OF = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class CodecChoice:
     """A tensor's record, its payload's size, and the reason in words."""
 
     record: TensorRecord
@@ -70,7 +70,7 @@ def part_of(name: str, shape: tuple[int, ...]) -> str:
     return "embeddings" if _EMBEDDING.search(name) else "body"
 
 
-def choose(name: str, delta: Tensor, policy: CodecPolicy, part: str | None = None) -> Choice:
+def choose(name: str, delta: Tensor, policy: CodecPolicy, part: str | None = None) -> CodecChoice:
     """Pick codec and parameters for one tensor, given its (error-corrected) delta and what it is (``parts_of``).
 
     A delta on the meta device, whose values are not known yet, gets the parameters that take the most bytes.
@@ -89,7 +89,7 @@ def choose(name: str, delta: Tensor, policy: CodecPolicy, part: str | None = Non
     return choice_of(name, delta, word, policy, why)
 
 
-def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str) -> Choice:
+def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str) -> CodecChoice:
     """A policy's word for a codec, its name or with ``-row`` behind it, with the policy's parameters."""
     shape, member = tuple(delta.shape), get_codec(codec_of(word))
     words = policy.model_dump()
@@ -100,7 +100,9 @@ def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str
     except Unsuited as error:
         return choice_of(name, delta, error.instead, policy, str(error))
     why = f"{why}; {decided}" if decided else why
-    return Choice(TensorRecord(name, shape, member.name, params), member.payload_bytes(shape, params), why)
+    return CodecChoice(
+        TensorRecord(name, shape, member.name, params), member.payload_bytes(shape, params), why
+    )
 
 
 def _end(model: nn.Module, getter: str) -> nn.Module | None:

@@ -34,7 +34,7 @@ from gym_fed.soup.building import build, is_method
 from gym_fed.soup.credit.rewards import split_pool
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.model_merging import ModelMergeReport, merge_models
-from gym_fed.soup.private import PrivateRound
+from gym_fed.soup.private import PrivateMerge
 from gym_fed.soup.sybils.screening import screen_norms
 
 _MIN_FOR_NORM_SCREEN = 3
@@ -183,9 +183,9 @@ class DeltaSoup:
         )
         return epsilon([event], privacy.target_delta)
 
-    def _private(self) -> PrivateRound | None:
+    def _private(self) -> PrivateMerge | None:
         privacy = self.config.differential_privacy
-        return PrivateRound(privacy, os.urandom(SEED_BYTES), tuple(self.spec.shapes)) if privacy else None
+        return PrivateMerge(privacy, os.urandom(SEED_BYTES), tuple(self.spec.shapes)) if privacy else None
 
     def _merge(self, updates: list[tuple[DeltaFile, int]], path: Path) -> SoupReport | ModelMergeReport:
         config, files = self.config, [delta for delta, _ in updates]

@@ -32,7 +32,7 @@ from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.lora.adapters import write_adapters
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
-from gym_fed.soup.private import PrivateReport, PrivateRound, private_stacks
+from gym_fed.soup.private import PrivateMerge, PrivateReport, private_stacks
 from gym_fed.soup.stacks import Stack, stacks_of
 
 _COMFORTABLE = 2.0**30
@@ -79,7 +79,7 @@ def merge(
     optimizer_state: OptimizerState | None = None,
     residual_path: Path | None = None,
     on_tensor: Callable[[str], None] = lambda _: None,
-    private: PrivateRound | None = None,
+    private: PrivateMerge | None = None,
 ) -> SoupReport:
     """Clip, pre-aggregate, aggregate, step and encode; codecs may be mixed.
 
@@ -260,7 +260,7 @@ def _plan(
     return pipeline.plan(gram).after(clipping)
 
 
-def _refuse_unaccounted(private: PrivateRound, recipe: SoupRecipe) -> None:
+def _refuse_unaccounted(private: PrivateMerge, recipe: SoupRecipe) -> None:
     try:
         private.privacy.refuse_unaccounted(recipe)
     except ValueError as error:

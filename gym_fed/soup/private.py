@@ -51,7 +51,7 @@ Draw = Callable[[int], Integers]
 
 
 @dataclass(frozen=True)
-class PrivateRound:
+class PrivateMerge:
     """What makes a merge private.
 
     Attributes:
@@ -85,7 +85,7 @@ class PrivateReport:
 class Query:
     """One kind of whole-number query: a block of all updates to integers, and noised integers to the soup's values."""
 
-    def __init__(self, private: PrivateRound) -> None:
+    def __init__(self, private: PrivateMerge) -> None:
         self._seed = private.seed
 
     def begin(self, name: str) -> Draw:
@@ -114,7 +114,7 @@ class ClippedMiddle(Query):
     """
 
     def __init__(
-        self, private: PrivateRound, factors: Mapping[str, Floats], updates: int, aggregator: Aggregator
+        self, private: PrivateMerge, factors: Mapping[str, Floats], updates: int, aggregator: Aggregator
     ) -> None:
         super().__init__(private)
         self._factors = factors
@@ -148,7 +148,7 @@ class SignVotes(Query):
     Every vote vector has norm ``sqrt(d)`` at most, which stands for the clipping norm.
     """
 
-    def __init__(self, private: PrivateRound, updates: int, coordinates: int, aggregator: Aggregator) -> None:
+    def __init__(self, private: PrivateMerge, updates: int, coordinates: int, aggregator: Aggregator) -> None:
         super().__init__(private)
         self._variance = math.ceil(private.privacy.noise_multiplier**2 * coordinates)
         self._vote = private.privacy.clipping_norm / math.sqrt(coordinates)
@@ -259,7 +259,7 @@ class NoisedFactors(FactorStack):
 
 
 def private_stacks(
-    updates: Sequence[DeltaFile], spec: BaseSpec, aggregator: Aggregator, private: PrivateRound
+    updates: Sequence[DeltaFile], spec: BaseSpec, aggregator: Aggregator, private: PrivateMerge
 ) -> tuple[list[Stack], PrivateReport]:
     """Every tensor that an update may hold, ready to be merged under noise; the clip's own count is taken here.
 

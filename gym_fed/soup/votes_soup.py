@@ -22,7 +22,7 @@ from gym_fed.privacy.secure_aggregation.votes import fold, require_votes
 from gym_fed.soup.building import build_aggregator, build_optimizer
 from gym_fed.soup.merging import SoupReport
 from gym_fed.soup.optimizer import OptimizerState
-from gym_fed.soup.private import PrivateReport, PrivateRound, SignVotes
+from gym_fed.soup.private import PrivateMerge, PrivateReport, SignVotes
 
 
 def soup_from_votes(
@@ -35,7 +35,7 @@ def soup_from_votes(
     spec: BaseSpec,
     residual: ErrorFeedback | None = None,
     optimizer_state: OptimizerState | None = None,
-    private: PrivateRound | None = None,
+    private: PrivateMerge | None = None,
 ) -> SoupReport:
     """Noise the sum where that is promised, step, and encode.
 

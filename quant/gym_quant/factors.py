@@ -1,7 +1,7 @@
 """Low-rank deltas as quantised factors: the rotation to singular components, and how many bits each of them gets.
 
 LoRA's factors are only defined up to an invertible matrix between them, so they are first turned into the singular
-components of their product, each side carrying the root of the singular value. Components then differ by orders of
+components of their product, each factor with the root of the singular values. Components then differ by orders of
 magnitude, and bits go where the product loses the least: much for the first, none for the last (Mirzaei et al. 2025,
 "LoRAQuant", split the same way into two parts; here every component chooses, by convex hulls under a byte budget).
 A plan is text: ``int8*2,int4*5`` is two components in int8, then five in int4; ``int4`` alone is all of them.
@@ -18,7 +18,14 @@ from torch import Tensor
 
 from gym_quant.allocation import Option, allocate
 from gym_quant.codec import CodecError
-from gym_quant.sides import GROUP, decode_side, encode_side, factor_codecs, is_factor_codec, payload_size
+from gym_quant.factor_encoding import (
+    GROUP,
+    decode_factor,
+    encode_factor,
+    factor_codecs,
+    is_factor_codec,
+    payload_size,
+)
 
 _SEGMENT = re.compile(r"([a-z][a-z0-9]*)(?:\*([1-9]\d{0,5}))?", re.ASCII)
 _LARGEST_EXACT = 768
@@ -28,7 +35,7 @@ _POWER_ITERATIONS = 4
 
 @dataclass(frozen=True)
 class Components:
-    """Singular components of a delta: ``left @ right`` with the values' roots on both sides.
+    """Singular components of a delta: ``left @ right``, each with the roots of the values.
 
     Attributes:
         left: ``[rows, r]`` float64; column ``i`` has norm ``sqrt(values[i])``.
@@ -56,8 +63,9 @@ def components_of_product(b: Tensor, a: Tensor) -> Components:
 def components_of_matrix(matrix: Tensor, rank: int, start: Tensor | None = None) -> Components:
     """The ``rank`` largest components of a full matrix ``[rows, cols]``.
 
-    Up to a side of 768 by a full SVD, above by subspace iteration (Halko et al. 2011, alg. 4.4) from a fixed random
-    start and, where given, the columns of ``start`` (``[rows, k]``), which nearly span the answer.
+    By a full SVD where the smaller dimension is at most 768. Above it by subspace iteration (Halko et al. 2011, alg.
+    4.4) from a fixed random start and, where given, the columns of ``start`` (``[rows, k]``), which nearly span the
+    answer.
     """
     wide = matrix.double()
     rank = min(rank, *wide.shape)
@@ -116,17 +124,17 @@ def plan_factors(
 ) -> dict[str, tuple[int, str]]:
     """A plan for every tensor so that all payloads together fit ``budget_bytes`` and the products lose the least.
 
-    Both sides of every component are encoded with every codec; a component's loss is the squared distance of its
+    Both factors of every component are encoded with every codec; a component's loss is the squared distance of its
     decoded outer product, and dropping it loses its squared singular value. No allowance is made for the
-    refitting that ``gym_quant.sides.encode_sides`` does afterwards.
+    refitting that ``gym_quant.factor_encoding.encode_both_factors`` does afterwards.
 
     Returns:
         Name to its rank and plan; tensors of which nothing is worth its bytes, or fits, are left out.
     """
     options: dict[str, list[Option]] = {}
     for name, found in tensors.items():
-        sides = (found.left.T.float().contiguous(), found.right.float().contiguous())
-        measured = [[_measured(side, codec, group) for side in sides] for codec in factor_codecs()]
+        pair = (found.left.T.float().contiguous(), found.right.float().contiguous())
+        measured = [[_measured(factor, codec, group) for factor in pair] for codec in factor_codecs()]
         for i, value in enumerate(found.values.tolist()):
             options[f"{name}\n{i:06}"] = [
                 (0, value**2),
@@ -145,21 +153,21 @@ def plan_factors(
     return plans
 
 
-def _measured(side: Tensor, codec: str, group: int) -> tuple[int, list[tuple[float, float]]]:
+def _measured(factor: Tensor, codec: str, group: int) -> tuple[int, list[tuple[float, float]]]:
     """Bytes of a component, and of each: its share found again (``<u, q> / <u, u>``) and its energy share."""
-    parts = ((codec, side.shape[0]),)
-    payload = encode_side(side, parts, group, "x")
-    decoded = decode_side(payload, parts, side.shape[1], group, "x").double()
-    wide = side.double()
+    parts = ((codec, factor.shape[0]),)
+    payload = encode_factor(factor, parts, group, "x")
+    decoded = decode_factor(payload, parts, factor.shape[1], group, "x").double()
+    wide = factor.double()
     energy = wide.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
     shares = zip(
         ((wide * decoded).sum(1) / energy).tolist(), (decoded.square().sum(1) / energy).tolist(), strict=True
     )
-    return payload_size(payload) // side.shape[0], list(shares)
+    return payload_size(payload) // factor.shape[0], list(shares)
 
 
 def _outer_loss(left: tuple[float, float], right: tuple[float, float]) -> float:
-    """``|u v' - q p'|^2 / |u v'|^2`` from the shares of both sides."""
+    """``|u v' - q p'|^2 / |u v'|^2`` from the shares of both factors."""
     return max(0.0, 1.0 + left[1] * right[1] - 2.0 * left[0] * right[0])
 
 

@@ -22,7 +22,7 @@ projection onto V's columns, which is the paper's first form; where V has full r
 
 
 @dataclass(frozen=True)
-class Projected:
+class SafetyProjection:
     """A layer's result.
 
     Attributes:
@@ -40,7 +40,7 @@ class Projected:
 @torch.no_grad()
 def project_delta(
     delta: Tensor, aligned: Tensor, unaligned: Tensor, threshold: float, projection: Projection = "fast"
-) -> Projected:
+) -> SafetyProjection:
     """Replace a delta by its projection where it strays.
 
     Args:
@@ -62,14 +62,14 @@ def project_delta(
     check_finite(span, "aligned - unaligned")
     size = float(span.norm())
     if size == 0.0 or float(change.norm()) == 0.0:
-        return Projected(None, False, change)
+        return SafetyProjection(None, False, change)
     wide = change.double()
     projected = span @ (span.T @ wide) / size if projection == "fast" else _onto_columns(span, wide)
     norms = float(wide.norm()) * float(projected.norm())
     cosine = float((wide * projected).sum()) / norms if norms else 0.0
     if cosine >= threshold:
-        return Projected(cosine, False, change)
-    return Projected(cosine, True, projected.to(torch.float32))
+        return SafetyProjection(cosine, False, change)
+    return SafetyProjection(cosine, True, projected.to(torch.float32))
 
 
 def _onto_columns(span: Tensor, values: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from gym_fed.kinds import AGGREGATORS
 from gym_fed.soup.compact import EXACT, error_bound, write_compact
 from gym_fed.soup.linalg.gram import Needs
 from gym_fed.soup.merging import merge
-from gym_fed.soup.private import PrivateRound
+from gym_fed.soup.private import PrivateMerge
 from tests.support.codec_settings import settings_of
 from tests.support.installed import install
 from tests.unit.soup.test_soup_stacks import SPEC, recipe, written
@@ -98,7 +98,7 @@ def rounds_of(folder: Path, name: str) -> Iterator[tuple[list[DeltaFile], list[D
 
 
 def soup_of(
-    updates: Sequence[DeltaFile], path: Path, wanted: SoupRecipe, private: PrivateRound | None = None
+    updates: Sequence[DeltaFile], path: Path, wanted: SoupRecipe, private: PrivateMerge | None = None
 ) -> dict[str, torch.Tensor]:
     """Of nine updates; the tenth is the root where the rule needs one."""
     root = updates[9] if AGGREGATORS.type_of(wanted.aggregator).needs is Needs.ROOT else None
@@ -137,7 +137,7 @@ def test_a_private_soup_is_that_of_the_decoded_updates_under_the_same_noise(
     tmp_path: Path, name: str, mechanism: str
 ) -> None:
     privacy = ReleasePrivacy(mechanism=mechanism, noise_multiplier=0.5, clipping_norm=0.7)  # type: ignore[arg-type]
-    private = PrivateRound(privacy, SEED, tuple(SPEC.shapes))
+    private = PrivateMerge(privacy, SEED, tuple(SPEC.shapes))
     with rounds_of(tmp_path, name) as (updates, floats):
         found = soup_of(updates, tmp_path / "soup.gymdelta", recipe(aggregator="mean"), private)
         expected = soup_of(floats, tmp_path / "expected.gymdelta", recipe(aggregator="mean"), private)

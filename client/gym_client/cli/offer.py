@@ -331,7 +331,7 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
 
     from gym_fed.delta.budget import estimated_bytes, file_bytes
     from gym_fed.delta.manifest import TensorRecord
-    from gym_fed.delta.policy import Choice
+    from gym_fed.delta.policy import CodecChoice
 
     if not recipe.sends_factors:
         return estimated_bytes(model.base.shapes, codec, model.base)
@@ -343,7 +343,7 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
         payload_bytes = lora.payload_bytes(shape, params)
         if codec.factors == "auto":
             payload_bytes = factor_budget(codec.factor_bits, recipe.lora.r * sum(shape))
-        choices.append(Choice(TensorRecord(name, shape, lora.name, params), payload_bytes, "estimate"))
+        choices.append(CodecChoice(TensorRecord(name, shape, lora.name, params), payload_bytes, "estimate"))
     return file_bytes(choices, model.base, {})
 
 

@@ -45,7 +45,7 @@ class LowRank:
 
     Attributes:
         a: ``[r, cols]`` float64.
-        b: ``[rows, r]`` float64, the scaling folded in. ``r`` may be 0, a matrix of zeros, and may exceed both sides.
+        b: ``[rows, r]`` float64, the scaling folded in. ``r`` may be 0 (zeros) and may exceed both dimensions.
     """
 
     a: Tensor

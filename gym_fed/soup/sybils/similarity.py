@@ -163,14 +163,14 @@ def _values_against_signs(stacks: Sequence[Stack], factors: torch.Tensor) -> Mat
     n = len(factors)
     agreed, total = np.zeros((n, n)), np.zeros((n, 1))
     for stack in stacks:
-        held = _Held(stack.name, stack.updates, stack.shape)
+        held = _BlockStack(stack.name, stack.updates, stack.shape)
         held.add_agreement(factors, agreed, total)
         held.release()
     share = np.divide(agreed, total, out=np.zeros_like(agreed), where=total > 0.0)
     return np.asarray(np.maximum(share, share.T))
 
 
-class _Held(DecodedStack):
+class _BlockStack(DecodedStack):
     """A tensor of all updates, decoded block by block, whatever the codecs."""
 
     def add_agreement(self, factors: torch.Tensor, agreed: Matrix, total: Matrix) -> None:
@@ -264,4 +264,4 @@ def _common(stack: Stack) -> Matrix:
             if factors is not None:
                 rows[i], cols[i] = (factors.b != 0).any(1), (factors.a != 0).any(0)
         return np.asarray(((rows @ rows.T) * (cols @ cols.T)).to(torch.float64).numpy())
-    return _Held(stack.name, stack.updates, stack.shape).common()
+    return _BlockStack(stack.name, stack.updates, stack.shape).common()

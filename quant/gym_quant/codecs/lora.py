@@ -31,6 +31,14 @@ from gym_quant.codec import (
     whole_number,
 )
 from gym_quant.exact import RightFactor, gram
+from gym_quant.factor_encoding import (
+    GROUP,
+    check_factor,
+    decode_factor,
+    encode_both_factors,
+    factor_codecs,
+    factor_spec,
+)
 from gym_quant.factors import (
     Components,
     components_of_matrix,
@@ -39,7 +47,6 @@ from gym_quant.factors import (
     plan_factors,
 )
 from gym_quant.packing import packed_width
-from gym_quant.sides import GROUP, check_side, decode_side, encode_sides, factor_codecs, side_spec
 
 _DEFAULT = "bfloat16"
 _PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -57,10 +64,10 @@ the file's header."""
 
 class Lora(Codec):
     """Payload: ``a`` (``[r, cols]``) and ``b`` (``[rows, r]``) in bfloat16 or float32, or the fields of
-    ``gym_quant.sides``.
+    ``gym_quant.factor_encoding``.
 
     Parameters:
-        rank: ``r``, at least 1 and at most the smaller side of the matrix.
+        rank: ``r``, at least 1 and at most the smaller dimension of the matrix.
         scaling: Factor of the product, finite; absent means 1.0. Quantised factors absorb it: they have none.
         factors: ``bfloat16`` (default), ``float32``, or a plan like ``int4`` or ``int8*2,int4*5``
             (``gym_quant.factors``).
@@ -126,7 +133,7 @@ class Lora(Codec):
             dtype = _dtype(params)
             return {"a": (dtype, (rank, cols)), "b": (dtype, (rows, rank))}
         parts, group = _plan(params)
-        return {**side_spec(parts, cols, group, "a"), **side_spec(parts, rows, group, "b")}
+        return {**factor_spec(parts, cols, group, "a"), **factor_spec(parts, rows, group, "b")}
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
         """The best factors of a full delta: its largest singular components, the values shared evenly by both."""
@@ -173,7 +180,7 @@ class Lora(Codec):
         """The first components of a product, quantised by the plan in ``params`` (in normal form)."""
         parts, group = _plan(params)
         first = found.first(int(params["rank"]))
-        payload = encode_sides(first.left, first.right, parts, group)
+        payload = encode_both_factors(first.left, first.right, parts, group)
         self.check(payload, shape, params)
         return Encoded(params, payload)
 
@@ -183,7 +190,9 @@ class Lora(Codec):
         if not is_quantised(params):
             return payload["a"], payload["b"]
         (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
-        return decode_side(payload, parts, cols, group, "a"), decode_side(payload, parts, rows, group, "b").T
+        return decode_factor(payload, parts, cols, group, "a"), decode_factor(
+            payload, parts, rows, group, "b"
+        ).T
 
     def rank(self, params: Params) -> int:
         return int(params["rank"])
@@ -192,7 +201,7 @@ class Lora(Codec):
         return float(params.get("scaling", 1.0))
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Of a product one side is enough: ``b``, or its scales and offsets."""
+        """Of a product one factor is enough: ``b``, or its scales and offsets."""
         return scaled_fields(
             payload,
             factor,
@@ -227,8 +236,8 @@ class Lora(Codec):
         """
         if is_quantised(params):
             (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
-            check_side(payload, parts, cols, group, "a")
-            check_side(payload, parts, rows, group, "b")
+            check_factor(payload, parts, cols, group, "a")
+            check_factor(payload, parts, rows, group, "b")
         factors = self.factors(payload, shape, params)
         check_finite(factors[0], "factor A")
         check_finite(factors[1], "factor B")

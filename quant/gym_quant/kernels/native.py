@@ -186,14 +186,14 @@ def matmul(
         False when an activation is not finite (look-up only; ``y`` is untouched).
     """
     addresses = [(tiles.data_ptr(), scales.data_ptr(), group) for tiles, scales, group in variants]
-    return matmul_many(path, exact, x, y, Variants(addresses), np.array(index, dtype=np.int64))
+    return matmul_many(path, exact, x, y, VariantPointers(addresses), np.array(index, dtype=np.int64))
 
 
 Address = tuple[int, int, int]
 """Of a variant's tiles and tiled scales, and the bytes of a group."""
 
 
-class Variants:
+class VariantPointers:
     """Many variants as the library takes them; whoever has this keeps their tensors alive."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
@@ -212,7 +212,7 @@ def matmul_many(
     exact: bool,
     x: Tensor,
     y: Tensor,
-    variants: Variants,
+    variants: VariantPointers,
     index: np.ndarray[Any, np.dtype[np.int64]],
 ) -> bool:
     """``matmul`` for variants whose pointers are collected already; ``index`` ``[batch]`` int64."""

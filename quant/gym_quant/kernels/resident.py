@@ -163,7 +163,7 @@ class SignBatch(ResidentBatch):
                 )
         self.variants = tuple(variants)
         self.kernel = self.mode = mode
-        self._native = native.Variants(tiled)
+        self._native = native.VariantPointers(tiled)
         if self._elsewhere:
             there = np.array([v.tiled is not None for v in variants])
             place = np.where(there, np.cumsum(there) - 1, -1)

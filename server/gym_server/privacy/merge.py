@@ -21,7 +21,7 @@ from gym_fed.delta.policy import part_of
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.canonical import canonical_digest
 from gym_fed.privacy.noise import SEED_BYTES
-from gym_fed.soup.private import FrozenA, PrivateReport, PrivateRound
+from gym_fed.soup.private import FrozenA, PrivateMerge, PrivateReport
 from gym_server.federation import Federation
 from gym_server.privacy.budget import clipping_norm
 from gym_server.store.tables import privacy_seeds
@@ -29,7 +29,7 @@ from gym_server.store.tables import privacy_seeds
 _TOLD = ("mechanism", "noise_multiplier", "clipping_norm", "clipping", "adaptive_clipping")
 
 
-def begin_merge(fed: Federation, spec: TaskSpec | None, merging: Sequence[str]) -> PrivateRound | None:
+def begin_merge(fed: Federation, spec: TaskSpec | None, merging: Sequence[str]) -> PrivateMerge | None:
     """What makes the merge of these updates private; None where the hub promises nothing.
 
     The same list, merged by the same rules, gets the same seed; another one another.
@@ -44,10 +44,10 @@ def begin_merge(fed: Federation, spec: TaskSpec | None, merging: Sequence[str]) 
     return private_round(rules["privacy"], spec, fed.base, seed)
 
 
-def private_round(told: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateRound:
+def private_round(told: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateMerge:
     """A private merge from what the ledger's version entry says of it (``told_of``), the round's task, and its seed."""
     adaptive = told["adaptive_clipping"]
-    return PrivateRound(
+    return PrivateMerge(
         ReleasePrivacy.model_validate({key: told[key] for key in _TOLD if key != "adaptive_clipping"}),
         seed,
         trained_tensors(spec.recipe, base),
@@ -56,7 +56,7 @@ def private_round(told: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: by
     )
 
 
-def told_of(private: PrivateRound | None, report: PrivateReport | None) -> dict[str, Any] | None:
+def told_of(private: PrivateMerge | None, report: PrivateReport | None) -> dict[str, Any] | None:
     """For the ledger's version entry: with the seed, which only the operator has, it makes the noise again."""
     if private is None or report is None:
         return None

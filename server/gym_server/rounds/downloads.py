@@ -14,7 +14,7 @@ from gym_fed.text import readable_bytes
 from gym_server.privacy.merge import trained_tensors
 
 if TYPE_CHECKING:
-    from gym_fed.delta.policy import Choice
+    from gym_fed.delta.policy import CodecChoice
     from gym_server.federation import Federation
 
 
@@ -130,11 +130,11 @@ def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: So
     return estimated_bytes(trained_tensors(config.recipe, base), codec, base)
 
 
-def _factors(config: ServerConfig, name: str, base: BaseSpec, rank: int) -> Choice:
+def _factors(config: ServerConfig, name: str, base: BaseSpec, rank: int) -> CodecChoice:
     from gym_quant import get_codec
 
     from gym_fed.delta.manifest import TensorRecord
-    from gym_fed.delta.policy import Choice
+    from gym_fed.delta.policy import CodecChoice
     from gym_fed.soup.lora.adapters import largest_rank
 
     codec, shape = config.soup.codec, base.shapes[name]
@@ -143,11 +143,11 @@ def _factors(config: ServerConfig, name: str, base: BaseSpec, rank: int) -> Choi
     if codec.lora_rank is None and rank > most:
         dense = get_codec("dense")
         params = dense.normalise({"dtype": codec.dense_dtype}, shape)
-        return Choice(TensorRecord(name, shape, "dense", params), dense.payload_bytes(shape, params), "")
+        return CodecChoice(TensorRecord(name, shape, "dense", params), dense.payload_bytes(shape, params), "")
     wanted: dict[str, object] = {"rank": min(rank, codec.lora_rank or rank, rows, cols)}
     wanted["factors"] = "int8" if codec.factors == "auto" else codec.factors
     if codec.quantises_factors and codec.factor_group_size is not None:
         wanted["factor_group_size"] = codec.factor_group_size
     lora = get_codec("lora")
     params = lora.normalise(wanted, shape)
-    return Choice(TensorRecord(name, shape, "lora", params), lora.payload_bytes(shape, params), "")
+    return CodecChoice(TensorRecord(name, shape, "lora", params), lora.payload_bytes(shape, params), "")

@@ -26,7 +26,7 @@ from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import file_sha256
 from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.soup.private import PrivateRound
+from gym_fed.soup.private import PrivateMerge
 from gym_server.federation import CONFIG_NAME, Federation
 from gym_server.ledger.rows import entry_of
 from gym_server.privacy import merge as private_merge
@@ -159,7 +159,7 @@ class _Stored(BaseModel):
     storage: StorageConfig = StorageConfig()
 
 
-def _private(fed: Federation, told: dict[str, Any]) -> PrivateRound | None:
+def _private(fed: Federation, told: dict[str, Any]) -> PrivateMerge | None:
     """The noise and clip of a round that was merged with differential privacy."""
     if "privacy" not in told:
         return None

@@ -22,7 +22,7 @@ from gym_fed.kinds import CODECS
 from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.optimizer import OptimizerState
-from gym_fed.soup.private import PrivateRound
+from gym_fed.soup.private import PrivateMerge
 from gym_fed.soup.votes_soup import soup_from_votes
 from gym_server.federation import Federation
 from gym_server.privacy.secure_unmask import SecureSum
@@ -53,7 +53,7 @@ class Ingredients:
     recipe: SoupRecipe
     manifests: Sequence[UpdateManifest]
     root: str | None = None
-    private: PrivateRound | None = None
+    private: PrivateMerge | None = None
     secure: SecureSum | None = None
     weights: Sequence[float] | None = None
 

@@ -109,19 +109,19 @@ MANIFESTS: dict[str, tuple[Callable[[Manifest], object], str]] = {
         change_row("q.weight", lambda row: row.__setitem__(1, [12, 8])),
         "tensor 'q.weight': shape [12, 8] is not the base's [8, 12]",
     ),
-    "a zero side": (
+    "a zero dimension": (
         change_row("q.weight", lambda row: row.__setitem__(1, [0, 12])),
         "tensor 'q.weight': shape [0, 12] is not a list of positive",
     ),
-    "a negative side": (
+    "a negative dimension": (
         change_row("q.weight", lambda row: row.__setitem__(1, [-8, -12])),
         "tensor 'q.weight': shape [-8, -12]",
     ),
-    "a boolean side": (
+    "a boolean dimension": (
         change_row("q.weight", lambda row: row.__setitem__(1, [True, 12])),
         "tensor 'q.weight'",
     ),
-    "endless sides": (
+    "endless dimensions": (
         change_row("q.weight", lambda row: row.__setitem__(1, [1 << 40, 1 << 40])),
         "tensor 'q.weight': shape",
     ),

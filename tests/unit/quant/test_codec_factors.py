@@ -10,8 +10,8 @@ import pytest
 import torch
 from gym_quant import CodecError, Encoded, get_codec
 from gym_quant.codecs.lora import Lora
+from gym_quant.factor_encoding import decode_factor, encode_factor, factor_codecs
 from gym_quant.factors import components_of_matrix, components_of_product, parse_plan, plan_factors
-from gym_quant.sides import decode_side, encode_side, factor_codecs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -160,23 +160,23 @@ def quantised(plan: str, rank: int = 4) -> tuple[Encoded, torch.Tensor]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_product_of_quantised_factors_is_that_of_their_sides_by_the_formula(plan: str) -> None:
+def test_the_product_of_quantised_factors_is_that_of_the_decoded_ones_by_the_formula(plan: str) -> None:
     encoded, _ = quantised(plan)
-    sides = {}
-    for side, width in (("a", 172), ("b", 64)):
+    by_name = {}
+    for factor, width in (("a", 172), ("b", 64)):
         rows = []
         for part, (name, count) in enumerate(parse_plan(plan, 4)):
             fields = {
-                key.removeprefix(f"{side}{part}_"): field
+                key.removeprefix(f"{factor}{part}_"): field
                 for key, field in encoded.payload.items()
-                if key.startswith(f"{side}{part}_")
+                if key.startswith(f"{factor}{part}_")
             }
             params = {"group_size": 128, "scale_dtype": "bfloat16", "symmetric": name != "int2"}
             kept = get_codec(name).normalise(params, (count, width))
             rows.append(get_codec(name).decode(fields, (count, width), kept))
-        sides[side] = torch.cat(rows).bfloat16().double()
+        by_name[factor] = torch.cat(rows).bfloat16().double()
     decoded = LORA.decode(encoded.payload, (64, 172), encoded.params)
-    assert torch.equal(decoded, (sides["b"].T @ sides["a"]).float())
+    assert torch.equal(decoded, (by_name["b"].T @ by_name["a"]).float())
     a, b = LORA.factors(encoded.payload, (64, 172), encoded.params)
     assert torch.equal(decoded, (b.double() @ a.double()).float())
 
@@ -184,16 +184,16 @@ def test_the_product_of_quantised_factors_is_that_of_their_sides_by_the_formula(
 @pytest.mark.parametrize(
     ("plan", "most"), [("int8", 0.02), ("int4", 0.18), ("int2", 0.45), ("ternary", 0.57)]
 )
-def test_refitting_one_side_to_the_other_lowers_the_error_of_the_product(plan: str, most: float) -> None:
+def test_refitting_one_factor_to_the_other_lowers_the_error_of_the_product(plan: str, most: float) -> None:
     encoded, product = quantised(plan)
     error = (LORA.decode(encoded.payload, (64, 172), encoded.params) - product).norm() / product.norm()
     a, b = factors()
     found = components_of_product(0.25 * (b * 0.5 ** torch.arange(4)).double(), a)
     apart = [
-        decode_side(
-            encode_side(side.float(), parse_plan(plan, 4), 128, "x"), parse_plan(plan, 4), width, 128, "x"
+        decode_factor(
+            encode_factor(factor.float(), parse_plan(plan, 4), 128, "x"), parse_plan(plan, 4), width, 128, "x"
         )
-        for side, width in ((found.left.T.contiguous(), 64), (found.right, 172))
+        for factor, width in ((found.left.T.contiguous(), 64), (found.right, 172))
     ]
     naive = (apart[0].double().T @ apart[1].double() - product).norm() / product.norm()
     assert error < most

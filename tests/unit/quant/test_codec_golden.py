@@ -9,7 +9,7 @@ import pytest
 import torch
 from gym_quant import Encoded, Payload, get_codec
 from gym_quant.codecs.lora import Lora
-from gym_quant.sides import decode_side, encode_side
+from gym_quant.factor_encoding import decode_factor, encode_factor
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
@@ -34,9 +34,9 @@ def numbers(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return ((torch.arange(first, first + count) * 37 % 101 - 50) / 256).reshape(shape)
 
 
-def sides() -> Payload:
+def factor_fields() -> Payload:
     a, b = numbers("a", (5, 14)), numbers("b", (5, 9))
-    return {**encode_side(a, PARTS, GROUP, "a"), **encode_side(b, PARTS, GROUP, "b")}
+    return {**encode_factor(a, PARTS, GROUP, "a"), **encode_factor(b, PARTS, GROUP, "b")}
 
 
 def exact() -> Encoded:
@@ -57,7 +57,9 @@ def write_golden(folder: Path) -> None:
     write_delta(folder / "grids.gymdelta", grids, SPEC)
     plan = {"rank": 5, "factors": "int8*1,int4*1,int2*1,ternary*2", "factor_group_size": GROUP}
     params = get_codec("lora").normalise(plan, (9, 14))
-    write_delta(folder / "factors.gymdelta", [DeltaEntry("factors", (9, 14), "lora", params, sides)], SPEC)
+    write_delta(
+        folder / "factors.gymdelta", [DeltaEntry("factors", (9, 14), "lora", params, factor_fields)], SPEC
+    )
     plain = DeltaEntry("factors", (9, 14), "lora", exact().params, lambda: exact().payload)
     write_delta(folder / "factors32.gymdelta", [plain], SPEC)
 
@@ -88,9 +90,12 @@ def test_the_golden_trits_are_five_a_byte_and_negative_weights_have_their_own_sc
         assert torch.equal(delta.decode("ternary.groups"), wanted)
 
 
-def test_the_golden_factors_are_the_product_of_their_sides() -> None:
+def test_the_golden_factors_are_the_product_of_the_decoded_ones() -> None:
     with DeltaFile.open(GOLDEN / "factors.gymdelta", SPEC) as delta:
-        a, b = (decode_side(sides(), PARTS, width, GROUP, side) for side, width in (("a", 14), ("b", 9)))
+        a, b = (
+            decode_factor(factor_fields(), PARTS, width, GROUP, factor)
+            for factor, width in (("a", 14), ("b", 9))
+        )
         assert torch.equal(delta.decode("factors"), (b.double().T @ a.double()).float())
 
 

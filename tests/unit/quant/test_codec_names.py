@@ -25,8 +25,8 @@ def named_lines(source: str) -> list[int]:
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            if any(_names(side, groups) for side in sides) and not any(map(_is_tuning, sides)):
+            operands = [node.left, *node.comparators]
+            if any(_names(operand, groups) for operand in operands) and not any(map(_is_tuning, operands)):
                 lines.append(node.lineno)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.Sub):
             if _names(node.left, groups) or _names(node.right, groups):

@@ -30,7 +30,7 @@ from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup import stacks as decoded_stack
 from gym_fed.soup.building import build_aggregator
 from gym_fed.soup.merging import SoupReport, merge
-from gym_fed.soup.private import ClippedMiddle, PrivateRound, SignVotes
+from gym_fed.soup.private import ClippedMiddle, PrivateMerge, SignVotes
 from gym_fed.soup.votes_soup import soup_from_votes
 
 SHAPES = {"layers.0.down": (8, 24), "layers.0.up": (24, 8), "norm": (8,)}
@@ -42,9 +42,9 @@ SILENT = 1e-6
 """A noise multiplier whose noise rounds to nothing on the lattice: what is left is the query."""
 
 
-def private(**changes: Any) -> PrivateRound:
+def private(**changes: Any) -> PrivateMerge:
     own = {key: changes.pop(key) for key in ("adaptive", "frozen_a", "tensors", "seed") if key in changes}
-    return PrivateRound(ReleasePrivacy(**changes), **{"seed": SEED, "tensors": tuple(SHAPES), **own})
+    return PrivateMerge(ReleasePrivacy(**changes), **{"seed": SEED, "tensors": tuple(SHAPES), **own})
 
 
 def recipe(aggregator: str = "mean", liars: int = 0, **changes: Any) -> SoupRecipe:
@@ -81,7 +81,7 @@ def write(tmp_path: Path) -> Any:
 
 
 def soup(
-    files: list[DeltaFile], path: Path, rules: SoupRecipe, chosen: PrivateRound
+    files: list[DeltaFile], path: Path, rules: SoupRecipe, chosen: PrivateMerge
 ) -> tuple[SoupReport, dict[str, torch.Tensor]]:
     report = merge(files, [1.0] * len(files), rules, path, SPEC, private=chosen)
     with DeltaFile.open(path, SPEC) as made:

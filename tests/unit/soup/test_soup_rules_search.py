@@ -102,7 +102,9 @@ def test_the_geometric_median_just_beside_an_update_is_found(exponent: int) -> N
     angle = 2 * np.pi / 3 - 10.0**-exponent
     rows = np.array([[0.0, 0.0], [1.0, 0.0], [np.cos(angle), np.sin(angle)]])
     point = spatial_median(rows @ rows.T, np.ones(3), 1e-10, 60) @ rows
-    wanted = np.sin(np.pi / 3 - angle / 2) * 2 / np.sqrt(3)  # from where the sides are seen under 120 degrees
+    wanted = (
+        np.sin(np.pi / 3 - angle / 2) * 2 / np.sqrt(3)
+    )  # the point that sees every edge under 120 degrees
     assert float(np.linalg.norm(point)) == pytest.approx(wanted, rel=0.05)
 
 

@@ -1,8 +1,8 @@
-"""The two sides of a low-rank delta as quantised rows: payload fields, encoding with refitting, decoding.
+"""The two factors of a low-rank delta as quantised rows: payload fields, encoding with refitting, decoding.
 
-A side is ``[r, width]``: ``A`` itself, and ``B`` transposed, so that groups run along the long dimension and every
-component has scales of its own. Consecutive components form parts, each with one of DeltaQuant's codecs; the fields
-of part ``i`` are those of its codec, called ``a0_scales``, ``a0_codes`` and so on. Decoded sides are rounded to
+A factor is encoded as ``[r, width]``: ``A`` itself, and ``B`` transposed. Groups thus run along the long dimension and
+every component has its own scales. Consecutive components form parts, each with one of DeltaQuant's codecs. The fields
+of part ``i`` are those of its codec, called ``a0_scales``, ``a0_codes`` and so on. Decoded factors are rounded to
 bfloat16, for which the product of a low-rank delta is exact in float64 whatever the order of its sums.
 """
 
@@ -18,7 +18,7 @@ from gym_quant.codec import CodecError, Params, Payload, Shape
 from gym_quant.registry import CODECS, get_codec
 
 GROUP = 128
-"""Values of a component that share a scale, unless told otherwise."""
+"""Values of a component that share a scale, by default."""
 
 Parts = Sequence[tuple[str, int]]
 """Codec and number of components of every part."""
@@ -39,7 +39,7 @@ def factor_codecs() -> tuple[str, ...]:
 
 
 def is_factor_codec(name: str) -> bool:
-    """Whether there is a codec of this name that writes sides of factors."""
+    """Whether there is a codec of this name that encodes factors."""
     return name in CODECS and get_codec(name).factor_params(GROUP) is not None
 
 
@@ -47,7 +47,7 @@ def part_params(codec: str, group: int) -> Params:
     """Parameters of a part.
 
     Raises:
-        CodecError: For a codec that writes no sides of factors.
+        CodecError: For a codec that encodes no factors.
     """
     params = get_codec(codec).factor_params(group)
     if params is None:
@@ -55,36 +55,36 @@ def part_params(codec: str, group: int) -> Params:
     return params
 
 
-def side_spec(parts: Parts, width: int, group: int, side: str) -> dict[str, tuple[torch.dtype, Shape]]:
-    """Dtype and shape of every field of a side."""
+def factor_spec(parts: Parts, width: int, group: int, factor: str) -> dict[str, tuple[torch.dtype, Shape]]:
+    """Dtype and shape of every field of a factor."""
     return {
-        f"{side}{place}_{field}": found
+        f"{factor}{place}_{field}": found
         for place, (codec, count) in enumerate(parts)
         for field, found in get_codec(codec).payload_spec((count, width), part_params(codec, group)).items()
     }
 
 
-def encode_side(matrix: Tensor, parts: Parts, group: int, side: str) -> Payload:
-    """``[r, width]`` float to the fields of one side."""
+def encode_factor(matrix: Tensor, parts: Parts, group: int, factor: str) -> Payload:
+    """``[r, width]`` float to the fields of one factor."""
     payload: Payload = {}
     for place, (codec, _), rows in _placed(parts):
         encoded = get_codec(codec).encode(matrix[rows], **part_params(codec, group))
-        payload.update({f"{side}{place}_{field}": t for field, t in encoded.payload.items()})
+        payload.update({f"{factor}{place}_{field}": t for field, t in encoded.payload.items()})
     return payload
 
 
-def decode_side(payload: Payload, parts: Parts, width: int, group: int, side: str) -> Tensor:
-    """The side a payload stands for: ``[r, width]`` bfloat16."""
+def decode_factor(payload: Payload, parts: Parts, width: int, group: int, factor: str) -> Tensor:
+    """The factor that a payload encodes: ``[r, width]`` bfloat16."""
     decoded = [
         get_codec(codec).decode(
-            _part(payload, side, place), (rows.stop - rows.start, width), part_params(codec, group)
+            _part(payload, factor, place), (rows.stop - rows.start, width), part_params(codec, group)
         )
         for place, (codec, _), rows in _placed(parts)
     ]
     return torch.cat(decoded).to(torch.bfloat16)
 
 
-def check_side(payload: Payload, parts: Parts, width: int, group: int, side: str) -> None:
+def check_factor(payload: Payload, parts: Parts, width: int, group: int, factor: str) -> None:
     """``Codec.check`` of every part.
 
     Raises:
@@ -92,27 +92,27 @@ def check_side(payload: Payload, parts: Parts, width: int, group: int, side: str
     """
     for place, (codec, count) in enumerate(parts):
         try:
-            get_codec(codec).check(_part(payload, side, place), (count, width), part_params(codec, group))
+            get_codec(codec).check(_part(payload, factor, place), (count, width), part_params(codec, group))
         except CodecError as error:
-            raise CodecError(f"factor {side.upper()}: {error}") from error
+            raise CodecError(f"factor {factor.upper()}: {error}") from error
 
 
-def encode_sides(left: Tensor, right: Tensor, parts: Parts, group: int) -> Payload:
-    """Quantise both sides of ``left @ right`` (``[rows, r]``, ``[r, cols]``) so that the product loses little.
+def encode_both_factors(left: Tensor, right: Tensor, parts: Parts, group: int) -> Payload:
+    """Quantise both factors of ``left @ right`` (``[rows, r]``, ``[r, cols]``) so that the product loses little.
 
-    Both sides are quantised as they are; then, to and fro, each is fitted to what the other became (least squares)
-    and quantised anew. Of all pairs met the one with the smallest error of the product is kept.
+    Both factors are quantised as they are. Then, in alternation, each is fitted to the decoded other (least squares)
+    and quantised again. The pair with the smallest error of the product is kept.
     """
     left, right = left.double(), right.double()
     total = float(((left.T @ left) * (right @ right.T)).sum())
 
     def encode_left(wanted: Tensor) -> tuple[Payload, Tensor]:
-        payload = encode_side(wanted.T.float().contiguous(), parts, group, "b")
-        return payload, decode_side(payload, parts, left.shape[0], group, "b").T.double()
+        payload = encode_factor(wanted.T.float().contiguous(), parts, group, "b")
+        return payload, decode_factor(payload, parts, left.shape[0], group, "b").T.double()
 
     def encode_right(wanted: Tensor) -> tuple[Payload, Tensor]:
-        payload = encode_side(wanted.float().contiguous(), parts, group, "a")
-        return payload, decode_side(payload, parts, right.shape[1], group, "a").double()
+        payload = encode_factor(wanted.float().contiguous(), parts, group, "a")
+        return payload, decode_factor(payload, parts, right.shape[1], group, "a").double()
 
     def loss(got_left: Tensor, got_right: Tensor) -> float:
         cross = float(((got_left.T @ left) * (got_right @ right.T)).sum())
@@ -143,6 +143,6 @@ def _placed(parts: Parts) -> Iterator[tuple[int, tuple[str, int], slice]]:
         start += part[1]
 
 
-def _part(payload: Payload, side: str, place: int) -> Payload:
-    start = f"{side}{place}_"
+def _part(payload: Payload, factor: str, place: int) -> Payload:
+    start = f"{factor}{place}_"
     return {field.removeprefix(start): t for field, t in payload.items() if field.startswith(start)}
