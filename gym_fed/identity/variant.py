@@ -99,13 +99,13 @@ class SignedVariant:
                 ErrorCode.TOO_LARGE, f"a variant's manifest of more than {MAX_MANIFEST_BYTES} characters"
             )
         try:
-            found = _Document.model_validate_json(text)
+            found = _VariantDocument.model_validate_json(text)
         except ValidationError as error:
             raise GymError(ErrorCode.USAGE, f"variant manifest: {first_problem(error)}") from error
         return cls(found.manifest, bytes.fromhex(found.public_key), bytes.fromhex(found.signature))
 
 
-class _Document(StrictModel):
+class _VariantDocument(StrictModel):
     model_config = ConfigDict(strict=True)
 
     manifest: VariantManifest

@@ -31,7 +31,7 @@ from gym_client.hub.stream import WorkStream
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
-from gym_client.privacy.private_round import Spending, kept_here
+from gym_client.privacy.private_task import Spending, kept_here
 from gym_client.privacy.secure_round import stage_of, titled
 from gym_client.privacy.terms import Promises, require_as_announced, require_as_promised, require_sums
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe

@@ -19,7 +19,7 @@ from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_at
 from gym_client.privacy.book import PrivacyBook
-from gym_client.privacy.private_round import PrivateRound
+from gym_client.privacy.private_task import PrivateTask
 from gym_client.privacy.secure_round import SecureRound
 from gym_fed.config.hub.lineage import check_lineage
 from gym_fed.config.hub.task import TaskSpec
@@ -113,7 +113,7 @@ def perform(
     if done is not None:
         return done
     model = global_model(source)
-    private = PrivateRound(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
+    private = PrivateTask(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
     if private is not None:
         private.require_within_budget(policy)
     model.advance(spec, soup_path)

@@ -47,14 +47,14 @@ from gym_fed.privacy.secure_aggregation.messages import (
     Advert,
     Confirmation,
     Masking,
+    Participants,
     Revealed,
-    Roster,
-    Shares,
+    SealedShares,
     SignedAdvert,
     Survivors,
     Unmasking,
     check_confirmed,
-    check_roster,
+    check_participants,
     check_tasks,
     parse,
     task_digest,
@@ -141,7 +141,7 @@ class SecureRound:
         failpoint("client-secure-advertised")
         return signed
 
-    def share(self, text: object) -> Shares:
+    def share(self, text: object) -> SealedShares:
         """Split this round's secrets among all who began.
 
         Raises:
@@ -151,20 +151,20 @@ class SecureRound:
         """
         from gym_fed.privacy.secure_aggregation.shares import split_secret
 
-        state, roster = self._load(), parse(Roster, text)
-        if state.roster is not None and state.shares is not None:
-            if state.roster != roster:
+        state, participants = self._load(), parse(Participants, text)
+        if state.participants is not None and state.shares is not None:
+            if state.participants != participants:
                 raise self._refused("the hub gives another list of who began than before")
             return state.shares
         spec = self._spec
-        check_roster(roster.adverts, spec.server, spec.server_round, self._threshold, self._task)
-        if state.advert not in roster.adverts:
+        check_participants(participants.adverts, spec.server, spec.server_round, self._threshold, self._task)
+        if state.advert not in participants.adverts:
             raise self._refused("the hub's list of who began lacks this contributor's own keys")
-        count = len(roster.adverts)
+        count = len(participants.adverts)
         seeds = split_secret(bytes.fromhex(state.seed), self._threshold, count)
         mask_keys = split_secret(bytes.fromhex(state.mask_private), self._threshold, count)
         sealed, commitments, own = {}, {}, None
-        for signed, seed, mask_key in zip(roster.adverts, seeds, mask_keys, strict=True):
+        for signed, seed, mask_key in zip(participants.adverts, seeds, mask_keys, strict=True):
             other = signed.advert.contributor
             commitments[other] = share_commitments(seed, mask_key, self._me, other)
             if other == self._me:
@@ -172,8 +172,8 @@ class SecureRound:
                 continue
             plain = json.dumps([seed.hex(), mask_key.hex()]).encode()
             sealed[other] = seal(self._pair_key(state, signed.advert), plain, self._me, other).hex()
-        shares = Shares.sign(sealed, commitments, roster, self._key)
-        self._keep(state.model_copy(update={"roster": roster, "shares": shares, "own": own}))
+        shares = SealedShares.sign(sealed, commitments, participants, self._key)
+        self._keep(state.model_copy(update={"participants": participants, "shares": shares, "own": own}))
         failpoint("client-secure-shared")
         return shares
 
@@ -270,7 +270,7 @@ class SecureRound:
             raise self._refused(f"{len(survivors)} survivors are fewer than the threshold {self._threshold}")
         self._keep(state.model_copy(update={"survivors": survivors}))
         failpoint("client-secure-confirmed")
-        return Confirmation.sign(survivors, self._roster(state), self._key)
+        return Confirmation.sign(survivors, self._participants(state), self._key)
 
     def unmask(self, text: object) -> Revealed:
         """A share for each who masks: of its seed where the hub has its votes, of its mask key where it has not.
@@ -282,7 +282,7 @@ class SecureRound:
         state, told = self._load(), parse(Unmasking, text)
         if state.survivors is None or state.survivors != told.survivors:
             raise self._refused("the hub names other survivors than this contributor has signed")
-        check_confirmed(told, self._roster(state), self._threshold)
+        check_confirmed(told, self._participants(state), self._threshold)
         assert state.received is not None
         assert state.own is not None
         members, survivors = {*state.received, self._me}, state.survivors
@@ -313,16 +313,16 @@ class SecureRound:
 
     def _keep(self, state: SecureState) -> None:
         make_folder(self._folder, 0o700)
-        write_atomically(self._path, state.model_dump_json().encode(), mode=0o600)
+        write_atomically(self._path, state.model_dump_json(by_alias=True).encode(), mode=0o600)
 
-    def _roster(self, state: SecureState) -> Roster:
-        if state.roster is None:
+    def _participants(self, state: SecureState) -> Participants:
+        if state.participants is None:
             raise self._refused("the hub passes on shares before it has said who began")
-        check_tasks(state.roster.adverts, self._task)  # before every stage that gives anything away
-        return state.roster
+        check_tasks(state.participants.adverts, self._task)  # before every stage that gives anything away
+        return state.participants
 
     def _adverts(self, state: SecureState) -> dict[str, Advert]:
-        return self._roster(state).of()
+        return self._participants(state).of()
 
     def _pair_key(self, state: SecureState, other: Advert) -> bytes:
         private, public = bytes.fromhex(state.cipher_private), bytes.fromhex(other.cipher_key)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import Field
+
 from gym_client.identity.home import Home
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import make_folder, write_atomically
-from gym_fed.privacy.secure_aggregation.messages import Roster, Shares, SignedAdvert
+from gym_fed.privacy.secure_aggregation.messages import Participants, SealedShares, SignedAdvert
 
 
 def rounds_folder(home: Home) -> Path:
@@ -61,8 +63,9 @@ class SecureState(StrictModel):
     cipher_private: str
     seed: str
     advert: SignedAdvert
-    roster: Roster | None = None
-    shares: Shares | None = None
+    participants: Participants | None = Field(default=None, alias="roster")
+    """Who began, with their keys. The file keeps the key by which earlier versions wrote it."""
+    shares: SealedShares | None = None
     """What was sealed for the others; sent again as it is."""
     own: tuple[str, str] | None = None
     """This contributor's own shares, of its seed and of its mask key."""

@@ -81,7 +81,7 @@ class SignedAdvert(StrictModel):
             require_shareable(bytes.fromhex(key))
 
 
-class Roster(StrictModel):
+class Participants(StrictModel):
     """Hub to contributor, stage share: who has begun."""
 
     adverts: list[SignedAdvert] = Field(max_length=MAX_CONTRIBUTORS)
@@ -96,7 +96,7 @@ class Roster(StrictModel):
         return {signed.advert.contributor: signed.advert for signed in self.adverts}
 
 
-class Shares(StrictModel):
+class SealedShares(StrictModel):
     """Contributor to hub, stage share: a sealed pair of shares for each other contributor, by its id."""
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
@@ -109,25 +109,25 @@ class Shares(StrictModel):
         cls,
         sealed: dict[str, str],
         commitments: dict[str, ShareCommitments],
-        roster: Roster,
+        participants: Participants,
         key: SigningKey,
-    ) -> Shares:
-        signature = key.sign(_dealt(commitments, roster)).hex()
+    ) -> SealedShares:
+        signature = key.sign(_dealt(commitments, participants)).hex()
         return cls(sealed=sealed, commitments=commitments, signature=signature)
 
-    def verify(self, dealer: Advert, roster: Roster) -> None:
+    def verify(self, dealer: Advert, participants: Participants) -> None:
         """Whether there is a sealed pair for everybody else, and the dealer's word on what is in each.
 
         Raises:
             GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``.
         """
-        everybody = {*roster.of()}
+        everybody = {*participants.of()}
         if {*self.sealed} != everybody - {dealer.contributor} or {*self.commitments} != everybody:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
                 f"{dealer.contributor} deals shares to others than the {len(everybody)} who began",
             )
-        signed = _dealt(self.commitments, roster)
+        signed = _dealt(self.commitments, participants)
         verify_signature(bytes.fromhex(dealer.public_key), signed, bytes.fromhex(self.signature))
 
 
@@ -146,17 +146,17 @@ class Survivors(StrictModel):
 
 
 class Confirmation(StrictModel):
-    """Contributor to hub, stage confirm: its signature under that list and the roster, the only one it ever gives."""
+    """Contributor to hub, stage confirm: its one signature under that list and the digest of the participants."""
 
     signature: Signature
 
     @classmethod
-    def sign(cls, survivors: Sequence[str], roster: Roster, key: SigningKey) -> Confirmation:
-        return cls(signature=key.sign(_confirmed(survivors, roster)).hex())
+    def sign(cls, survivors: Sequence[str], participants: Participants, key: SigningKey) -> Confirmation:
+        return cls(signature=key.sign(_confirmed(survivors, participants)).hex())
 
-    def verify(self, advert: Advert, survivors: Sequence[str], roster: Roster) -> None:
+    def verify(self, advert: Advert, survivors: Sequence[str], participants: Participants) -> None:
         """Raises ``SIGNATURE_INVALID`` unless the advert's owner signed this list in this run of the round."""
-        signed = _confirmed(survivors, roster)
+        signed = _confirmed(survivors, participants)
         verify_signature(bytes.fromhex(advert.public_key), signed, bytes.fromhex(self.signature))
 
 
@@ -174,31 +174,31 @@ class Revealed(StrictModel):
     mask_keys: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
 
 
-def _confirmed(survivors: Sequence[str], roster: Roster) -> dict[str, object]:
-    return {"gym-secagg-1 survivors": list(survivors), "roster": roster.digest}
+def _confirmed(survivors: Sequence[str], participants: Participants) -> dict[str, object]:
+    return {"gym-secagg-1 survivors": list(survivors), "roster": participants.digest}
 
 
-def _dealt(commitments: dict[str, ShareCommitments], roster: Roster) -> dict[str, object]:
+def _dealt(commitments: dict[str, ShareCommitments], participants: Participants) -> dict[str, object]:
     dealt = {holder: list(pair) for holder, pair in commitments.items()}
-    return {"gym-secagg-1 shares": dealt, "roster": roster.digest}
+    return {"gym-secagg-1 shares": dealt, "roster": participants.digest}
 
 
-def check_confirmed(told: Unmasking, roster: Roster, threshold: int) -> None:
-    """Whether ``threshold`` contributors signed the same list, each with this roster before it.
+def check_confirmed(told: Unmasking, participants: Participants, threshold: int) -> None:
+    """Check that ``threshold`` contributors signed the same survivors, each for these participants.
 
-    Everybody signs one list for a roster, so that no two lists have so many signatures as long as the threshold is more
-    than half of those who began. Without this a hub could tell each contributor of other survivors, and learn the sum
-    of fewer votes than the threshold from shares that no two of them would have given together. The roster holds keys
-    that were made for this run, so that what was signed in another run of the same round does not count.
+    A contributor signs one list of survivors per run. While the threshold is more than half of the participants, no two
+    lists can collect that many signatures. Without this check a hub could name other survivors to each contributor. It
+    would learn the sum of fewer votes than the threshold, from shares that were never meant for one sum. The
+    participants' keys are made for one run, so that a signature from another run of the round does not count.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``.
     """
-    adverts = roster.of()
+    adverts = participants.of()
     for signer, confirmation in told.confirmations.items():
         if signer not in adverts:
             raise GymError(ErrorCode.UPDATE_REFUSED, f"{signer} confirms survivors, but did not begin")
-        confirmation.verify(adverts[signer], told.survivors, roster)
+        confirmation.verify(adverts[signer], told.survivors, participants)
     if len(told.confirmations) < threshold:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
@@ -250,7 +250,7 @@ def task_digest(spec: TaskSpec) -> str:
     return canonical_digest({"gym-secagg-2 task": spec.model_dump(mode="json", exclude={"deadline_seconds"})})
 
 
-def check_tasks(roster: Sequence[SignedAdvert], task: str) -> None:
+def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
     """Whether every participant signed the same task; the signatures themselves are checked before.
 
     A hub that gives one participant another model, learning rate or data seed than the others learns from the sum what
@@ -259,7 +259,7 @@ def check_tasks(roster: Sequence[SignedAdvert], task: str) -> None:
     Raises:
         GymError: ``TASKS_DIFFER`` naming the participants with another task.
     """
-    others = sorted(signed.advert.contributor for signed in roster if signed.advert.task != task)
+    others = sorted(signed.advert.contributor for signed in participants if signed.advert.task != task)
     if others:
         raise GymError(
             ErrorCode.TASKS_DIFFER,
@@ -269,18 +269,18 @@ def check_tasks(roster: Sequence[SignedAdvert], task: str) -> None:
         )
 
 
-def check_roster(
-    roster: Sequence[SignedAdvert], server: str, server_round: int, threshold: int, task: str
+def check_participants(
+    participants: Sequence[SignedAdvert], server: str, server_round: int, threshold: int, task: str
 ) -> None:
     """Everybody once, in order of id, each with keys under its own signature, and all for one task.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``, ``TASKS_DIFFER``.
     """
-    ids = [signed.advert.contributor for signed in roster]
+    ids = [signed.advert.contributor for signed in participants]
     if ids != sorted(set(ids)):
         raise GymError(ErrorCode.UPDATE_REFUSED, "the hub's list names a contributor twice or out of order")
     check_majority(threshold, len(ids))
-    for signed in roster:
+    for signed in participants:
         signed.verify(server, server_round, threshold)
-    check_tasks(roster, task)
+    check_tasks(participants, task)

@@ -32,7 +32,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
     Confirmation,
     Masking,
     Revealed,
-    Shares,
+    SealedShares,
     SignedAdvert,
     Survivors,
     Unmasking,
@@ -132,7 +132,7 @@ class SecureRound:
 
     def _told(self, stage: Stage, node: int) -> StrictModel | None:
         if stage.name == SHARE:
-            return self._stages.roster(self._number)
+            return self._stages.participants(self._number)
         if stage.name == TRAIN:
             own = self._stages.adverts(self._number)[node].advert.contributor
             dealt = {dealer: shares for dealer, shares in self._dealt.items() if dealer != own}
@@ -190,13 +190,13 @@ class SecureRound:
             return signed
         advert = self._stages.adverts(self._number)[node].advert
         if stage.name == SHARE:
-            shares = parse(Shares, text)
-            shares.verify(advert, self._stages.roster(self._number))
+            shares = parse(SealedShares, text)
+            shares.verify(advert, self._stages.participants(self._number))
             return shares
         if stage.name == CONFIRM:
             confirmation = parse(Confirmation, text)
             survivors = list(ids(self._stages, self._number, CONFIRM))
-            confirmation.verify(advert, survivors, self._stages.roster(self._number))
+            confirmation.verify(advert, survivors, self._stages.participants(self._number))
             return confirmation
         revealed = parse(Revealed, text)
         self._check_revealed(advert.contributor, revealed)
@@ -216,10 +216,10 @@ class SecureRound:
                     )
 
     @cached_property
-    def _dealt(self) -> dict[str, Shares]:
+    def _dealt(self) -> dict[str, SealedShares]:
         """What everybody who masks dealt, by its id; known once the stage share is over."""
         adverts = self._stages.adverts(self._number, TRAIN)
-        shares = self._stages.replies(self._number, SHARE, Shares)
+        shares = self._stages.replies(self._number, SHARE, SealedShares)
         return {signed.advert.contributor: shares[node] for node, signed in adverts.items()}
 
     def _check_owner(self, node: int, signed: SignedAdvert) -> None:

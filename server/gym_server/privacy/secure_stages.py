@@ -19,7 +19,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
     SHARE,
     STAGES,
     TRAIN,
-    Roster,
+    Participants,
     SignedAdvert,
     parse,
 )
@@ -121,10 +121,10 @@ class Stages:
             return found
         return {node: found[node] for node in self.members(server_round, name)}
 
-    def roster(self, server_round: int) -> Roster:
+    def participants(self, server_round: int) -> Participants:
         """Who has begun, as everybody is told."""
         adverts = self.adverts(server_round, SHARE).values()
-        return Roster(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
+        return Participants(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
 
 
 def check_upload(database: Database, manifest: UpdateManifest, path: Path, spec: BaseSpec) -> None:

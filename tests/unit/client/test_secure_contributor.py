@@ -28,8 +28,8 @@ from gym_fed.privacy.secure_aggregation.keys import new_secret, public_of
 from gym_fed.privacy.secure_aggregation.messages import (
     Confirmation,
     Masking,
-    Roster,
-    Shares,
+    Participants,
+    SealedShares,
     Survivors,
     Unmasking,
     task_digest,
@@ -65,14 +65,14 @@ class Round:
     def begin(self) -> None:
         self.of = {name: SecureRound(home, task(), home.key) for name, home in self.homes.items()}
         self.ids = {name: home.key.contributor for name, home in self.homes.items()}
-        self.roster = Roster(
+        self.participants = Participants(
             adverts=sorted((r.advertise() for r in self.of.values()), key=lambda s: s.advert.contributor)
         )
 
-    def share(self) -> dict[str, Shares]:
-        return {name: r.share(self.roster.model_dump_json()) for name, r in self.of.items()}
+    def share(self) -> dict[str, SealedShares]:
+        return {name: r.share(self.participants.model_dump_json()) for name, r in self.of.items()}
 
-    def masking(self, shares: dict[str, Shares], name: str) -> str:
+    def masking(self, shares: dict[str, SealedShares], name: str) -> str:
         others, own = {self.ids[n]: s for n, s in shares.items() if n != name}, self.ids[name]
         sealed = {dealer: s.sealed[own] for dealer, s in others.items()}
         commitments = {dealer: s.commitments[own] for dealer, s in others.items()}
@@ -92,7 +92,7 @@ class Round:
     def unmasking(self, names: list[str], signers: list[str]) -> str:
         survivors = sorted(self.ids[name] for name in names)
         confirmations = {
-            self.ids[name]: Confirmation.sign(survivors, self.roster, self.homes[name].key)
+            self.ids[name]: Confirmation.sign(survivors, self.participants, self.homes[name].key)
             for name in signers
         }
         return Unmasking(survivors=survivors, confirmations=confirmations).model_dump_json()
@@ -112,7 +112,7 @@ def refusal(action: Callable[[], object]) -> GymError:
 def test_secrets_lie_in_a_file_for_the_owner_alone_and_go_with_the_round(began: Round) -> None:
     path = next(began.homes["ann"].folder.glob("secure/*/state.json"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    server = began.roster.adverts[0].advert.server
+    server = began.participants.adverts[0].advert.server
     forget(began.homes["ann"], server, [{"server_round": 1, "verdict": "admitted"}])
     assert path.exists()
     forget(began.homes["ann"], server, [{"server_round": 1, "verdict": "merged"}])
@@ -124,25 +124,25 @@ def test_secrets_lie_in_a_file_for_the_owner_alone_and_go_with_the_round(began: 
 def test_a_restarted_contributor_gives_the_same_keys_and_the_same_sealed_shares(began: Round) -> None:
     shares = began.share()["ann"]
     again = SecureRound(began.homes["ann"], task(), began.homes["ann"].key)
-    assert again.advertise() in began.roster.adverts
-    assert again.share(began.roster.model_dump_json()) == shares
+    assert again.advertise() in began.participants.adverts
+    assert again.share(began.participants.model_dump_json()) == shares
 
 
 def test_a_hub_that_swaps_a_key_is_found_out_before_anything_is_sealed_for_it(began: Round) -> None:
-    signed = began.roster.adverts[0]
+    signed = began.participants.adverts[0]
     forged = signed.advert.model_copy(update={"cipher_key": public_of(new_secret()).hex()})
-    adverts = [signed.model_copy(update={"advert": forged}), *began.roster.adverts[1:]]
-    error = refusal(lambda: began.of["cyd"].share(Roster(adverts=adverts).model_dump_json()))
+    adverts = [signed.model_copy(update={"advert": forged}), *began.participants.adverts[1:]]
+    error = refusal(lambda: began.of["cyd"].share(Participants(adverts=adverts).model_dump_json()))
     assert error.code is ErrorCode.SIGNATURE_INVALID
 
 
 def test_another_list_than_before_or_one_without_oneself_is_refused(began: Round) -> None:
-    others = [s for s in began.roster.adverts if s.advert.contributor != began.ids["ann"]]
-    error = refusal(lambda: began.of["ann"].share(Roster(adverts=others).model_dump_json()))
+    others = [s for s in began.participants.adverts if s.advert.contributor != began.ids["ann"]]
+    error = refusal(lambda: began.of["ann"].share(Participants(adverts=others).model_dump_json()))
     assert "lacks this contributor" in error.message
     shares = began.share()
-    fewer = [s for s in began.roster.adverts if s.advert.contributor != began.ids["bob"]]
-    error = refusal(lambda: began.of["ann"].share(Roster(adverts=fewer).model_dump_json()))
+    fewer = [s for s in began.participants.adverts if s.advert.contributor != began.ids["bob"]]
+    error = refusal(lambda: began.of["ann"].share(Participants(adverts=fewer).model_dump_json()))
     assert "another list" in error.message
     began.of["ann"].receive(began.masking(shares, "ann"))
     del shares["bob"]
@@ -170,19 +170,19 @@ def test_a_share_that_is_not_what_its_dealer_told_the_hub_is_refused(began: Roun
 
 
 def test_who_deals_shares_signs_for_each_of_them_and_for_everybody(began: Round) -> None:
-    shares, adverts = began.share(), began.roster.of()
+    shares, adverts = began.share(), began.participants.of()
     told, ann = shares["ann"], adverts[began.ids["ann"]]
-    told.verify(ann, began.roster)
+    told.verify(ann, began.participants)
     swapped = dict(zip(told.commitments, reversed(told.commitments.values()), strict=True))
     for forged in (
         told.model_copy(update={"commitments": swapped}),
         told.model_copy(update={"signature": shares["bob"].signature}),
     ):
-        error = refusal(lambda forged=forged: forged.verify(ann, began.roster))  # type: ignore[misc]
+        error = refusal(lambda forged=forged: forged.verify(ann, began.participants))  # type: ignore[misc]
         assert error.code is ErrorCode.SIGNATURE_INVALID
     fewer = {holder: pair for holder, pair in told.commitments.items() if holder != began.ids["cyd"]}
     short = told.model_copy(update={"commitments": fewer})
-    assert "deals shares to others" in refusal(lambda: short.verify(ann, began.roster)).message
+    assert "deals shares to others" in refusal(lambda: short.verify(ann, began.participants)).message
 
 
 def test_a_round_that_was_begun_and_forgotten_is_not_begun_again(began: Round) -> None:
@@ -202,7 +202,7 @@ def test_no_task_of_a_name_that_the_hub_chose_ends_a_round(began: Round) -> None
     ann = began.homes["ann"]
     for name in (f"secure-{task().server}-1", f"{task().server}-1"):
         TaskFolder(ann.task_folder(name)).drop()
-    assert SecureRound(ann, task(), ann.key).advertise() in began.roster.adverts
+    assert SecureRound(ann, task(), ann.key).advertise() in began.participants.adverts
 
 
 def test_signatures_of_another_run_of_the_round_confirm_nothing(began: Round) -> None:
@@ -288,7 +288,7 @@ def test_a_round_that_a_hub_could_split_is_refused(tmp_path: Path) -> None:
     homes = [Home.open(str(tmp_path / f"h{i}")) for i in range(4)]
     rounds = [SecureRound(home, task(), home.key) for home in homes]
     adverts = sorted((r.advertise() for r in rounds), key=lambda s: s.advert.contributor)
-    error = refusal(lambda: rounds[0].share(Roster(adverts=adverts).model_dump_json()))
+    error = refusal(lambda: rounds[0].share(Participants(adverts=adverts).model_dump_json()))
     assert "not more than half of the 4" in error.message
 
 
@@ -331,7 +331,7 @@ def test_with_participants_of_another_task_nothing_is_sealed_and_they_are_named(
     given = [task(), task(), other_task(which)]
     rounds = [SecureRound(home, spec, home.key) for home, spec in zip(homes, given, strict=True)]
     adverts = sorted((r.advertise() for r in rounds), key=lambda s: s.advert.contributor)
-    text = Roster(adverts=adverts).model_dump_json()
+    text = Participants(adverts=adverts).model_dump_json()
     errors = [refusal(lambda r=r: r.share(text)) for r in rounds]  # type: ignore[misc]
     assert {error.code for error in errors} == {ErrorCode.TASKS_DIFFER}
     ann, bob, cyd = (home.key.contributor for home in homes)

@@ -23,7 +23,7 @@ from gym_fed.privacy.secure_aggregation.keys import (
     unseal,
 )
 from gym_fed.privacy.secure_aggregation.masks import Mask, MaskSum, pair_mask
-from gym_fed.privacy.secure_aggregation.messages import Advert, SignedAdvert, check_roster
+from gym_fed.privacy.secure_aggregation.messages import Advert, SignedAdvert, check_participants
 from gym_fed.privacy.secure_aggregation.shares import join_secret, split_secret
 from gym_fed.privacy.secure_aggregation.votes import (
     bits_for,
@@ -185,34 +185,34 @@ def advert(key: SigningKey, **changes: object) -> SignedAdvert:
     return SignedAdvert.sign(Advert.model_validate({**fields, **changes}), key)
 
 
-def roster(*adverts: SignedAdvert) -> list[SignedAdvert]:
+def participants(*adverts: SignedAdvert) -> list[SignedAdvert]:
     return sorted(adverts, key=lambda signed: signed.advert.contributor)
 
 
 def test_keys_that_their_owner_did_not_sign_for_this_round_are_refused() -> None:
     key, other = SigningKey.generate(), SigningKey.generate()
     honest, second = advert(key), advert(other)
-    check_roster(roster(honest, second), SERVER, ROUND, 2, TASK)
+    check_participants(participants(honest, second), SERVER, ROUND, 2, TASK)
     swapped = honest.model_copy(
         update={"advert": honest.advert.model_copy(update={"mask_key": public_of(new_secret()).hex()})}
     )
     stolen = SignedAdvert.sign(honest.advert, other)
     for forged in (swapped, stolen, advert(key, server_round=ROUND - 1), advert(key, threshold=3)):
         with pytest.raises(GymError) as refused:
-            check_roster(roster(forged, second), SERVER, ROUND, 2, TASK)
+            check_participants(participants(forged, second), SERVER, ROUND, 2, TASK)
         assert refused.value.code is ErrorCode.SIGNATURE_INVALID
 
 
 def test_a_list_that_a_hub_could_split_in_two_is_refused() -> None:
-    three = roster(*(advert(SigningKey.generate()) for _ in range(3)))
-    check_roster(three, SERVER, ROUND, 2, TASK)
-    four = roster(*three, advert(SigningKey.generate()))
+    three = participants(*(advert(SigningKey.generate()) for _ in range(3)))
+    check_participants(three, SERVER, ROUND, 2, TASK)
+    four = participants(*three, advert(SigningKey.generate()))
     with pytest.raises(GymError, match="not more than half of the 4"):
-        check_roster(four, SERVER, ROUND, 2, TASK)
+        check_participants(four, SERVER, ROUND, 2, TASK)
     with pytest.raises(GymError, match="twice or out of order"):
-        check_roster([three[0], three[0], three[1]], SERVER, ROUND, 2, TASK)
+        check_participants([three[0], three[0], three[1]], SERVER, ROUND, 2, TASK)
     with pytest.raises(GymError, match="1 contributors began"):
-        check_roster(three[:1], SERVER, ROUND, 2, TASK)
+        check_participants(three[:1], SERVER, ROUND, 2, TASK)
 
 
 def test_a_file_that_is_no_masked_votes_is_refused(spec: BaseSpec, tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ def test_a_hub_that_gives_contributors_different_tasks_learns_no_votes(
     grid.before = cheat
     grid.after = lambda name, reply: answered.append(reply.metadata.message_type)
     # The hub is in on it: it takes adverts of whatever task it gave.
-    monkeypatch.setattr(gym_server.privacy.secure_round, "check_tasks", lambda roster, task: None)
+    monkeypatch.setattr(gym_server.privacy.secure_round, "check_tasks", lambda participants, task: None)
     config = yaml.safe_load((hub / CONFIG_NAME).read_text())
     config["rounds"]["deadline_seconds"] = 20
     (hub / CONFIG_NAME).write_text(yaml.safe_dump(config))
@@ -370,7 +370,7 @@ def test_a_hub_that_gives_one_contributor_another_task_and_hides_its_keys_gains_
         message.content["task"] = ConfigRecord({"spec": json.dumps(altered(name, spec, "version", ["dan"]))})
 
     grid.before = cheat
-    monkeypatch.setattr(gym_server.privacy.secure_round, "check_tasks", lambda roster, task: None)
+    monkeypatch.setattr(gym_server.privacy.secure_round, "check_tasks", lambda participants, task: None)
     monkeypatch.setattr(
         gym_server.privacy.secure_round.log, "info", lambda text, *told: messages.append(text % told)
     )

@@ -14,7 +14,7 @@ from gym_client.agent import global_model
 from gym_client.agent.policy import Policy
 from gym_client.cli.main import app as command
 from gym_client.identity.home import Home
-from gym_client.privacy import private_round
+from gym_client.privacy import private_task
 from gym_client.privacy.book import Charge, PrivacyBook
 from gym_client.privacy.terms import (
     Promises,
@@ -89,10 +89,10 @@ def test_a_crash_between_charge_and_signature_pays_once_and_is_let_finish(
     def kill(name: str) -> None:
         raise Killed
 
-    monkeypatch.setattr(private_round, "failpoint", kill)
+    monkeypatch.setattr(private_task, "failpoint", kill)
     with pytest.raises(Killed):
         rounds.call(rounds.task(recipe=PRIVATE))
-    monkeypatch.setattr(private_round, "failpoint", lambda name: None)
+    monkeypatch.setattr(private_task, "failpoint", lambda name: None)
     monkeypatch.setattr(global_model, "_loaded", {})
     (before,) = PrivacyBook(rounds.home).charges()
     rounds.home.policy_path.write_text(f"max_epsilon: {epsilon([COST], 1e-5) * 1.01}\n")

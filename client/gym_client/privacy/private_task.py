@@ -27,7 +27,7 @@ _METRICS = ("update_norm", "num_steps")
 """Post-processing of the private weights, and what the hub asked for itself."""
 
 
-class PrivateRound:
+class PrivateTask:
     """One task on this machine."""
 
     def __init__(self, spec: TaskSpec, data: Data, folder: TaskFolder, book: PrivacyBook) -> None:
