@@ -29,7 +29,7 @@ from gym_fed.personalization.made import AGAIN, Listener, begin
 from gym_fed.personalization.recipe import Encoding
 from gym_fed.personalization.rows import PersonalKind, PersonalRows
 from gym_fed.quantization.refining import distiller
-from gym_fed.training.algorithms._preference import cut_answers, encode_answers
+from gym_fed.training.algorithms.preference._answers import cut_answers, encode_answers
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import lora_factors

@@ -105,7 +105,7 @@ class RecipeContext:
         ========== =============================================================================================
         policy     to be trained: a causal LM in which every weight learns (of an adapter: the adapter)
         reference  the same, frozen
-        value      to be trained: ``gym_fed.training.critic.Critic``, the body under a head of one number a token,
+        value      to be trained: PPO's ``Critic``, the body under a head of one number per token,
                    zero at the beginning; ``model(input_ids, attention_mask, num_tokens)``
         ========== =============================================================================================
 
@@ -196,7 +196,7 @@ def _experiment(folder: Path) -> Tracks:
 
 
 def _critic(loaded: LoadedModel) -> Any:
-    from gym_fed.training.critic import critic_like
+    from gym_fed.training.algorithms.ppo._critic import critic_like
 
     return critic_like(loaded.model, train_body=True)
 

@@ -1,4 +1,4 @@
-"""The one registry: members of a kind are classes, one a file of a folder of ours, or entry points of other packages.
+"""The one registry: members of a kind are classes, one per file of a folder of ours, or entry points of other packages.
 
     CODECS = Registry("codec", "gym_quant.codecs", "gym_quant.codec:Codec", "gym_fed.codecs")
     CODECS.names()          # ('binary', 'bitdelta', ...): nothing is imported
@@ -66,7 +66,8 @@ class Registry(Generic[T]):
     Args:
         kind: The word for one member, as messages say it: ``codec``.
         package: The folder of ours, as a dotted name. Each file that is not called ``base`` or ``registry`` and does
-            not begin with ``_`` holds one public subclass of ``base`` and has its name.
+            not begin with ``_`` holds one public subclass of ``base`` and has its name; so does each file of a folder
+            in it. A folder's own name is no member.
         base: ``module:Class``, imported when a member is.
         group: The group of entry points; it begins with ``gym_fed.``.
     """
@@ -83,7 +84,7 @@ class Registry(Generic[T]):
 
     def own(self) -> tuple[str, ...]:
         """Those of ours, sorted."""
-        return _files(self.package)
+        return tuple(_files(self.package))
 
     def own_with(self, fact: str) -> tuple[str, ...]:
         """Those of ours of which ``fact``, an attribute, is true, sorted. Imports them."""
@@ -137,7 +138,7 @@ class Registry(Generic[T]):
         return MemberError(f"{message}; {hint}")
 
     def _own(self, name: str) -> type[T]:
-        module = importlib.import_module(f"{self.package}.{name}")
+        module = importlib.import_module(_files(self.package)[name])
         base = self._base()
         found = [
             value
@@ -231,11 +232,26 @@ def _sources(spec: ModuleSpec) -> list[tuple[str, Path]]:
 
 
 @functools.cache
-def _files(package: str) -> tuple[str, ...]:
+def _files(package: str) -> dict[str, str]:
+    """Names of members, sorted, with their modules: the files of ``package`` and of the folders in it."""
+    found: dict[str, str] = {}
+    for name, module, is_folder in _modules(package):
+        for member, path, _ in _modules(module) if is_folder else [(name, module, False)]:
+            if member in found:
+                raise TypeError(f"{member} is both {found[member]} and {path}")
+            found[member] = path
+    return dict(sorted(found.items()))
+
+
+def _modules(package: str) -> list[tuple[str, str, bool]]:
+    """Name, dotted name and whether it is a folder, of what lies in ``package``; nothing in it is imported."""
     spec = find_spec(package)
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    names = (info.name for info in pkgutil.iter_modules(folders))
-    return tuple(sorted(name for name in names if name not in _NEVER and not name.startswith("_")))
+    return [
+        (info.name, f"{package}.{info.name}", info.ispkg)
+        for info in pkgutil.iter_modules(folders)
+        if info.name not in _NEVER and not info.name.startswith("_")
+    ]
 
 
 @functools.cache

@@ -49,7 +49,7 @@ class TrainingConfig(
     features: ClassVar[Kind[Any] | None] = FEATURES
 
     algorithm: Annotated[str, MemberOf(ALGORITHMS)] = "sft"
-    """A registered algorithm: the name of a file in ``gym_fed/training/algorithms``, or an installed package's."""
+    """A registered algorithm: a file's name in ``gym_fed/training/algorithms`` or its folders, or a package's."""
 
     model: str | None = None
     """``gym-nano``, a model folder, a LoRA run folder, or a Hugging Face name that is in the local cache."""

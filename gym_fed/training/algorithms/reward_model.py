@@ -9,13 +9,13 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.algorithms._preference import (
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.algorithms.preference._answers import (
     build_on_ids,
     check_preference,
     encode_answers,
     require_some,
 )
-from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.run.job import Job
 
 _QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_quantizer")
@@ -88,7 +88,7 @@ class RewardModel(Algorithm):
     def build(self, job: Job) -> Any:
         from trl import RewardConfig
 
-        from gym_fed.training.algorithms._preference_trainers import RewardMeans
+        from gym_fed.training.algorithms.preference._trainers import RewardMeans
 
         settings = self.settings(job.config)
         arguments = RewardConfig(**job.arguments(), **settings.model_dump(), max_length=None)

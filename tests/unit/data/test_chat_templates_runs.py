@@ -21,7 +21,7 @@ from gym_fed.data.encoding import IGNORED, encode_one, encode_rows
 from gym_fed.data.rows import PlacedDict
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, load_tokenizer
-from gym_fed.training.algorithms._preference import encode_answers
+from gym_fed.training.algorithms.preference._answers import encode_answers
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import CONVERSATIONS, answer, byte_tokenizer, system, user
 

@@ -105,7 +105,7 @@ def _student(folder: Path) -> tuple[Any, Any]:
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_the_divergence_is_the_papers(beta: float, temperature: float) -> None:
-    from gym_fed.training.algorithms._distillation_trainer import divergence
+    from gym_fed.training.algorithms.distillation._trainer import divergence
 
     generator = torch.Generator().manual_seed(0)
     student, teacher = torch.randn(2, 5, 11, generator=generator)
@@ -253,7 +253,7 @@ def test_the_teachers_answers_are_kept_and_not_written_twice(
             should_stop=lambda: len(seen) == 2,
         ).train(ROWS[:40])
     monkeypatch.setattr(
-        "gym_fed.training.algorithms._teacher_answers.TeacherAnswers._generate",
+        "gym_fed.training.algorithms.distillation._teacher_answers.TeacherAnswers._generate",
         lambda *a: pytest.fail("the teacher was asked again"),
     )
     assert Trainer(sequence(tmp_path / "part", **changes)).train(ROWS[:40]).losses == whole.losses
@@ -263,7 +263,7 @@ def test_a_teacher_that_was_stopped_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gym_fed.data.rows import as_kind
-    from gym_fed.training.algorithms._teacher_answers import TeacherAnswers
+    from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
 
     rows = as_kind(ROWS[:40], "prompt")
     settings = sequence(
@@ -309,7 +309,7 @@ def test_answers_that_do_not_end_are_left_out_and_counted(
 
 
 def test_the_settings_of_the_teacher_decide_its_answers(tmp_path: Path) -> None:
-    from gym_fed.training.algorithms._teacher_answers import TeacherAnswers
+    from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
 
     rows = [{"prompt": [{"role": "user", "content": "tell me about the sea"}]}, {"prompt": "plain words"}]
     sections: list[dict[str, Any]] = [{}, {"temperature": 1.5}, {"teacher_dtype": "bfloat16"}]

@@ -14,7 +14,7 @@ from gym_fed.config.yaml.file import validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_tokenizer
-from gym_fed.training.algorithms.tdpo import answer_terms, tdpo_loss
+from gym_fed.training.algorithms.preference.tdpo import answer_terms, tdpo_loss
 from gym_fed.training.run.checks import check_config
 from tests.support.preferences import UNEVEN, capitals, config, train
 

@@ -14,8 +14,8 @@ from gym_fed.evaluation.graders.reward_model import RewardModel as RewardGrader
 from gym_fed.evaluation.graders.reward_model import RewardModelConfig
 from gym_fed.kinds import ALGORITHMS
 from gym_fed.models import load_model
-from gym_fed.training.algorithms._preference import encode_answers
-from gym_fed.training.critic import load_critic
+from gym_fed.training.algorithms.ppo._critic import load_critic
+from gym_fed.training.algorithms.preference._answers import encode_answers
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import HELD_OUT, ROWS, assert_same, capitals, config, weights
 

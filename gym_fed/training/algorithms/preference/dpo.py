@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from gym_fed.training.algorithms._preference import (
+from gym_fed.training.algorithms.preference._answers import (
     Pairs,
     build_on_ids,
     precompute,
@@ -26,7 +26,7 @@ class Dpo(Pairs):
     def build(self, job: Job) -> Any:
         from trl import DPOConfig
 
-        from gym_fed.training.algorithms._preference_trainers import DpoMeans
+        from gym_fed.training.algorithms.preference._trainers import DpoMeans
 
         settings = self.settings(job.config)
         values = settings.model_dump(exclude={"precompute_ref_log_probs"})

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.algorithms.preference import TdpoSettings
-from gym_fed.training.algorithms._preference import (
+from gym_fed.training.algorithms.preference._answers import (
     Pairs,
     build_on_ids,
     is_adapted,
@@ -35,7 +35,7 @@ class Tdpo(Pairs):
     def build(self, job: Job) -> Any:
         from trl import DPOConfig
 
-        from gym_fed.training.algorithms._tdpo_trainer import TdpoTrainer
+        from gym_fed.training.algorithms.preference._tdpo_trainer import TdpoTrainer
 
         settings = self.settings(job.config)
         if is_adapted(job.model):

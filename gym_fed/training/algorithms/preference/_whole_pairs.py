@@ -8,7 +8,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
-from gym_fed.training.algorithms._preference import Pairs
+from gym_fed.training.algorithms.preference._answers import Pairs
 from gym_fed.training.rows.global_batch import GlobalBatch
 
 

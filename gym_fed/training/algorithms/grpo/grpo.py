@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.training.algorithms._rollouts import Rewarded
+from gym_fed.training.algorithms.grpo._rewarded import Rewarded
 from gym_fed.training.run.job import Job
 
 
@@ -21,7 +21,7 @@ class Grpo(Rewarded):
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig
 
-        from gym_fed.training.rollouts import GrpoRollouts, build_trainer
+        from gym_fed.training.algorithms.grpo._trainers import GrpoRollouts, build_trainer
 
         names = ("loss_type", "scale_rewards", "entropy_coef")
         return build_trainer(

@@ -32,7 +32,7 @@ class SequenceDistillation(Algorithm):
         resolve(self.settings(config).teacher)
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        from gym_fed.training.algorithms._teacher_answers import TeacherAnswers
+        from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
 
         answers = TeacherAnswers(config).of(rows)
         taught = [_taught(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]]
@@ -51,7 +51,7 @@ class SequenceDistillation(Algorithm):
         return EncodedRows(encoded, counts_of(encoded, len(taught)) + dropped)
 
     def build(self, job: Job) -> Any:
-        from gym_fed.training.algorithms._teacher_answers import TeacherAnswers
+        from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
 
         TeacherAnswers(job.config).keep()
         return _Sft().build(job)

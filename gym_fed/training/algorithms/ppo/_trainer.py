@@ -11,9 +11,9 @@ from transformers import TrainerCallback
 from trl.models.utils import disable_gradient_checkpointing
 
 from gym_fed.config.algorithms.reinforcement import PpoSettings
-from gym_fed.training.critic import Critic
-from gym_fed.training.gae import generalised_advantages, token_rewards
-from gym_fed.training.rollouts import GrpoRollouts
+from gym_fed.training.algorithms.grpo._trainers import GrpoRollouts
+from gym_fed.training.algorithms.ppo._critic import Critic
+from gym_fed.training.algorithms.ppo._gae import generalised_advantages, token_rewards
 
 _FILE = "critic.safetensors"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
+from gym_fed.training.algorithms.unlearning._forget_and_retain import Unlearning as _Unlearning
 
 
 class Npo(_Unlearning):
@@ -21,6 +21,6 @@ class Npo(_Unlearning):
     scores_reference_once = True
 
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
-        from gym_fed.training.algorithms._unlearning_trainer import NpoTrainer
+        from gym_fed.training.algorithms.unlearning._trainer import NpoTrainer
 
         return NpoTrainer, settings.model_dump()

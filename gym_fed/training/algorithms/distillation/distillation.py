@@ -79,7 +79,7 @@ class Distillation(Algorithm):
             warnings.filterwarnings("ignore", "You are importing from 'trl.experimental'")
             from trl.experimental.gkd import GKDConfig
 
-            from gym_fed.training.algorithms._distillation_trainer import DistillationTrainer
+            from gym_fed.training.algorithms.distillation._trainer import DistillationTrainer
 
         settings = self.settings(job.config)
         arguments = GKDConfig(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.training.algorithms._preference import build_on_ids
-from gym_fed.training.algorithms._trl_experimental import WholePairs, tokenised
+from gym_fed.training.algorithms.preference._answers import build_on_ids
+from gym_fed.training.algorithms.preference._whole_pairs import WholePairs, tokenised
 from gym_fed.training.run.job import Job
 
 

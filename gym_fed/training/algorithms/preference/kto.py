@@ -11,14 +11,14 @@ from gym_fed.data.labels import label_of
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.training.algorithms._preference import (
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.algorithms.preference._answers import (
     build_on_ids,
     check_preference,
     cut_answers,
     encode_answers,
     precompute,
 )
-from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.ranks import world_size
 from gym_fed.training.run.job import Job
 
@@ -73,7 +73,7 @@ class Kto(Algorithm):
     def build(self, job: Job) -> Any:
         from trl import KTOConfig
 
-        from gym_fed.training.algorithms._preference_trainers import KtoMeans
+        from gym_fed.training.algorithms.preference._trainers import KtoMeans
 
         settings = self.settings(job.config)
         order = {"train_sampling_strategy": "sequential"} if _estimates_kl(job.config) else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.training.algorithms._unlearning import Unlearning as _Unlearning
+from gym_fed.training.algorithms.unlearning._forget_and_retain import Unlearning as _Unlearning
 
 
 class GradientDifference(_Unlearning):
@@ -17,6 +17,6 @@ class GradientDifference(_Unlearning):
     tried = "full, LoRA; two processes"
 
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
-        from gym_fed.training.algorithms._unlearning_trainer import GradientDifferenceTrainer
+        from gym_fed.training.algorithms.unlearning._trainer import GradientDifferenceTrainer
 
         return GradientDifferenceTrainer, settings.model_dump()

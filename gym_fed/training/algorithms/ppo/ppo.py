@@ -12,7 +12,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import OPTIMIZERS, TUNING
-from gym_fed.training.algorithms._rollouts import Rewarded, prompts_per_generation
+from gym_fed.training.algorithms.grpo._rewarded import Rewarded, prompts_per_generation
 from gym_fed.training.run.job import Job
 
 
@@ -50,9 +50,9 @@ class Ppo(Rewarded):
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig
 
-        from gym_fed.training.critic import critic_like, load_critic
-        from gym_fed.training.ppo import PpoTrainer
-        from gym_fed.training.rollouts import build_trainer
+        from gym_fed.training.algorithms.grpo._trainers import build_trainer
+        from gym_fed.training.algorithms.ppo._critic import critic_like, load_critic
+        from gym_fed.training.algorithms.ppo._trainer import PpoTrainer
 
         settings = self.settings(job.config)
         named = self.arguments(job, "entropy_coef")
