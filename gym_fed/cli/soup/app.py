@@ -50,17 +50,18 @@ def statistics(
     measure = fisher_diagonals if kind == "fisher" else input_moments
     found = measure(tuned, loaded.tokenizer, rows, max_length=max_length)
     save_statistics(output, kind, found)
-    told = {"file": str(output), "kind": kind, "num_rows": len(rows), "num_tensors": len(found)}
+    size = output.stat().st_size
+    report = {"file": str(output), "kind": kind, "num_rows": len(rows), "num_tensors": len(found)}
     console.print_result(
         json_,
-        {**told, "size_bytes": output.stat().st_size},
-        f"{output}: {kind} of {len(found)} tensors on {len(rows)} rows, {output.stat().st_size:,} bytes",
+        {**report, "size_bytes": size},
+        f"{output}: {kind} of {len(found)} tensors on {len(rows)} rows, {size:,} bytes",
     )
 
 
 @app.command()
 def rules(json_: AsJson = False) -> None:
-    """List every rule: what it needs, whether it withstands liars, and how many updates it takes."""
+    """List every rule: what it needs, whether it withstands malicious clients, and how many updates it takes."""
     found = _rules()
     if json_:
         console.print_json(found)

@@ -1,15 +1,20 @@
-"""`gym soup merge`: deltas or fine-tunes of one base made one delta, by any rule of the registry."""
+"""`gym soup merge`: merge deltas or fine-tunes of one base into one delta, by any rule of the registry."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from gym_quant.registry import CODECS
 
 from gym_fed import console
-from gym_fed.cli.soup.work import Aggregation, Judge, Method, Work, Write, run
+from gym_fed.cli.soup.inputs import Inputs, base_of, open_all
+from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, SoupEvaluator, SoupMerger
 from gym_fed.console import AsJson, MemberName, print_columns
 from gym_fed.errors import ErrorCode, GymError
 
@@ -18,6 +23,10 @@ if TYPE_CHECKING:
 
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
+
+
+Write: TypeAlias = "Callable[[DeltaFile, Path, BaseSpec, list[DeltaFile]], None]"
+"""Writes the exact soup of some updates in the form to publish."""
 
 
 def merge(
@@ -37,7 +46,7 @@ def merge(
     pre: Annotated[
         list[str] | None, typer.Option(help="A pre-aggregator; give it again for further steps.")
     ] = None,
-    num_malicious_nodes: Annotated[int, typer.Option(min=0, help="Liars to withstand.")] = 0,
+    num_malicious_nodes: Annotated[int, typer.Option(min=0, help="Malicious clients to withstand.")] = 0,
     max_norm: Annotated[float | None, typer.Option(help="Aggregators: larger updates are cut to it.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -55,7 +64,9 @@ def merge(
     gate: Annotated[
         Path | None, typer.Option(help="Rows on which no soup may do worse than the base.")
     ] = None,
-    gate_tolerance: Annotated[float, typer.Option(min=0.0, help="Nats a token that it may.")] = 0.0,
+    gate_tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Nats per token by which it may be worse.")
+    ] = 0.0,
     codec: Annotated[
         str,
         typer.Option(
@@ -69,7 +80,7 @@ def merge(
         typer.Option(
             min=0.0,
             help="--codec compact: relative error of a tensor.",
-            show_default="0.1 where all updates have two bits a weight or less, 0.01 otherwise",
+            show_default="0.1 where all updates have two bits per weight or less, 0.01 otherwise",
         ),
     ] = None,
     rank: Annotated[int | None, typer.Option(help="--codec lora: rank.")] = None,
@@ -98,9 +109,9 @@ def merge(
         only = {"--pre": bool(pre), "--max-norm": max_norm is not None, "--root": root is not None}
         _refuse(only, f"merge method {rule!r} trusts every model", "choose an aggregator: gym soup rules")
         values = {**own, **({"num_malicious_nodes": num_malicious_nodes} if num_malicious_nodes else {})}
-        work: Work = Method(rule, values, statistics or [], len(updates), heldout)
+        merger: SoupMerger = MethodMerger(rule, values, statistics or [], len(updates), heldout)
     else:
-        _refuse({"--statistics": bool(statistics)}, f"aggregator {rule!r} looks at none", "leave them out")
+        _refuse({"--statistics": bool(statistics)}, f"aggregator {rule!r} uses none", "leave them out")
         values = {
             "aggregator": rule,
             "aggregator_options": own,
@@ -109,20 +120,97 @@ def merge(
             "num_malicious_nodes": num_malicious_nodes,
             "max_norm": max_norm,
         }
-        work = Aggregation(values, root)
-    told = run(
-        work,
+        merger = AggregatorMerger(values, root)
+    merged = _run(
+        merger,
         updates,
         _weights(weight, len(updates)),
         base,
         output,
         write,
-        lambda loaded, opened: Judge(loaded, opened, heldout, gate, gate_tolerance),
+        lambda loaded, opened: SoupEvaluator(loaded, opened, heldout, gate, gate_tolerance),
         skip_broken=skip_broken,
         shown=not json_,
     )
-    told = {"rule": rule, "pre_aggregators": pre or [], **told}
-    console.print_result(json_, told, lambda: _show(told))
+    report = {"rule": rule, "pre_aggregators": pre or [], **merged}
+    console.print_result(json_, report, lambda: _show(report))
+
+
+def _run(
+    merger: SoupMerger,
+    names: list[str],
+    weights: list[float],
+    base: str | None,
+    output: Path,
+    write: Write,
+    evaluator_of: Callable[[Any, list[DeltaFile]], SoupEvaluator],
+    *,
+    skip_broken: bool,
+    shown: bool,
+) -> dict[str, Any]:
+    """Open, merge, encode, evaluate, and only then replace ``output``. Returns what the command prints."""
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.soup.compact import compared
+    from gym_fed.soup.credit.parts import parts
+
+    loaded, spec = base_of(names, base)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".soup-", dir=output.parent)))
+        inputs = Inputs(loaded, spec, folder, stack)
+        updates, refused = open_all(inputs, names, skip_broken)
+        files, kept_weights = list(updates.values()), [weights[index] for index in updates]
+        evaluator = evaluator_of(loaded, files)
+        opened = Opened(updates, kept_weights, inputs, evaluator)
+        merged, soup = folder / "merged.gymdelta", folder / "soup.gymdelta"
+        with _tensor_bar(len({name for file in files for name in file.names}), shown=shown) as on_tensor:
+            report, found = merger.run(opened, merged, on_tensor)
+        with DeltaFile.open(merged, spec) as exact:
+            shares = parts(files, exact)
+            write(exact, soup, spec, files)
+            with DeltaFile.open(soup, spec) as written:
+                encoding, losses = compared(written, exact), evaluator.verdict(written)
+        os.replace(soup, output)
+    clips = getattr(report, "clip_factors", [1.0] * len(files))
+    return {
+        "file": str(output),
+        "base": {"name": spec.model_name, "digest": spec.digest},
+        "updates": [
+            {"update": names[index], "weight": w, "norm": norm, "clip_factor": clip, "part": share}
+            for index, w, norm, clip, share in zip(
+                updates, kept_weights, report.update_norms, clips, shares, strict=True
+            )
+        ],
+        "refused": refused,
+        "found": found,
+        "losses": losses,
+        "norm": encoding.norm,
+        "sha256": encoding.sha256,
+        "size_bytes": encoding.size_bytes,
+        "bits_per_weight": encoding.bits_per_weight,
+        "codecs": encoding.codecs,
+        "encoding_error": encoding.error,
+    }
+
+
+@contextmanager
+def _tensor_bar(total: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
+    """A progress bar over tensors, on a terminal; call the yielded function with the name of each finished tensor."""
+    if not (shown and console.err.is_terminal):
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        "merging",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console.err, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
 
 
 def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:
@@ -195,29 +283,29 @@ def _refuse(given: dict[str, bool], why: str, hint: str) -> None:
             raise GymError(ErrorCode.USAGE, f"{option}: {why}", hint)
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     rows = [("update", "weight", "norm", "clipped by", "part")]
-    for row in told["updates"]:
+    for row in report["updates"]:
         clip = "-" if row["clip_factor"] == 1.0 else f"{row['clip_factor']:.4f}"
         weight, norm, part = f"{row['weight']:g}", f"{row['norm']:.4g}", f"{100 * row['part']:z.1f}%"
         rows.append((row["update"], weight, norm, clip, part))
-    rule = " > ".join([*told["pre_aggregators"], told["rule"]])
-    console.out.print(f"{told['file']}: {rule}", style="bold")
+    rule = " > ".join([*report["pre_aggregators"], report["rule"]])
+    console.out.print(f"{report['file']}: {rule}", style="bold")
     print_columns(rows, right=(1, 2, 3, 4))
-    for name, why in told["refused"].items():
+    for name, why in report["refused"].items():
         console.out.print(f"refused {name}: {why}")
-    for step in told["found"].get("steps", ()):
-        name = told["updates"][step["model"]]["update"]
+    for step in report["found"].get("steps", ()):
+        name = report["updates"][step["model"]]["update"]
         alone = "no score" if step["alone"] is None else f"score {step['alone']:.4f}"
         console.out.print(f"{name}: {alone} alone; {step['refused'] or 'joined'}")
-    if averaged := told["found"].get("merged_by_mean"):
+    if averaged := report["found"].get("merged_by_mean"):
         console.out.print(f"no statistics, so merged by mean: {', '.join(averaged)}")
-    for key, losses in told["losses"].items():
+    for key, losses in report["losses"].items():
         console.out.print(f"{key}: loss {losses['base']:.4f} > {losses['soup']:.4f}")
-    codecs = ", ".join(f"{name} {count}" for name, count in sorted(told["codecs"].items()))
+    codecs = ", ".join(f"{name} {count}" for name, count in sorted(report["codecs"].items()))
     console.out.print(
-        f"norm {told['norm']:.4g}, {told['size_bytes']:,} bytes, {told['bits_per_weight']:.3f} bits per weight; "
-        f"error of the encoding {told['encoding_error']:.2%} (tensors: {codecs or 'none, the soup is zero'})"
+        f"norm {report['norm']:.4g}, {report['size_bytes']:,} bytes, {report['bits_per_weight']:.3f} bits per weight; "
+        f"error of the encoding {report['encoding_error']:.2%} (tensors: {codecs or 'none, the soup is zero'})"
     )
-    console.out.print(f"base {told['base']['name']} {told['base']['digest']}")
-    console.out.print(f"sha256 {told['sha256']}")
+    console.out.print(f"base {report['base']['name']} {report['base']['digest']}")
+    console.out.print(f"sha256 {report['sha256']}")

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.cli.soup.work import _factors_alone
+from gym_fed.cli.soup.inputs import _factors_alone
 from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
 

@@ -1,29 +1,37 @@
-"""The base of `gym soup merge`: the one that the updates name, found on this machine and held against its digest."""
+"""The inputs of `gym soup merge`: the updates it names, and the base that they were made for.
+
+The base is looked for on this machine and checked against the digest in the updates.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gym_fed import console
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
     from gym_fed.models import LoadedModel
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
-"""What may be looked up: one word, or an owner and a name. A file that somebody sent names no path of this machine."""
+"""A name that may be looked up: one word, or an owner and a name. A received file cannot name a local path."""
 
 
 def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, BaseSpec]:
     """Load the base that is given, or that the updates were made for.
 
-    A ``.gymdelta`` names its base and the digest of its weights, a LoRA run where its base lies. Looked at are, in this
-    order, gym-nano, a folder of that name here or beside the updates, and the Hugging Face cache, there by the last
-    part of the name and by revision too. The digest decides.
+    A ``.gymdelta`` names its base and the digest of its weights; a LoRA run names the path of its base. Candidates are,
+    in this order, gym-nano, a folder of that name here or beside the updates, and the Hugging Face cache (by name, by
+    its last part, and by revision). The digest decides.
 
     Args:
         updates: As given to the command; those that cannot be read name nothing.
@@ -70,8 +78,70 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
     )
 
 
+class Inputs:
+    """Opens updates of one base; temporary files lie in ``folder``."""
+
+    def __init__(self, base: LoadedModel, spec: BaseSpec, folder: Path, stack: ExitStack) -> None:
+        self.base = base
+        self.spec, self._folder, self._stack = spec, folder, stack
+        self._made = 0
+
+    def open(self, name: str) -> DeltaFile:
+        """A ``.gymdelta``, or the difference of a model folder or LoRA run from the base, in float32.
+
+        Raises:
+            GymError: For what cannot be read, or is not of this base.
+        """
+        from gym_fed.delta.file import DeltaFile
+
+        path = Path(name)
+        if not (path.is_file() or path.suffix == ".gymdelta"):
+            path = self._difference(name)
+        return self._stack.enter_context(DeltaFile.open(path, self.spec))
+
+    def _difference(self, name: str) -> Path:
+        from gym_fed.config.delta import CodecPolicy
+        from gym_fed.delta.encode import encode_delta, lora_delta
+        from gym_fed.models import load_model
+
+        tuned: Any = load_model(name).model
+        self._made += 1
+        path = self._folder / f"{self._made}.gymdelta"
+        if hasattr(tuned, "peft_config"):
+            if (factors := _factors_alone(tuned, self.base.model)) is not None:
+                policy = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
+                lora_delta(factors, path, self.spec, policy=policy)
+                return path
+            tuned = tuned.merge_and_unload()
+        exact = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+        encode_delta(tuned, self.base.model, exact, path, self.spec)
+        return path
+
+
+def open_all(
+    inputs: Inputs, names: list[str], skip_broken: bool
+) -> tuple[dict[int, DeltaFile], dict[str, str]]:
+    """The opened updates by their index, and by name the reason why others cannot be used."""
+    opened: dict[int, DeltaFile] = {}
+    refused: dict[str, str] = {}
+    for index, name in enumerate(names):
+        try:
+            opened[index] = inputs.open(name)
+        except GymError as error:
+            if not skip_broken:
+                hint = f"{error.hint}; " if error.hint else ""
+                raise GymError(
+                    error.code, error.message, f"{hint}or go on without it: --skip-broken"
+                ) from error
+            refused[name] = error.message
+            console.err.print(f"left out: {error.message}")
+    if not opened:
+        raise GymError(ErrorCode.USAGE, f"none of the {len(names)} updates can be used")
+    return opened, refused
+
+
 def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
-    """Name and digest of the base of all deltas, and where a LoRA run has its base; None for what nobody says."""
+    """Name and digest of the base of all deltas, and where a LoRA run has its base; None where nothing names it."""
     from gym_fed.delta.file import DeltaFile
 
     found: dict[str, tuple[str, str]] = {}
@@ -104,7 +174,7 @@ def _base_of_run(adapter: Path) -> str | None:
     try:
         name = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
-        return None  # loading the run says what is wrong with it
+        return None  # loading the run reports what is wrong with it
     return str(name) if name else None
 
 
@@ -145,3 +215,23 @@ def _cached(name: str) -> list[str]:
 def _short(name: str) -> str:
     text = repr(name)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _factors_alone(tuned: Any, base: Any) -> dict[str, tuple[Tensor, Tensor, float]] | None:
+    """The LoRA factors of a run that differs from ``base`` by them and by nothing else; None for any other."""
+    import torch
+
+    from gym_fed.delta.factors import lora_factors
+
+    try:
+        factors = lora_factors(tuned)
+    except GymError:
+        return None
+    given = base.state_dict()
+    frozen = {
+        name.replace(".base_layer.", "."): value
+        for name, value in tuned.get_base_model().state_dict().items()
+        if ".lora_" not in name
+    }
+    same = frozen.keys() == given.keys() and factors.keys() <= given.keys()
+    return factors if same and all(torch.equal(frozen[name], given[name]) for name in given) else None
