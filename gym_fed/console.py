@@ -133,11 +133,11 @@ def run_app(app: typer.Typer) -> NoReturn:
         fail(error)
     except click.exceptions.Abort:
         status = ErrorCode.INTERRUPTED.exit_code
+    except click.exceptions.NoArgsIsHelpError as help_text:  # a group of commands without a command
+        help_text.show()
+        sys.exit(help_text.exit_code)
     except click.ClickException as error:
-        if "--json" in sys.argv:
-            print_json({"error": GymError(ErrorCode.USAGE, error.format_message()).to_dict()})
-        error.show()
-        sys.exit(error.exit_code)
+        fail(_usage_error(error))
     except BrokenPipeError:
         # The reader left, as `| head` does; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -151,6 +151,14 @@ def run_app(app: typer.Typer) -> NoReturn:
     if status == ErrorCode.INTERRUPTED.exit_code:  # typer's own answer to Ctrl-C
         fail(GymError(ErrorCode.INTERRUPTED, "interrupted"))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _usage_error(error: click.ClickException) -> GymError:
+    """Click's error of an unknown option, a missing argument and the like, in the form of all other errors."""
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = f"see {context.command_path} --help" if context is not None else ""
+    return GymError(ErrorCode.USAGE, message[:1].lower() + message[1:], hint)
 
 
 def fail(error: GymError) -> NoReturn:

@@ -11,6 +11,7 @@ import typer
 from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.old_names import keep_old_command
 
 app = typer.Typer(
     help="Training recipes: list, copy, check, and take over from LLaMA-Factory.", no_args_is_help=True
@@ -26,7 +27,7 @@ Set = Annotated[
 ]
 
 
-@app.command("ls")
+@app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
     """List the recipes that come with the package."""
     from gym_fed.config.recipes import recipes
@@ -39,9 +40,9 @@ def list_recipes(as_json: AsJson = False) -> None:
     )
 
 
-@app.command("cp")
+@app.command("copy")
 def copy_recipe(
-    name: Annotated[str, typer.Argument(help="A recipe of `gym configs ls`.")],
+    name: Annotated[str, typer.Argument(help="A recipe of `gym configs list`.")],
     dest: Annotated[Path, typer.Argument(help="A file, or a folder to put it in.")] = Path("."),
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -63,6 +64,10 @@ def copy_recipe(
         {"recipe": recipe.name, "file": str(file), "data": [str(target) for target in rows]},
         note=f"{file}; train it with: gym train {file}",
     )
+
+
+keep_old_command(app, "gym configs ls", "gym configs list", list_recipes)
+keep_old_command(app, "gym configs cp", "gym configs copy", copy_recipe)
 
 
 @app.command("validate")

@@ -140,7 +140,7 @@ class RowCounts:
     def _remedy(self, max_length: int | None) -> str:
         enough = self.length_of_most()
         if max_length is None or enough <= max_length:
-            return "see what is learned of each with: gym data inspect FILE --model MODEL"
+            return "see what is learned of each with: gym data show FILE --model MODEL"
         return f"max_length: {enough} would keep {_KEPT_WHOLE:.0%} of the rows whole"
 
     def length_of_most(self) -> int:

@@ -51,7 +51,7 @@ def parse_invite(text: str) -> Invite:
         raise GymError(
             ErrorCode.INVITE_INVALID,
             f"{text[:40]!r} is not an invite",
-            "an invite reads gym-invite:HOST:PORT:FINGERPRINT:TOKEN; ask the coordinator for `gym-server invite`",
+            "an invite reads gym-invite:HOST:PORT:FINGERPRINT:TOKEN; gym-server invites create makes one",
         )
     port = int(match["port"])
     if not 0 < port < 65536:

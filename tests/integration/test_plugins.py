@@ -250,7 +250,7 @@ def test_soup_merge_and_delta_soup_use_an_aggregator_and_read_a_codec_of_an_inst
     without = run(None, *merge, "-o", tmp_path / "x.gymdelta")
     assert without.returncode != 0
     assert "unknown rule 'example_middle'" in without.stderr
-    unread = run(None, "gym", "delta", "inspect", deltas[0])
+    unread = run(None, "gym", "delta", "show", deltas[0])
     assert unread.returncode != 0
     assert "example_bytes" in unread.stderr
 
@@ -282,7 +282,7 @@ def test_gym_delta_encode_writes_by_a_codec_of_an_installed_package(
     tuned, written = tmp_path / "tuned", tmp_path / "written.gymdelta"
     good(site, "gym", "delta", "apply", "gym-nano", deltas[0], "-o", tuned)
     good(site, "gym", "delta", "encode", "gym-nano", tuned, "-o", written, "--method", "example_bytes")
-    assert "example_bytes" in good(site, "gym", "delta", "inspect", written)
+    assert "example_bytes" in good(site, "gym", "delta", "show", written)
     without = run(
         None, "gym", "delta", "encode", "gym-nano", tuned, "-o", tmp_path / "not", "--method", "example_bytes"
     )

@@ -10,16 +10,18 @@ from typing import Annotated
 import typer
 
 from gym_fed.cli.data.files import convert, dedup, mix
-from gym_fed.cli.data.inspect import inspect
+from gym_fed.cli.data.show import show
 from gym_fed.console import AsJson, out, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import TASKS
+from gym_fed.old_names import keep_old_command
 
 app = typer.Typer(
-    help="Look at datasets, convert, mix and share them; and text tasks made on this machine.",
+    help="Show datasets, convert, mix and share them; and text tasks made on this machine.",
     no_args_is_help=True,
 )
-app.command()(inspect)
+app.command()(show)
+keep_old_command(app, "gym data inspect", "gym data show", show)
 app.command()(convert)
 app.command()(mix)
 app.command()(dedup)

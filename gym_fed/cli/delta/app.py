@@ -1,4 +1,4 @@
-"""`gym delta`: make, look into and apply `.gymdelta` files by hand."""
+"""`gym delta`: make, show and apply `.gymdelta` files by hand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from gym_fed import console
 from gym_fed.cli.delta.encode import draw_errors, encode, print_errors, require_matplotlib
 from gym_fed.console import AsJson
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.old_names import keep_old_command
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.delta_error import LayerError
 
-app = typer.Typer(help="Make, inspect and apply .gymdelta files.", no_args_is_help=True)
+app = typer.Typer(help="Make, show and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
-app.command("diff", help="The same as encode.")(encode)
+keep_old_command(app, "gym delta diff", "gym delta encode", encode)
 
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
 
@@ -74,7 +75,7 @@ def compare(
 
 
 @app.command()
-def inspect(
+def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta.")], json_: AsJson = False
 ) -> None:
     """Check a delta and show what is in it."""
@@ -83,6 +84,9 @@ def inspect(
     with DeltaFile.open(file) as delta:
         summary = _summary(delta)
     console.print_result(json_, summary, lambda: _print_summary(summary))
+
+
+keep_old_command(app, "gym delta inspect", "gym delta show", show)
 
 
 @app.command()

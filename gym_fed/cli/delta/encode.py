@@ -14,6 +14,7 @@ from gym_quant.registry import CODECS
 from gym_fed import console
 from gym_fed.console import MemberName
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.old_names import old_flag
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.delta_error import LayerError
@@ -65,15 +66,16 @@ def encode(
         str | None, typer.Option(help="safety_threshold: what that was aligned from.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
+    force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Encode TUNED minus BASE, calibrated and distilled on text of your own, and show what each layer lost."""
     from gym_fed.data.reading import load_rows
     from gym_fed.quantization.quantizer import Quantizer
 
-    if output.exists() and not force:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    if output.exists() and not (overwrite or force):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     if plot is not None:
         require_matplotlib()
     words = {"codec": codec, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}

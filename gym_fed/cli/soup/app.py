@@ -14,6 +14,7 @@ from gym_fed import console
 from gym_fed.cli.soup.merge import merge
 from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.old_names import old_flag
 
 if TYPE_CHECKING:
     from gym_fed.kinds import Kind
@@ -34,7 +35,8 @@ def statistics(
     ],
     max_examples: Annotated[int, typer.Option(min=1, help="Rows of --data to use.")] = 256,
     max_length: Annotated[int, typer.Option(min=2, help="Rows are cut to so many tokens.")] = 256,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
+    force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: AsJson = False,
 ) -> None:
     """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
@@ -42,8 +44,8 @@ def statistics(
     from gym_fed.evaluation.merge_statistics import fisher_diagonals, input_moments, save_statistics
     from gym_fed.models import load_model
 
-    if output.exists() and not force:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    if output.exists() and not (overwrite or force):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     rows = load_rows(data)[:max_examples]
     loaded = load_model(model)
     tuned: Any = loaded.model.merge_and_unload() if hasattr(loaded.model, "peft_config") else loaded.model

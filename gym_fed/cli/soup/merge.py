@@ -17,6 +17,7 @@ from gym_fed.cli.soup.inputs import Inputs, base_of, open_all
 from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, SoupEvaluator, SoupMerger
 from gym_fed.console import AsJson, MemberName, print_columns
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.old_names import old_flag
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,7 +88,8 @@ def merge(
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
+    force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: AsJson = False,
 ) -> None:
     """Merge fine-tunes of one base into one delta."""
@@ -97,8 +99,8 @@ def merge(
     if rule not in (*AGGREGATORS.names(), *METHODS.names()):
         known = f"aggregators {', '.join(AGGREGATORS.names())}; merge methods {', '.join(METHODS.names())}"
         raise GymError(ErrorCode.CONFIG_INVALID, f"unknown rule {rule!r} ({known})", "see gym soup rules")
-    if output.exists() and not force:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --force")
+    if output.exists() and not (overwrite or force):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     if gate_tolerance and gate is None:
         raise GymError(
             ErrorCode.USAGE, "--gate-tolerance does nothing without --gate", "name rows with --gate"

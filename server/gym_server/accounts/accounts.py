@@ -304,7 +304,7 @@ class Accounts:
             raise GymError(
                 ErrorCode.INVITE_INVALID,
                 "this hub needs an invite",
-                "ask the coordinator for `gym-server invite`",
+                "ask the coordinator for `gym-server invites create`",
             )
         row = tx.execute(select(invites).where(invites.c.token_hash == token_hash(invite))).first()
         if row is None or row.used_by is not None or row.expires_at < time.time():

@@ -1,4 +1,4 @@
-"""`gym-server invite`, `invites`, `accounts`, `revoke` and `rebind`: letting contributors in, and their keys."""
+"""`gym-server invites`, `accounts`, `revoke` and `rebind`: letting contributors in, and their keys."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import typer
 
 from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.old_names import keep_old_command
 from gym_fed.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
     from gym_fed.tables import TextTable
 
-invites_app = typer.Typer(help="The invites that were made: list, cancel.", no_args_is_help=True)
+invites_app = typer.Typer(
+    help="Invites that let contributors in: create, list, cancel.", no_args_is_help=True
+)
 
 Contributor = Annotated[str, typer.Argument(help="Id of the account, or how it begins.", show_default=False)]
 _MOST = 1000
@@ -25,6 +28,8 @@ def add_account_commands(app: typer.Typer) -> None:
     """Register the commands of this module."""
     for command in (accounts, revoke, rebind):
         app.command()(command)
+    app.add_typer(invites_app, name="invites")
+    keep_old_command(app, "gym-server invite", "gym-server invites create", create_invites)
 
 
 def accounts(
@@ -144,14 +149,15 @@ def accounts_of(fed: Any) -> list[dict[str, Any]]:
         ]
 
 
-def invite(
+@invites_app.command("create")
+def create_invites(
     folder: Folder = DEFAULT_FOLDER,
     count: Annotated[int, typer.Option(min=1, max=_MOST, help="How many; each lets one contributor in.")] = 1,
     note: Annotated[str, typer.Option(help="For whom; kept on the hub only.")] = "",
     valid_hours: Annotated[float, typer.Option(min=0.01, max=8760, help="How long it can be used.")] = 168.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make invites, a line each; every one works once."""
+    """Create invites, a line each; every one works once."""
     from gym_server.accounts.invitations import make_invites
 
     with opened(folder) as fed:

@@ -1,4 +1,4 @@
-"""`gym-server`: init, run, invite, status, rounds, ledger, variants, model. Heavy imports are inside the commands."""
+"""`gym-server`: init, run, invites, status, rounds, ledger, variants, model. Heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gym_fed.console import (
     print_table,
     run_app,
 )
-from gym_server.cli.accounts import add_account_commands, invite, invites_app
+from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.care import add_care_commands
 from gym_server.cli.ledger import app as ledger_app
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
@@ -36,8 +36,6 @@ app = typer.Typer(
 )
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(variants_app, name="variants")
-app.command()(invite)
-app.add_typer(invites_app, name="invites")
 
 Override = Annotated[list[str], typer.Option("--set", help="Override a config value: a.b=value.")]
 

@@ -34,10 +34,10 @@ def gym(*words: object) -> Any:
 
 
 def test_every_recipe_is_listed_with_what_it_does() -> None:
-    listed = json.loads(gym("ls", "--json").stdout)
+    listed = json.loads(gym("list", "--json").stdout)
     assert {row["name"] for row in listed} == {file.stem for file in CONFIGS.glob("*.yaml")}
     assert all(row["summary"] for row in listed)
-    assert "nano-sft" in gym("ls").stdout
+    assert "nano-sft" in gym("list").stdout
 
 
 def test_an_installed_package_finds_its_own_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,19 +55,19 @@ def test_an_installed_package_finds_its_own_copy(tmp_path: Path, monkeypatch: py
 
 
 def test_a_recipe_is_copied_once_and_never_over_another_file(tmp_path: Path) -> None:
-    gym("cp", "nano-sft", tmp_path)
+    gym("copy", "nano-sft", tmp_path)
     copied = tmp_path / "nano-sft.yaml"
     assert copied.read_text() == get_recipe("nano-sft").file.read_text()
     copied.write_text("mine")
     with pytest.raises(GymError, match="exists") as caught:
-        gym("cp", "nano-sft.yaml", tmp_path)
+        gym("copy", "nano-sft.yaml", tmp_path)
     assert caught.value.code is ErrorCode.FILE_EXISTS
     assert copied.read_text() == "mine"
-    gym("cp", "nano-sft", tmp_path, "--overwrite")
-    gym("cp", "nano-lora", tmp_path / "new/folder/a.yaml")
+    gym("copy", "nano-sft", tmp_path, "--overwrite")
+    gym("copy", "nano-lora", tmp_path / "new/folder/a.yaml")
     assert load_config(tmp_path / "new/folder/a.yaml", TrainingConfig).finetuning == "lora"
     with pytest.raises(GymError, match="no recipe is called 'nano-sfd'"):
-        gym("cp", "nano-sfd", tmp_path)
+        gym("copy", "nano-sfd", tmp_path)
 
 
 def test_rows_that_a_recipe_brings_are_copied_with_it(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_rows_that_a_recipe_brings_are_copied_with_it(tmp_path: Path) -> None:
     assert bringing
     for recipe in bringing:
         folder = tmp_path / recipe.name
-        gym("cp", recipe.name, folder / "mine.yaml")
+        gym("copy", recipe.name, folder / "mine.yaml")
         paths = [source.path for source in load_config(folder / "mine.yaml", TrainingConfig).data]
         assert paths
         assert all(path.startswith(f"{folder}/data/") and Path(path).is_file() for path in paths if path)
@@ -83,12 +83,12 @@ def test_rows_that_a_recipe_brings_are_copied_with_it(tmp_path: Path) -> None:
 
 def test_recipes_with_the_same_rows_go_into_one_folder(tmp_path: Path) -> None:
     for name in ("nano-dpo", "nano-kto"):
-        gym("cp", name, tmp_path)
+        gym("copy", name, tmp_path)
         assert "root of the repository" not in (tmp_path / f"{name}.yaml").read_text()
     rows = tmp_path / "data/prefer-capitals.jsonl"
     rows.write_text("mine")
     with pytest.raises(GymError, match=r"prefer-capitals\.jsonl: exists"):
-        gym("cp", "nano-dpo-lora", tmp_path)
+        gym("copy", "nano-dpo-lora", tmp_path)
     assert rows.read_text() == "mine"
 
 
@@ -176,7 +176,7 @@ def test_a_llamafactory_file_is_written_in_our_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["ls"], ["schema"], ["validate", "--schema-only", CONFIGS / "nano-sft.yaml"]]
+    "words", [["--help"], ["list"], ["schema"], ["validate", "--schema-only", CONFIGS / "nano-sft.yaml"]]
 )
 def test_none_of_this_imports_torch(words: list[object]) -> None:
     code = (

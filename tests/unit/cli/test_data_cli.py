@@ -42,12 +42,12 @@ def write(file: Path, *rows: Any) -> Path:
     return file
 
 
-def test_inspect_shows_what_is_learnt_and_what_is_only_read(tmp_path: Path) -> None:
+def test_show_prints_what_is_learnt_and_what_is_only_read(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", CHAT, {"messages": [ASK, SAY, ASK, {**SAY, "content": "x" * 99}]})
-    done = gym("inspect", file, "-n", 1)
+    done = gym("show", file, "-n", 1)
     assert done.exit_code == 0
     assert "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n>>>ho<|im_end|><<<" in done.stdout
-    found = figures("inspect", file, "--max-length", 20)
+    found = figures("show", file, "--max-length", 20)
     assert (found["rows"], found["sequences_cut"], found["nothing_to_learn"]) == (2, 1, 0)
     assert found["tokens_max"] > 99
     first, second = found["rows_shown"]
@@ -56,40 +56,38 @@ def test_inspect_shows_what_is_learnt_and_what_is_only_read(tmp_path: Path) -> N
     assert second["sequences"][0]["tokens_cut"] == second["sequences"][0]["tokens"] - 20
 
 
-def test_inspect_shows_both_answers_of_a_pair_and_only_the_answer_as_learnt(tmp_path: Path) -> None:
+def test_show_prints_both_answers_of_a_pair_and_only_the_answer_as_learnt(tmp_path: Path) -> None:
     history = {**PAIR, "prompt": [ASK, SAY, ASK]}
     judged = {"prompt": [ASK], "completion": [NO], "label": False}
-    pair = figures("inspect", write(tmp_path / "a.jsonl", history))["rows_shown"][0]["sequences"]
+    pair = figures("show", write(tmp_path / "a.jsonl", history))["rows_shown"][0]["sequences"]
     assert [sequence["name"] for sequence in pair] == ["chosen", "rejected"]
     for sequence, answer in zip(pair, ("ho", "no"), strict=True):
         learnt = [s["text"] for s in sequence["segments"] if s["learnt"]]
         # Pairs are compared by all that the template writes of an answer, its line end too.
         assert learnt == [f"{answer}<|im_end|>\n"]
-    (one,) = figures("inspect", write(tmp_path / "b.jsonl", judged))["rows_shown"][0]["sequences"]
+    (one,) = figures("show", write(tmp_path / "b.jsonl", judged))["rows_shown"][0]["sequences"]
     assert one["name"] == "disliked"
-    (asked,) = figures("inspect", write(tmp_path / "c.jsonl", {"prompt": [ASK]}))["rows_shown"][0][
-        "sequences"
-    ]
+    (asked,) = figures("show", write(tmp_path / "c.jsonl", {"prompt": [ASK]}))["rows_shown"][0]["sequences"]
     assert asked["segments"][0]["text"].endswith("<|im_start|>assistant\n")
 
 
-def test_inspect_takes_a_config_as_the_trainer_does(tmp_path: Path) -> None:
+def test_show_takes_a_config_as_the_trainer_does(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", *[{"text": "words " * 10}] * 4)
     config = tmp_path / "c.yaml"
     config.write_text(
         f"algorithm: pretrain\nmodel: gym-nano\nmax_length: 32\ndata: [{{path: {file}}}]\noutput_dir: run\n"
     )
-    found = figures("inspect", config)
+    found = figures("show", config)
     assert found["tokens_max"] == 32
     assert found["share_learnt"] > 0.9
     assert found["rows_shown"][0]["place"] == "packed row 1"
-    assert figures("inspect", config, "--set", "max_length=24")["tokens_max"] == 24
-    assert "--set is for training configs" in error_of(gym("inspect", file, "--set", "seed=1")).message
+    assert figures("show", config, "--set", "max_length=24")["tokens_max"] == 24
+    assert "--set is for training configs" in error_of(gym("show", file, "--set", "seed=1")).message
     config.write_text(f"algorithm: dpo\nmodel: gym-nano\ndata: [{{path: {file}}}]\noutput_dir: run\n")
-    assert "preference rows are needed" in error_of(gym("inspect", config)).message
+    assert "preference rows are needed" in error_of(gym("show", config)).message
 
 
-def test_inspect_takes_a_config_of_llamafactory_as_the_trainer_does(tmp_path: Path) -> None:
+def test_show_takes_a_config_of_llamafactory_as_the_trainer_does(tmp_path: Path) -> None:
     write(tmp_path / "a.json", [{"instruction": "say b", "output": "b"}])
     (tmp_path / "dataset_info.json").write_text('{"d": {"file_name": "a.json"}}')
     config = tmp_path / "c.yaml"
@@ -98,16 +96,16 @@ def test_inspect_takes_a_config_of_llamafactory_as_the_trainer_does(tmp_path: Pa
         f"dataset: d\ndataset_dir: {tmp_path}\noutput_dir: run\n"
     )
     config.write_text(settings)
-    (row,) = figures("inspect", config)["rows_shown"]
+    (row,) = figures("show", config)["rows_shown"]
     assert [part["text"] for part in row["sequences"][0]["segments"] if part["learnt"]] == ["b<|im_end|>"]
     config.write_text(f"{settings}shift_attn_kind: new\n")
-    assert "shift_attn_kind" in error_of(gym("inspect", config)).message
-    assert figures("inspect", config, "--allow-untranslated")["rows"] == 1
+    assert "shift_attn_kind" in error_of(gym("show", config)).message
+    assert figures("show", config, "--allow-untranslated")["rows"] == 1
 
 
-def test_inspect_names_the_row_that_the_template_leaves_half_out(tmp_path: Path) -> None:
+def test_show_names_the_row_that_the_template_leaves_half_out(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
-    error = error_of(gym("inspect", write(tmp_path / "a.jsonl", CHAT, {**CHAT, "tools": tools})))
+    error = error_of(gym("show", write(tmp_path / "a.jsonl", CHAT, {**CHAT, "tools": tools})))
     assert error.message.startswith(f"{tmp_path}/a.jsonl:2 has tools")
 
 
@@ -254,7 +252,7 @@ def test_datasets_are_pushed_listed_and_pulled(tmp_path: Path, monkeypatch: pyte
 
 
 def test_help_of_no_command_loads_torch() -> None:
-    commands = ["inspect", "convert", "mix", "dedup", "push", "pull", "list"]
+    commands = ["show", "convert", "mix", "dedup", "push", "pull", "list"]
     code = (
         "import sys; from typer.testing import CliRunner; from gym_fed.cli.main import app\n"
         f"for name in {commands!r}:\n"

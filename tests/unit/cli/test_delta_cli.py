@@ -1,4 +1,4 @@
-"""`gym delta`: diff, inspect and apply on a small real model, and what they refuse."""
+"""`gym delta`: encode, show and apply on a small real model, and what they refuse."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def refused(result: Result) -> GymError:
 
 def test_a_diff_applied_to_its_base_is_near_the_tuned_model(folder: Path, tmp_path: Path, gym: Gym) -> None:
     delta, out = tmp_path / "d.gymdelta", tmp_path / "model"
-    assert gym("diff", folder / "base", folder / "tuned", "-o", delta, "--group-size", 64).exit_code == 0
+    assert gym("encode", folder / "base", folder / "tuned", "-o", delta, "--group-size", 64).exit_code == 0
     assert gym("apply", folder / "base", delta, "-o", out).exit_code == 0
     base, tuned, made = (
         model_tensors(load_model(str(m)).model) for m in (folder / "base", folder / "tuned", out)
@@ -102,7 +102,7 @@ def test_a_diff_applied_to_its_base_is_near_the_tuned_model(folder: Path, tmp_pa
 
 def test_a_lora_run_keeps_its_own_factors(folder: Path, tmp_path: Path, gym: Gym) -> None:
     delta = tmp_path / "d.gymdelta"
-    assert gym("diff", folder / "base", folder / "lora", "-o", delta, "--codec", "lora").exit_code == 0
+    assert gym("encode", folder / "base", folder / "lora", "-o", delta, "--codec", "lora").exit_code == 0
     adapted = load_model(str(folder / "lora")).model
     factors = lora_factors(adapted)
     merged = model_tensors(adapted.merge_and_unload())
@@ -114,11 +114,11 @@ def test_a_lora_run_keeps_its_own_factors(folder: Path, tmp_path: Path, gym: Gym
             assert (opened.decode(name) - wanted).norm() < wanted.norm() / 128
 
 
-def test_inspect_shows_every_tensor_and_the_totals(folder: Path, tmp_path: Path, gym: Gym) -> None:
+def test_show_prints_every_tensor_and_the_totals(folder: Path, tmp_path: Path, gym: Gym) -> None:
     delta = tmp_path / "d.gymdelta"
-    gym("diff", folder / "base", folder / "tuned", "-o", delta)
-    shown = gym("inspect", delta).output
-    summary: dict[str, Any] = json.loads(gym("inspect", delta, "--json").output)
+    gym("encode", folder / "base", folder / "tuned", "-o", delta)
+    shown = gym("show", delta).output
+    summary: dict[str, Any] = json.loads(gym("show", delta, "--json").output)
     spec = BaseSpec.of(load_model(str(folder / "base")).model, "base")
     assert {tensor["name"] for tensor in summary["tensors"]} == set(spec.shapes)
     assert all(name in shown for name in spec.shapes)
@@ -133,7 +133,7 @@ def test_inspect_shows_every_tensor_and_the_totals(folder: Path, tmp_path: Path,
 
 def test_a_wrong_base_is_refused(folder: Path, tmp_path: Path, gym: Gym) -> None:
     delta = tmp_path / "d.gymdelta"
-    gym("diff", folder / "base", folder / "tuned", "-o", delta)
+    gym("encode", folder / "base", folder / "tuned", "-o", delta)
     error = refused(gym("apply", folder / "tuned", delta, "-o", tmp_path / "model"))
     assert error.code is ErrorCode.BASE_MISMATCH
     assert not (tmp_path / "model").exists()
@@ -141,16 +141,16 @@ def test_a_wrong_base_is_refused(folder: Path, tmp_path: Path, gym: Gym) -> None
 
 def test_nothing_is_overwritten(folder: Path, tmp_path: Path, gym: Gym) -> None:
     delta = tmp_path / "d.gymdelta"
-    gym("diff", folder / "base", folder / "tuned", "-o", delta)
+    gym("encode", folder / "base", folder / "tuned", "-o", delta)
     before = delta.read_bytes()
-    again = ("diff", folder / "base", folder / "tuned", "-o", delta, "--codec", "dense")
+    again = ("encode", folder / "base", folder / "tuned", "-o", delta, "--codec", "dense")
     assert refused(gym(*again)).code is ErrorCode.FILE_EXISTS
     assert delta.read_bytes() == before
     (tmp_path / "model").mkdir()
     assert (
         refused(gym("apply", folder / "base", delta, "-o", tmp_path / "model")).code is ErrorCode.FILE_EXISTS
     )
-    assert gym(*again, "--force").exit_code == 0
+    assert gym(*again, "--overwrite").exit_code == 0
     assert delta.read_bytes() != before
 
 
@@ -166,7 +166,7 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path, gym: Gym) -> None:
 def test_options_that_contradict_each_other_are_refused(
     words: list[str], message: str, folder: Path, tmp_path: Path, gym: Gym
 ) -> None:
-    error = refused(gym("diff", folder / "base", folder / "tuned", "-o", tmp_path / "d.gymdelta", *words))
+    error = refused(gym("encode", folder / "base", folder / "tuned", "-o", tmp_path / "d.gymdelta", *words))
     assert error.code is ErrorCode.CONFIG_INVALID
     assert message in error.message
     assert not (tmp_path / "d.gymdelta").exists()

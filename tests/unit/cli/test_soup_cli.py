@@ -138,7 +138,9 @@ def test_steps_go_before_the_rule_in_their_order_with_settings_of_their_own(
 
 def test_settings_of_a_method_arrive(folder: Path, tiny_base: Path, tmp_path: Path) -> None:
     whole = merged(folder, tiny_base, tmp_path, "--rule", "task_arithmetic")
-    half = merged(folder, tiny_base, tmp_path, "--rule", "task_arithmetic", "--set", "scale=0.5", "--force")
+    half = merged(
+        folder, tiny_base, tmp_path, "--rule", "task_arithmetic", "--set", "scale=0.5", "--overwrite"
+    )
     assert half["norm"] == pytest.approx(whole["norm"] / 2, rel=1e-5)
 
 
@@ -286,8 +288,8 @@ def test_wrong_words_are_refused_before_anything_is_written(
 def test_the_same_merge_gives_the_same_bytes(folder: Path, tiny_base: Path, tmp_path: Path) -> None:
     words = ("--rule", "dare_ties", "--set", "density=0.5", "--set", "seed=4")
     first = merged(folder, tiny_base, tmp_path, *words)
-    assert merged(folder, tiny_base, tmp_path, *words, "--force")["sha256"] == first["sha256"]
-    other = merged(folder, tiny_base, tmp_path, *words, "--set", "seed=5", "--force")
+    assert merged(folder, tiny_base, tmp_path, *words, "--overwrite")["sha256"] == first["sha256"]
+    other = merged(folder, tiny_base, tmp_path, *words, "--set", "seed=5", "--overwrite")
     assert other["sha256"] != first["sha256"]
 
 

@@ -51,15 +51,15 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are(asked: Path) 
     assert "question, answer" in caught.value.hint
 
 
-def test_inspect_and_convert_read_renamed_columns(asked: Path, tmp_path: Path) -> None:
-    done = gym("data", "inspect", asked, "--columns", WORDS, "--max-length", 64, "--json")
+def test_show_and_convert_read_renamed_columns(asked: Path, tmp_path: Path) -> None:
+    done = gym("data", "show", asked, "--columns", WORDS, "--max-length", 64, "--json")
     assert json.loads(done.stdout)["learned"]["learned"] == 9
     out = tmp_path / "out.jsonl"
     assert gym("data", "convert", asked, out, "--to", "completion", "--columns", WORDS).exit_code == 0
     assert dict(load_rows(out)[0]) == {"prompt": "0?", "completion": "0!"}
     config = tmp_path / "run.yaml"
     config.write_text("model: gym-nano")
-    done = gym("data", "inspect", config, "--columns", WORDS)
+    done = gym("data", "show", config, "--columns", WORDS)
     assert isinstance(done.exception, GymError)
     assert "--columns is for data files" in done.exception.message
 
@@ -105,7 +105,7 @@ def test_a_question_and_its_answer_become_a_conversation_by_the_columns_that_the
     assert [m["content"] for m in load_rows(out)[0]["messages"]] == ["0?", "0!"]
 
 
-def test_inspect_says_of_prompts_alone_that_nothing_of_them_is_learned(asked: Path) -> None:
-    done = gym("data", "inspect", asked, "--columns", "prompt=question", "-n", 0)
+def test_show_says_of_prompts_alone_that_nothing_of_them_is_learned(asked: Path) -> None:
+    done = gym("data", "show", asked, "--columns", "prompt=question", "-n", 0)
     assert "all rows are prompts" in done.output
     assert "rows are learned" not in done.output

@@ -110,7 +110,7 @@ def test_the_remedy_is_a_length_that_95_of_100_rows_fit_into() -> None:
     assert counts.length_of_most() == 95
     assert "max_length: 95 would keep 95% of the rows whole" in str(counts.warning(8))
     unanswered = RowCounts(rows=4, dropped=4)
-    assert "gym data inspect" in str(unanswered.warning(8))  # a longer max_length would not help
+    assert "gym data show" in str(unanswered.warning(8))  # a longer max_length would not help
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
     tuned.tokenizer.save_pretrained(path / "tuned")
     (path / "text.jsonl").write_text('{"text": "to be or not to be"}\n{"text": "that is the question"}\n')
     for name, codec in ((WHOLE, "dense"), (SIGNS, "bitdelta")):
-        done = gym("diff", tiny_base, path / "tuned", "-o", path / name, "--codec", codec)
+        done = gym("encode", tiny_base, path / "tuned", "-o", path / name, "--codec", codec)
         assert done.exit_code == 0, done.output
     return path
 

@@ -105,7 +105,7 @@ def test_the_command_line_reads_the_file(
     BitDeltaQuantizer(BitDeltaConfig(distill_steps=0)).quantize(base, tuned, out=out)
     code = "from gym_fed.cli.main import main; main()"
     told = subprocess.run(
-        [sys.executable, "-c", code, "delta", "inspect", str(out), "--json"], check=True, capture_output=True
+        [sys.executable, "-c", code, "delta", "show", str(out), "--json"], check=True, capture_output=True
     )
     assert {t["codec"] for t in json.loads(told.stdout)["tensors"]} == {"bitdelta", "dense"}
 

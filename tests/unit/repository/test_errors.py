@@ -128,6 +128,20 @@ def test_a_wrong_option_is_a_usage_error_in_json_too(
     assert "--nonsense" in document["error"]["message"]
 
 
+def test_a_wrong_option_reads_like_every_other_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gym", "--nonsense"])
+    with pytest.raises(SystemExit) as stop:
+        console.run_app(failing_app(AssertionError("not reached")))
+    shown = capsys.readouterr()
+    assert (stop.value.code, shown.out) == (ErrorCode.USAGE.exit_code, "")
+    first, second = shown.err.splitlines()
+    assert first == "error (usage): no such option '--nonsense'"
+    assert second.startswith("  see ")
+    assert second.endswith("--help")
+
+
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), typer.Abort()])
 def test_ctrl_c_ends_with_130(
     interruption: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -132,7 +132,7 @@ def test_rows_of_an_installed_format_are_told_by_their_keys_and_converted_both_w
     assert gym("data", "convert", file, out, "--to", "messages", "--json")["num_rows"] == 1
     gym("data", "convert", out, back, "--to", "cards", "--json")
     assert json.loads(back.read_text()) == json.loads(file.read_text())
-    assert gym("data", "inspect", file, "--format", "cards", "--json")["rows"] == 1
+    assert gym("data", "show", file, "--format", "cards", "--json")["rows"] == 1
     assert GateConfig(heldout="x", format="cards").format == "cards"
     for program, words in ((app, ["data", "convert"]), (client, ["join"])):
         assert "cards" in CliRunner().invoke(program, [*words, "--help"], env={"COLUMNS": "200"}).output

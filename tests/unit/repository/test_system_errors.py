@@ -85,7 +85,9 @@ def test_a_disk_that_is_really_full_ends_commands_with_its_code(small_disk: Path
     assert caught.value.code is ErrorCode.DISK_FULL
     status, text = command("gym-client", "id", "--home", str(small_disk / "home"))
     assert (status, "Traceback" in text) == (ErrorCode.DISK_FULL.exit_code, False), text
-    status, text = command("gym-server", "invite", "--count", "1000", "--dir", str(small_disk / "hub"))
+    status, text = command(
+        "gym-server", "invites", "create", "--count", "1000", "--dir", str(small_disk / "hub")
+    )
     assert (status, "Traceback" in text) == (ErrorCode.DISK_FULL.exit_code, False), text
     status, text = command(
         "gym-server", "run", "--dir", str(small_disk / "hub"), "--set", "listen=127.0.0.1:0"
@@ -98,7 +100,7 @@ def test_a_disk_that_becomes_read_only_ends_commands_with_its_code(small_disk: P
     (small_disk / "home").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     for words in (
-        ("gym-server", "invite", "--dir", str(small_disk / "hub")),
+        ("gym-server", "invites", "create", "--dir", str(small_disk / "hub")),
         ("gym-server", "run", "--dir", str(small_disk / "hub"), "--set", "listen=127.0.0.1:0"),
         ("gym-server", "init", "--dir", str(small_disk / "second")),
         ("gym-client", "id", "--home", str(small_disk / "home")),

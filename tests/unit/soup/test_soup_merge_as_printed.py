@@ -109,7 +109,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_readmes_line_merges_what_delta_encode_and_delta_diff_made(clean: Path, tuned: Path) -> None:
     a, b = (
         gym("delta", "encode", "gym-nano", str(tuned / "full"), "-o", "a.gymdelta"),
-        gym("delta", "diff", "gym-nano", str(tuned / "run"), "-o", "b.gymdelta"),
+        gym("delta", "encode", "gym-nano", str(tuned / "run"), "-o", "b.gymdelta"),
     )
     assert (a.exit_code, b.exit_code) == (0, 0), (a.output, b.output)
     done = gym(*LINE)
@@ -152,7 +152,7 @@ def test_lora_runs_name_their_base_and_merge_into_factors_of_their_ranks_sum(
 ) -> None:
     for letter in "ab":
         made = gym(
-            "delta", "diff", "gym-nano", str(tuned / "run"), "-o", f"{letter}.gymdelta", "--codec", "lora"
+            "delta", "encode", "gym-nano", str(tuned / "run"), "-o", f"{letter}.gymdelta", "--codec", "lora"
         )
         assert made.exit_code == 0, made.output
     done = gym(*line("mean"), "--json")
@@ -205,7 +205,7 @@ def test_the_base_is_found_in_the_cache_by_its_last_name_and_by_its_revision(
     (repo / "refs" / "main").write_text(revision)
     for name in ("small", "ada/small", revision):
         signs(clean, tiny_base, name)
-        done = gym(*LINE, "--force")
+        done = gym(*LINE, "--overwrite")
         assert done.exit_code == 0, (name, done.exception)
 
 
@@ -274,6 +274,6 @@ def test_a_vote_of_signs_is_written_as_signs_and_nothing_else_is_said_of_zeros(
     with DeltaFile.open("soup.gymdelta") as soup:
         big = {soup.record(n).codec for n in soup.names if math.prod(soup.record(n).shape) > 256}
     assert big == {"bitdelta"}
-    nothing = gym(*line("task_arithmetic"), "--base", str(tiny_base), "--set", "scale=0", "--force")
+    nothing = gym(*line("task_arithmetic"), "--base", str(tiny_base), "--set", "scale=0", "--overwrite")
     assert nothing.exit_code == 0, nothing.exception
     assert "error of the encoding 0.00% (tensors: none, the soup is zero)" in nothing.output

@@ -1,4 +1,4 @@
-"""`gym data inspect`: rows as the model will see them, what it learns of them in colour, and how long they are."""
+"""`gym data show`: rows as the model will see them, what it learns of them in colour, and how long they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LEARNT, _READ = "bold green", "dim"
 
 
-def inspect(
+def show(
     source: Annotated[
         str,
         typer.Argument(

@@ -1,0 +1,69 @@
+"""Names of commands: one verb for one act in all three commands, and earlier names that still work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from gym_client.cli.main import app as client
+from gym_server.cli.main import app as server
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app as gym
+
+COMMANDS = {"gym": gym, "gym-server": server, "gym-client": client}
+SECOND_VERBS = {
+    "list": {"ls"},
+    "show": {"inspect", "cat", "info", "describe"},
+    "copy": {"cp"},
+    "remove": {"rm", "delete", "del"},
+    "create": {"new", "make", "invite"},
+    "push": {"upload", "publish"},
+    "pull": {"download", "fetch"},
+    "encode": {"diff"},
+}
+OLD = [
+    ("gym", ["configs", "ls"], "gym configs list"),
+    ("gym", ["configs", "cp", "nano-sft", "DIR"], "gym configs copy"),
+    ("gym", ["data", "inspect", "DIR/absent.jsonl"], "gym data show"),
+    ("gym", ["delta", "inspect", "DIR/absent.gymdelta"], "gym delta show"),
+    ("gym", ["delta", "diff", "DIR/base", "DIR/tuned", "-o", "DIR/d"], "gym delta encode"),
+    ("gym-server", ["invite", "--dir", "DIR/absent"], "gym-server invites create"),
+    ("gym", ["delta", "encode", "DIR/base", "DIR/tuned", "-o", "DIR", "--force"], "--overwrite"),
+]
+
+
+def commands(group: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(group, click.Group):
+        for name, command in group.commands.items():
+            yield from commands(command, f"{path} {name}")
+    else:
+        yield path, group
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_in_help_goes_by_a_second_verb_for_the_same_act(name: str) -> None:
+    shown = [path for path, command in commands(get_command(COMMANDS[name]), name) if not command.hidden]
+    assert len(shown) > 5
+    second = set().union(*SECOND_VERBS.values())
+    assert [path for path in shown if path.split()[-1] in second] == []
+
+
+@pytest.mark.parametrize(("command", "words", "new"), OLD, ids=lambda value: " ".join(value[:2]))
+def test_an_old_name_runs_the_command_and_warns_with_the_new_one(
+    command: str, words: list[str], new: str, tmp_path: Path
+) -> None:
+    app: typer.Typer = COMMANDS[command]
+    done = CliRunner().invoke(app, [word.replace("DIR", str(tmp_path)) for word in words])
+    assert done.exit_code != 2, done.output  # not click's refusal of an unknown command
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert f"is now `{new}`" in line
+
+
+def test_an_old_copy_command_writes_the_recipe(tmp_path: Path) -> None:
+    assert CliRunner().invoke(gym, ["configs", "cp", "nano-sft", str(tmp_path)]).exit_code == 0
+    assert (tmp_path / "nano-sft.yaml").is_file()
