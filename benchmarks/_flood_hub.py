@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 import yaml
-from gym_client.hub.address import Address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 

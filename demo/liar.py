@@ -15,9 +15,9 @@ from gym_client.agent.agent import Agent
 from gym_client.agent.tasks import TaskFolder
 from gym_client.app import app as honest
 from gym_client.cli.join import enter
-from gym_client.hub.address import Address
 from gym_client.hub.transfers import ObjectCache
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 

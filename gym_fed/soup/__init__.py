@@ -1,1 +1,5 @@
-"""DeltaSoup: robust aggregators and the recipes that use them."""
+"""DeltaSoup: robust aggregators and the recipes that use them.
+
+Neighbours: imports config, delta, errors, identity, kinds, models, privacy; imported by cli, evaluation,
+quantization, training.
+"""

@@ -256,8 +256,8 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
 @SETTINGS
 @given(text=TEXTS)
 def test_a_hubs_text_neither_breaks_nor_drives_a_contributors_terminal(text: str) -> None:
-    from gym_client.cli.display import make_display
     from gym_client.cli.terminal import account_table
+    from gym_client.display import make_display
     from gym_client.ledger.rewards import rewards_table as own_rewards
 
     verdict = {"server_round": 1, "update": text, "bytes": 1, "verdict": text, "credit": 0, "reason": text}

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.hub.address import Address
+from gym_client.hub.rotation import revoke, rotate
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
-from gym_client.identity.rotation import revoke, rotate
 from gym_client.identity.trust import establish
 from gym_server.accounts.accounts import SESSION_SECONDS
 

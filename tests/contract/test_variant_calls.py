@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_client.hub.rotation import revoke, rotate
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
-from gym_client.identity.rotation import revoke, rotate
 from gym_client.ledger.rewards import verify_online
 from gym_client.variants.variants import (
     get_variant,

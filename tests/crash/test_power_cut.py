@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from gym_client.agent.residuals import Residuals
+from gym_client.hub.heads import Heads
 from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
-from gym_client.ledger.heads import Heads
 from gym_client.privacy.book import PrivacyBook
 from gym_server.federation import Federation
 from gym_server.store.tables import accounts, updates

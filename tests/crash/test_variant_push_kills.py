@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from gym_client.cli.join import enter
-from gym_client.hub.address import Address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_client.variants.variants import pull_variant, push_variant, to_push

@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import pytest
 from gym_client.cli.join import enter
-from gym_client.hub.address import Address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 

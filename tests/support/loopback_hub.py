@@ -15,8 +15,8 @@ import grpc
 import torch
 import yaml
 from gym_client.cli.join import enter
-from gym_client.hub.address import Address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_server.cli.setup import init_hub

@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from gym_client.agent.agent import Agent
 from gym_client.cli.join import enter
-from gym_client.hub.address import Address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 

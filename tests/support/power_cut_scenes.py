@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from gym_client.agent.residuals import Residuals
+from gym_client.hub.heads import Heads
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.identity.keystore import Keystore
-from gym_client.ledger.heads import Heads
 from gym_client.privacy.book import Charge, PrivacyBook
 from gym_server.backup.place import Place
 from gym_server.rounds.admission import Candidate

@@ -1,1 +1,4 @@
-"""Tasks of a hub, done on this machine: what is loaded, trained, encoded and sent. Imports all but ``cli``."""
+"""Tasks of a hub, done on this machine: what is loaded, trained, encoded and sent.
+
+Neighbours: imports app, display, hub, identity, ledger, privacy; imported by app, cli, privacy.
+"""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 
+from gym_client.agent.account import Account
 from gym_client.agent.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
 from gym_client.agent.hooks import Hooks, hooks_set
 from gym_client.agent.policy import Policy
@@ -23,8 +24,7 @@ from gym_client.agent.task_objects import Patient, TaskObjects
 from gym_client.agent.tasks import TaskFolder, drop_old
 from gym_client.agent.work import parse_task
 from gym_client.app import update_records
-from gym_client.cli.display import Display
-from gym_client.hub.account import Account
+from gym_client.display import Display
 from gym_client.hub.backoff import Outage, is_passing, patiently
 from gym_client.hub.heartbeats import Lease, heartbeats
 from gym_client.hub.stream import WorkStream

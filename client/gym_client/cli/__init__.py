@@ -1,1 +1,4 @@
-"""`gym-client`: commands, questions and displays. Imports every other folder."""
+"""`gym-client`: one module a group of commands, with its questions and tables.
+
+Neighbours: imports agent, app, display, hub, identity, ledger, privacy; imported by none.
+"""

@@ -16,15 +16,15 @@ from gym_client.agent.data import Data, load_data
 from gym_client.agent.global_model import base_source, needs_a_look
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup
-from gym_client.cli.display import Display
-from gym_client.hub.address import Address
+from gym_client.display import Display
 from gym_client.hub.backoff import Outage, is_passing, patiently, persistently
 from gym_client.hub.known import LAST_SERVER, last_address
-from gym_client.hub.restored import with_restores
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, parse_fingerprint
 from gym_client.identity.trust import establish
+from gym_client.ledger.restored import with_restores
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.invite import parse_invite
 from gym_fed.wire.v1 import hub_pb2 as pb
@@ -32,7 +32,7 @@ from gym_fed.wire.v1 import hub_pb2 as pb
 if TYPE_CHECKING:
     from gym_client.agent.agent import AgentResult
     from gym_client.cli.offer import Offer
-    from gym_client.hub.restored import Loss
+    from gym_client.ledger.restored import Loss
 
 _REMEMBERED = ("data", "data_format", "columns", "model", "name")
 

@@ -188,7 +188,7 @@ def rotate(
     as_json: AsJson = False,
 ) -> None:
     """A new key for the accounts at all hubs; the ids stay. The same command again goes on."""
-    from gym_client.identity.rotation import rotate as run
+    from gym_client.hub.rotation import rotate as run
 
     folder = open_home(home, passphrase_file)
     with folder.locked():
@@ -219,9 +219,9 @@ def revoke(
 ) -> None:
     """Declare the key lost or stolen: it opens nothing any more, and its transfers are cancelled."""
     from gym_client.cli.terminal import confirm
-    from gym_client.hub.address import Address
+    from gym_client.hub.rotation import revoke as run
+    from gym_client.identity.address import Address
     from gym_client.identity.keystore import passphrases
-    from gym_client.identity.rotation import revoke as run
     from gym_fed.identity.keys import SigningKey
 
     folder = open_home(home, passphrase_file)

@@ -59,7 +59,7 @@ def rewards(
 
 
 def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json: bool) -> dict[str, Any]:
-    from gym_client.cli.display import Display, make_display
+    from gym_client.display import Display, make_display
     from gym_client.hub.known import enrolled_client
     from gym_client.ledger.receipts import Receipts
     from gym_client.ledger.rewards import proved_rounds, verify_online
@@ -107,7 +107,7 @@ def head(
     as_json: AsJson = False,
 ) -> None:
     """The newest signed head that this home has seen. Mail it to others: they compare it with theirs."""
-    from gym_client.ledger.heads import Heads
+    from gym_client.hub.heads import Heads
 
     folder = open_home(home, passphrase_file)
     pin = _pin(folder, server)
@@ -136,8 +136,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Hold a head that somebody else was shown against those shown here; two ledgers are proved, and refused."""
+    from gym_client.hub.heads import Heads
     from gym_client.hub.known import enrolled_client
-    from gym_client.ledger.heads import Heads
     from gym_fed.ledger.heads import EntryProof, SignedHead
 
     folder = open_home(home, passphrase_file)
@@ -189,7 +189,7 @@ def restored(
 ) -> None:
     """Whether the hub says that it was restored from a backup, and what that takes from you."""
     from gym_client.hub.known import enrolled_client
-    from gym_client.hub.restored import accept_restore, loss_of
+    from gym_client.ledger.restored import accept_restore, loss_of
     from gym_fed.ledger.restored import HubRestored
 
     folder = open_home(home, passphrase_file)

@@ -90,10 +90,10 @@ def join(
 
     Without --server the home goes on at the hub that it joined last.
     """
-    from gym_client.cli.display import make_display
     from gym_client.cli.join import JoinOptions
     from gym_client.cli.join import join as run_join
     from gym_client.cli.terminal import TerminalConsent
+    from gym_client.display import make_display
 
     options = JoinOptions(
         server,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gym_client.cli.join import Consent
-from gym_client.hub.address import Address
+from gym_client.identity.address import Address
 from gym_fed.console import err
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.tables import TextTable
@@ -18,7 +18,7 @@ from gym_fed.text import plain, readable_bytes
 
 if TYPE_CHECKING:
     from gym_client.cli.offer import Offer
-    from gym_client.hub.restored import Loss
+    from gym_client.ledger.restored import Loss
 
 
 MAX_TERM = 1000

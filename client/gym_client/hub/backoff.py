@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from gym_client.cli.display import Display
+from gym_client.display import Display
 from gym_client.hub.transport import HubClient
 from gym_fed.errors import ErrorCode, GymError
 

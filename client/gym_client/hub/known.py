@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gym_client.hub.address import Address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, with_account
 from gym_client.identity.trust import establish

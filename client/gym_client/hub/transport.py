@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 
-from gym_client.hub.address import Address
+from gym_client.hub.head_file import read_proof
+from gym_client.hub.heads import Heads
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, key_for, require_one_pin
 from gym_client.identity.trust import check_fingerprint, fetch_certificate
-from gym_client.ledger.head_file import read_proof
-from gym_client.ledger.heads import Heads
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
 from gym_fed.identity.login import do_work, enrolment_claim, login_claim
@@ -183,11 +183,11 @@ class HubClient:
             raise told from error
 
     def prove(self, sequence: int, size: int = 0) -> EntryProof:
-        """The hub's proof of an entry; see ``gym_client.ledger.heads.Prove``."""
+        """The hub's proof of an entry; see ``gym_client.hub.heads.Prove``."""
         return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
 
     def statements(self) -> list[str]:
-        """The hub's statements that it was restored; see ``gym_client.ledger.heads.Statements``."""
+        """The hub's statements that it was restored; see ``gym_client.hub.heads.Statements``."""
         return list(self.call("Status", pb.StatusRequest()).restored_json)
 
     def renew_session(self) -> None:

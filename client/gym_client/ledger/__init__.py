@@ -1,1 +1,4 @@
-"""The contributor's copy of a hub's ledger, held against what the hub says: heads, receipts, rewards."""
+"""The contributor's copy of a hub's ledger: receipts, rewards, and hubs that were restored.
+
+Neighbours: imports hub, identity; imported by agent, cli, variants.
+"""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from gym_client.hub.head_file import read_entry, refused_as_unsigned
+from gym_client.hub.heads import Heads
 from gym_client.hub.transport import HubClient, transfer_seconds
 from gym_client.identity.home import Home
-from gym_client.ledger.head_file import read_entry, refused_as_unsigned
-from gym_client.ledger.heads import Heads
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import append_lines, make_folder
 from gym_fed.ledger.entries import Entry, corrupt

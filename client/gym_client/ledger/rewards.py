@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gym_client.hub import from_hub
+from gym_client.hub.heads import Heads
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.ledger.copy import LedgerCopy, Progress
-from gym_client.ledger.heads import Heads
 from gym_client.ledger.receipts import check_receipt, standing_receipts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.identity.keys import server_id

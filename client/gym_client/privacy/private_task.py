@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gym_client.agent.data import Data
 from gym_client.agent.policy import Policy
 from gym_client.agent.tasks import TaskFolder, Trained
-from gym_client.cli.display import Display
+from gym_client.display import Display
 from gym_client.identity.home import Home
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import charge_for, planned, require_within_budget

@@ -1,1 +1,4 @@
-"""Personal variants at a hub: push, pull, list, remove."""
+"""Personal variants at a hub: push, pull, list, remove.
+
+Neighbours: imports hub, identity, ledger; imported by none.
+"""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gym_client.hub import from_hub
+from gym_client.hub.heads import Heads
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.pins import key_for
-from gym_client.ledger.heads import Heads
 from gym_client.ledger.receipts import check_receipt
 from gym_client.variants.ledger import check_said
 from gym_fed.errors import ErrorCode, GymError

@@ -1,1 +1,4 @@
-"""`gym api` and `gym api keys`."""
+"""`gym api` and `gym api keys`.
+
+Neighbours: imports none; imported by batch, main.
+"""

@@ -1,1 +1,4 @@
-"""`gym chat`."""
+"""`gym chat`.
+
+Neighbours: imports variant; imported by main.
+"""

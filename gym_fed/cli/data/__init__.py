@@ -1,1 +1,4 @@
-"""`gym data`."""
+"""`gym data`.
+
+Neighbours: imports none; imported by main, variant.
+"""

@@ -1,1 +1,4 @@
-"""`gym delta`."""
+"""`gym delta`.
+
+Neighbours: imports none; imported by main.
+"""

@@ -1,1 +1,4 @@
-"""`gym soup`."""
+"""`gym soup`.
+
+Neighbours: imports none; imported by main.
+"""

@@ -1,1 +1,4 @@
-"""`gym train` and `gym tune`."""
+"""`gym train` and `gym tune`.
+
+Neighbours: imports none; imported by batch, main, variant.
+"""

@@ -1,1 +1,4 @@
-"""`gym variant`."""
+"""`gym variant`.
+
+Neighbours: imports data, train; imported by chat, main.
+"""

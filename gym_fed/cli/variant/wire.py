@@ -271,7 +271,7 @@ def _who_reads(variant: HubVariant, account: str) -> str:
 @contextmanager
 def _shown(as_json: bool) -> Iterator[Progress]:
     """Bars on a terminal, lines elsewhere, nothing beside JSON."""
-    from gym_client.cli.display import Display, make_display
+    from gym_client.display import Display, make_display
 
     display = Display() if as_json else make_display(console.err, False)
     try:

@@ -1,4 +1,7 @@
-"""The settings of every training algorithm: one section of the YAML each, named like the algorithm."""
+"""The settings of every training algorithm: one section of the YAML each, named like the algorithm.
+
+Neighbours: imports schema, train; imported by hub, train.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""YAML files to validated schemas; every error names file, line and column."""
+"""YAML files to validated schemas; every error names file, line and column.
+
+Neighbours: imports schema; imported by llamafactory, schema.
+"""

@@ -1,1 +1,4 @@
-"""Generated text tasks; ``gym_fed.data.generated`` draws their rows."""
+"""Generated text tasks; ``gym_fed.data.generated`` draws their rows.
+
+Neighbours: imports none; imported by none.
+"""

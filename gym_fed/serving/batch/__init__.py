@@ -1,1 +1,4 @@
-"""`gym batch`: a file of requests in, a file of answers out. Imports ``openai`` and ``engine``."""
+"""`gym batch`: a file of requests in, a file of answers out.
+
+Neighbours: imports openai; imported by none.
+"""

@@ -1,1 +1,4 @@
-"""`gym chat`: a conversation, and who writes its answers. Imports ``engine`` and ``openai``."""
+"""`gym chat`: a conversation, and who writes its answers.
+
+Neighbours: imports engine, openai, setup, store; imported by none.
+"""

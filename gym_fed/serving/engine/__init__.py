@@ -1,1 +1,4 @@
-"""Continuous batching: requests, their queue, sampling, the loop that steps the model. Imports ``forward``; no HTTP."""
+"""Continuous batching: requests, their queue, sampling, and the loop that steps the model; no HTTP.
+
+Neighbours: imports forward; imported by chat, forward, openai, setup.
+"""

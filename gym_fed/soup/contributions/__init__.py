@@ -1,1 +1,4 @@
-"""Ways to share a round's value among its updates; every file is one, and its name is the one in configs."""
+"""Ways to share a round's value among its updates; every file is one, and its name is the one in configs.
+
+Neighbours: imports contribution; imported by none.
+"""

@@ -1,1 +1,4 @@
-"""Soups of LoRA factors that stay factors."""
+"""Soups of LoRA factors that stay factors.
+
+Neighbours: imports aggregator, linalg, stacks; imported by merging, methods, private, stacks.
+"""

@@ -1,1 +1,4 @@
-"""One file is one server optimiser; a file dropped in here is a member of the registry."""
+"""One file is one server optimiser; a file dropped in here is a member of the registry.
+
+Neighbours: imports optimizer, rule; imported by none.
+"""

@@ -1,1 +1,4 @@
-"""Updates that are suspiciously alike or large."""
+"""Updates that are suspiciously alike or large.
+
+Neighbours: imports stacks; imported by delta_soup.
+"""

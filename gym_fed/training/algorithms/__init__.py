@@ -10,4 +10,7 @@ A folder holds a family: each file that does not begin with ``_`` is an algorith
 - ``unlearning/``: ``gradient_difference``, ``npo``.
 
 Installed packages add theirs by the entry points ``gym_fed.algorithms``; ``gym_fed.kinds.ALGORITHMS`` finds both.
+
+Neighbours: imports critic, ppo, private, processes, rollouts, rows, run, trl_glue, vision; imported by model,
+rows, trainer.
 """

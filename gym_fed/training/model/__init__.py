@@ -1,1 +1,4 @@
-"""The model of a run: loaded, made from nothing, held in few bits, saved."""
+"""The model of a run: loaded, made from nothing, held in few bits, saved.
+
+Neighbours: imports algorithms, features, processes, run, tuning, vision; imported by run, trainer, tuning.
+"""

@@ -2,4 +2,6 @@
 
 ``plan`` says what a run costs, ``checks`` what is refused, ``gradients`` clips, ``noise`` hides, ``sampling`` draws the
 batches, ``loop`` puts them together.
+
+Neighbours: imports active_features, run; imported by algorithms, run.
 """

@@ -1,1 +1,4 @@
-"""The rows of a run as batches: sources, packing, lengths, batch sizes, templates."""
+"""The rows of a run as batches: sources, packing, lengths, batch sizes, templates.
+
+Neighbours: imports algorithms, processes, trl_glue, vision; imported by algorithms, run, trainer, trl_glue.
+"""

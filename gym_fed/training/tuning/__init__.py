@@ -1,4 +1,6 @@
 """Which weights are trained, one method a file: file name = registry name = value of ``finetuning``.
 
 Installed packages add theirs by the entry points ``gym_fed.tuning``; ``gym_fed.kinds.TUNING`` finds both.
+
+Neighbours: imports model, run, vision; imported by model, run.
 """

@@ -1,1 +1,5 @@
-"""One file is one codec; a file dropped in here is a member of the registry."""
+"""One file is one codec; a file dropped in here is a member of the registry.
+
+Neighbours: imports bitstream, codec, exact, factors, kernels, levels, packing, sides, splits, uniform;
+imported by none.
+"""

@@ -5,6 +5,8 @@ behind the one name here. ``path()`` tells which is in use, ``using(...)`` and t
 ``GYM_KERNELS`` choose another. Results do not depend on the path or on the number of threads: integers, bits,
 encoded scales and decoded values are the same to the last bit; so are the native paths of ``signed_matmul`` among
 themselves, while its exact torch reference adds in another order (see there).
+
+Neighbours: imports errors, resident; imported by codec, codecs, packing.
 """
 
 from gym_quant.kernels.counting import hamming, majority, votes

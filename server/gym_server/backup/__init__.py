@@ -1,1 +1,4 @@
-"""Backup, restore, check and clean-up of a hub's folder."""
+"""Backup, restore, check and clean-up of a hub's folder.
+
+Neighbours: imports federation, ledger, rounds, store; imported by cli.
+"""

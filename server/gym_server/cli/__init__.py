@@ -1,1 +1,5 @@
-"""`gym-server`: one module a group of commands, and what the coordinator sees. Imports every other folder."""
+"""`gym-server`: one module a group of commands, and what the coordinator sees.
+
+Neighbours: imports accounts, backup, federation, ledger, privacy, rewards, rounds, rpc, store, strategy;
+imported by none.
+"""

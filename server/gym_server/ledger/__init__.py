@@ -1,1 +1,5 @@
-"""The ledger: append-only, hash-chained, under signed heads. Everything that was decided, in its order."""
+"""The ledger: append-only, hash-chained, under signed heads. Everything that was decided, in its order.
+
+Neighbours: imports federation, store; imported by accounts, backup, cli, federation, rewards, rounds,
+variants.
+"""

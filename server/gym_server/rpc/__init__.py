@@ -1,1 +1,4 @@
-"""The gRPC face of the hub: authentication, limits, streams, transfers. Imports every other folder but ``cli``."""
+"""The gRPC face of the hub: authentication, limits, streams, transfers.
+
+Neighbours: imports accounts, federation, privacy, rewards, rounds, store, variants; imported by cli.
+"""

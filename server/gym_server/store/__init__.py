@@ -1,1 +1,5 @@
-"""State on disk: one SQL database and one content-addressed object store."""
+"""State on disk: one SQL database and one content-addressed object store.
+
+Neighbours: imports none; imported by accounts, backup, cli, federation, ledger, privacy, rewards, rounds,
+rpc, strategy, variants.
+"""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from gym_client.identity.rotation import rotate
+from gym_client.hub.rotation import rotate
 from gym_server.cli.main import app as server_app
 from typer.testing import CliRunner
 

@@ -16,10 +16,10 @@ from flwr.clientapp import ClientApp
 from gym_client.agent.agent import Agent, AgentResult
 from gym_client.agent.hooks import current_hooks
 from gym_client.agent.policy import Policy
-from gym_client.cli.display import Display
 from gym_client.cli.join import enter
-from gym_client.hub.address import Address
+from gym_client.display import Display
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_client.privacy.terms import Promises

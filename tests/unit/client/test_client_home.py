@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gym_client.hub.address import Address
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 
 from gym_fed.errors import ErrorCode, GymError

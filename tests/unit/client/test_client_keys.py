@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.hub.address import Address
+from gym_client.hub.rotation import revoke, rotate
 from gym_client.hub.transport import HubClient
 from gym_client.identity import keystore
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore, passphrases
 from gym_client.identity.pins import enrolled, key_at
-from gym_client.identity.rotation import revoke, rotate
 from gym_client.identity.trust import establish
 
 from gym_fed.errors import ErrorCode, GymError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from gym_client.cli.join import JoinOptions, enter, find_door
-from gym_client.hub.address import Address
 from gym_client.hub.known import LAST_SERVER, address_of, enrolled_client, last_address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from gym_client.cli import main as cli
-from gym_client.hub.address import Address
+from gym_client.hub.heads import Heads
 from gym_client.hub.known import address_of
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
-from gym_client.ledger.heads import Heads
 from gym_client.ledger.receipts import Receipts, check_receipt
 from gym_client.ledger.rewards import Tally, verify_copy, verify_online
 from gym_server.ledger.chain import Ledger

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from gym_client.cli.join import JoinOptions, find_door
-from gym_client.hub.address import Address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin
 from gym_client.identity.trust import establish

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.cli.display import Display, Narrator, TerminalDisplay, make_display
 from gym_client.cli.join import Consent, JoinOptions, join
+from gym_client.display import Display, Narrator, TerminalDisplay, make_display
 from gym_client.hub import heartbeats
 from gym_client.hub.backoff import LINE_SECONDS, Outage, is_passing, readable_seconds
 from gym_client.identity.home import Home

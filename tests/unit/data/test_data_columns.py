@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gym_client.agent.data import load_data
 from gym_client.cli.join import JoinOptions, _remember, _remembered
-from gym_client.hub.address import Address
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from typer.testing import CliRunner, Result
 

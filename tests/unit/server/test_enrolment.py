@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.cli.display import Display
 from gym_client.cli.join import Consent, JoinOptions, join
-from gym_client.hub.address import Address
+from gym_client.display import Display
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, pin_path
 from gym_client.identity.trust import establish

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from gym_client.cli.join import enter
-from gym_client.hub.address import Address
-from gym_client.hub.restored import accept_restore, loss_of, with_restores
+from gym_client.hub.heads import Heads
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_client.ledger.copy import LedgerCopy
-from gym_client.ledger.heads import Heads
 from gym_client.ledger.receipts import Receipts, standing_receipts
+from gym_client.ledger.restored import accept_restore, loss_of, with_restores
 from gym_client.ledger.rewards import Tally, verify_copy
 from gym_client.variants.variants import push_variant, sign_variant
 from gym_server.backup.backup import KeyPolicy, backup, check_backup, check_hub

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_client.hub.head_file import NOT_ITS_OWN, heads_in_force, is_statement, refused_as_unsigned
 from gym_client.identity.home import Home
-from gym_client.ledger.head_file import NOT_ITS_OWN, heads_in_force, is_statement, refused_as_unsigned
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import append_lines, drop_torn_line, make_folder, write_atomically
 from gym_fed.identity.keys import server_id

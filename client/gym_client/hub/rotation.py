@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gym_client.hub import from_hub
-from gym_client.hub.address import Address
 from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
 from gym_client.identity.pins import ServerPin, enrolled, with_account

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from gym_client.hub.heads import Heads
 from gym_client.identity.home import Home
-from gym_client.ledger.heads import Heads
 from gym_client.ledger.receipts import sequence_of, standing_receipts
 from gym_fed.errors import GymError
 from gym_fed.ledger.restored import HubRestored, SignedRestored

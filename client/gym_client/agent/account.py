@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
-from gym_client.cli.display import Display
+from gym_client.display import Display
 from gym_client.hub import from_hub
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
