@@ -1,0 +1,74 @@
+"""Files for hosts and editors: they are read, and what they call is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def test_the_workflow_runs_the_one_check_of_a_change_on_the_supported_python() -> None:
+    (job,) = read(".github/workflows/ci.yml")["jobs"].values()
+    steps = {re.split("@", step.get("uses") or step["run"])[0]: step for step in job["steps"]}
+    assert list(steps) == ["actions/checkout", "actions/setup-python", "bash .ci/run"]
+    python = steps["actions/setup-python"]["with"]
+    lowest = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert lowest is not None
+    assert python["python-version"] == lowest[1]
+    assert all((ROOT / name).is_file() for name in python["cache-dependency-path"].split())
+
+
+def test_the_workflow_gives_no_rights_beyond_reading() -> None:
+    workflow = read(".github/workflows/ci.yml")
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "secrets." not in (ROOT / ".github/workflows/ci.yml").read_text()
+
+
+def test_hooks_before_a_commit_download_nothing_and_call_installed_commands() -> None:
+    (repository,) = read(".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    lint = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for hook in repository["hooks"]:
+        assert hook["language"] == "system"
+        command = hook["entry"].split()[0]
+        assert (ROOT / command).exists() or not (ROOT / ".venv").exists()
+        assert f"$(BIN)/{Path(command).name}" in lint, f"make lint does not run {command}"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
+def test_a_form_for_issues_has_the_keys_that_its_host_requires(form: Path) -> None:
+    fields = yaml.safe_load(form.read_text(encoding="utf-8"))
+    if form.stem == "config":
+        assert fields == {"blank_issues_enabled": True}
+        return
+    assert {"name", "description", "body"} <= fields.keys()
+    inputs = [field for field in fields["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in inputs}) == len(inputs)
+    assert all(field["attributes"]["label"] for field in inputs)
+
+
+def test_what_templates_and_hooks_name_exists() -> None:
+    places = [*FORMS, ROOT / ".github/pull_request_template.md", ROOT / "CONTRIBUTING.md"]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for place in places:
+        text = place.read_text(encoding="utf-8")
+        named = re.findall(r"\b(?:docs/[\w-]+\.md|SECURITY\.md|CHANGELOG\.md|\.ci/run)\b", text)
+        assert [name for name in named if not (ROOT / name).exists()] == []
+        assert set(re.findall(r"`make ([a-z-]+)", text)) - targets == set(), place
+
+
+def test_an_editor_wraps_lines_where_ruff_does() -> None:
+    config = (ROOT / ".editorconfig").read_text(encoding="utf-8")
+    length = re.search(r"line-length = (\d+)", (ROOT / "pyproject.toml").read_text())
+    assert length is not None
+    assert f"[*.py]\nmax_line_length = {length[1]}\n" in config
