@@ -1,4 +1,4 @@
-"""Who takes part in the demo, and with what: three contributors with one task each, a liar, a held-out set."""
+"""Who takes part in the demo, and with what: three contributors, a malicious client, a held-out set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_fed.kinds import TASKS
 
 CONTRIBUTORS = {"ada": "shout", "ben": "size", "cleo": "initial"}
 """Who joins, and the one task that each knows and the base does not."""
-LIAR = "mallory"
+MALICIOUS = "mallory"
 KNOWN = ("copy", "reverse", "sort", "upper")
 """Tasks of the base that the merge must not spoil."""
 EXAMPLES = 600
@@ -26,7 +26,7 @@ HELDOUT_PER_TASK = 24
 
 def write_data(folder: Path) -> None:
     """Every contributor's rows, and the coordinator's held-out set over all the tasks."""
-    for name, task in {**CONTRIBUTORS, LIAR: "shout"}.items():
+    for name, task in {**CONTRIBUTORS, MALICIOUS: "shout"}.items():
         seed = sum(map(ord, name))
         rows = generate(task, EXAMPLES, seed=seed) + generate_mix(BASE_TASKS, REHEARSAL, seed=seed)
         _write_rows(folder / f"{name}.jsonl", rows)
@@ -51,18 +51,18 @@ def joiners(folder: Path) -> dict[str, Joiner]:
         for name in CONTRIBUTORS
     }
 
-    def liar(address: str, fingerprint: str) -> list[str | Path]:
+    def malicious(address: str, fingerprint: str) -> list[str | Path]:
         return [
             sys.executable,
             "-m",
-            "demo.liar",
-            folder / LIAR,
+            "demo.malicious",
+            folder / MALICIOUS,
             address,
             fingerprint,
-            folder / f"{LIAR}.jsonl",
+            folder / f"{MALICIOUS}.jsonl",
         ]
 
-    return {**honest, LIAR: liar}
+    return {**honest, MALICIOUS: malicious}
 
 
 def _write_rows(path: Path, rows: list[Any]) -> None:

@@ -22,12 +22,14 @@ MARKER = ".gym-demo"
 
 
 def main(folder: Path) -> None:
-    """One hub, three contributors with a task each, one liar; a few rounds; then what came of it."""
+    """One hub, three contributors with a task each, one malicious client; a few rounds; then the result."""
     began = time.monotonic()
     _fresh(folder)
     make_hub(folder / "hub")
     write_data(folder)
-    err.print(f"three contributors and a liar join over gRPC with TLS; their logs are in {folder}")
+    err.print(
+        f"three contributors and a malicious client join over gRPC with TLS; their logs are in {folder}"
+    )
 
     def on_round(event: dict[str, Any]) -> None:
         err.print(event["text"], markup=False)

@@ -37,7 +37,7 @@ PIPE_COLUMNS = 1000
 
 
 class TextConsole(Console):
-    """A console to which strings are text: markup only where ``markup=True`` asks for it, control characters nowhere.
+    """A console to which strings are text: markup only with ``markup=True``, control characters never.
 
     What rich itself makes (styles, the movements of a progress bar) passes; what is in the text does not.
     """

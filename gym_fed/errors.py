@@ -1,4 +1,4 @@
-"""One error family for every role: a code, a message that names the thing, and a hint that says what to do.
+"""One error family for every role: a code, a message that names the thing, and a hint with the remedy.
 
 Exit codes, gRPC status and HTTP status all derive from the code, so a refusal reads the same wherever it is
 met. Codes stand in ranges: 10 config, 20 data, 30 models, 40 deltas, 50 network, 60 identity, 70 hub, 80
@@ -132,7 +132,7 @@ class ErrorCode(Enum):
 
 
 class GymError(Exception):
-    """An expected failure, told to the user without a traceback.
+    """An expected failure, shown to the user without a traceback.
 
     Args:
         code: Which kind of refusal this is.

@@ -1,4 +1,4 @@
-"""Bytes on their way into a file: hashed once, written and brought to the disk by a thread, while the next ones come.
+"""Writes a file in blocks: each is hashed once, and a thread writes and syncs it while the next ones come.
 
     with HashedFile(file) as written:
         for block in blocks:
@@ -92,7 +92,7 @@ class HashedFile:
             self._sync()
         except BaseException as error:  # noqa: BLE001 (the caller's thread raises it)
             self._failure = error
-            while block is not None:  # whoever hands over more is not to wait for ever
+            while block is not None:  # a caller that hands over more does not wait for ever
                 block = self._blocks.get()
 
     def _sync(self) -> None:

@@ -3,7 +3,7 @@
     AGGREGATORS.names()             # for a schema, an enum, --help; imports no member
     AGGREGATORS.type_of("krum")     # the class; what is true of a member is an attribute of it
 
-Bases are named by text, so that a schema at the ground asks for members that stand far above it.
+Bases are named by text, so that a schema in a low layer can refer to members of a high one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Training libraries, hushed before their first import: nothing on standard output, no advice to their callers.
 
 Optional libraries are imported by others whenever they are installed. DeepSpeed then announces on standard output which
-accelerator it found, and others tell of kernels that they could not load; a run that needs one of these says so itself.
+accelerator it found, and others report kernels that they could not load. A run that needs one reports it itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def import_late(name: str) -> None:
         return
     module = _Late(name)
     module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, name
-    module.__file__ = spec.origin  # which ``inspect`` asks of every module there is
+    module.__file__ = spec.origin  # ``inspect`` reads it of every module
     sys.modules[name] = module
 
 

@@ -1,4 +1,4 @@
-"""Regenerates gym_fed/wire/_generated from proto/ (`make proto`); `--check` tells whether that is needed.
+"""Regenerates gym_fed/wire/_generated from proto/ (`make proto`); `--check` reports whether that is needed.
 
 Messages only: ``gym_fed.wire.service`` reads the calls from their description. Imports are rewritten to their place
 inside gym_fed: left alone they would say ``from gym.fed.v1 import ...``, and a top-level module ``gym`` belongs to

@@ -63,14 +63,14 @@ def load(path: Path = TABLE) -> list[Mutation]:
 
 def misplaced(mutations: list[Mutation], root: Path = ROOT) -> list[str]:
     """A line for each mutation whose text is not found exactly once, or whose tests name a missing file."""
-    told = []
+    lines = []
     for one in mutations:
         count = (root / one.file).read_text().count(one.before) if (root / one.file).is_file() else 0
         if count != 1:
-            told.append(f"{one.name}: the text is {count} times in {one.file}")
+            lines.append(f"{one.name}: the text is {count} times in {one.file}")
         files = [word.partition("::")[0] for word in one.tests if word.startswith("tests/")]
-        told += [f"{one.name}: no {file}" for file in files if not (root / file).exists()]
-    return told
+        lines += [f"{one.name}: no {file}" for file in files if not (root / file).exists()]
+    return lines
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/support.md from the registry; `--check` tells whether that is needed.
+"""Writes the tables of docs/support.md from the registry; `--check` reports whether that is needed.
 
 A row is a member of ours: the first line of its documentation, what its class says it goes with, and what the tests run
 it with. Members of installed packages are left out.

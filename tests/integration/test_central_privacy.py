@@ -42,16 +42,16 @@ def test_a_killed_hub_adds_the_same_noise_again_and_the_run_ends_where_the_budge
                 signal.SIGSTOP
             )  # away when the hub comes back and ends, as a busy machine may have it
         stored = {path.name for path in (hub.folder / "objects").rglob("*") if path.is_file()}
-        hub.start()  # it serves on when it is done, so that whoever comes late hears why
+        hub.start()  # it still serves when it is done, so that a late client learns why
         hub.wait_for("the end", lambda: "serving until stopped" in hub.log(), 3 * SECONDS)
         for process in federation.clients.values():
             process.send_signal(signal.SIGCONT)
         for name, process in federation.clients.items():
             assert process.wait(timeout=3 * SECONDS) == 0, federation.log(name)[-3000:]
         assert hub.stop() == 0
-        told = hub.ask("privacy")
-        assert told["central"]["epsilon_spent"] == pytest.approx(one)
-        assert [row["epsilon"] for row in told["contributors"]] == [pytest.approx(one)] * 2
+        spent = hub.ask("privacy")
+        assert spent["central"]["epsilon_spent"] == pytest.approx(one)
+        assert [row["epsilon"] for row in spent["contributors"]] == [pytest.approx(one)] * 2
         assert [r["state"] for r in hub.ask("rounds")] == ["committed"]
         version = next(e["body"] for e in hub.ask("ledger", "show") if e["kind"] == "version")
         assert version["soup"] in stored  # made before the kill, byte for byte

@@ -11,7 +11,7 @@ from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
 
-def test_a_hub_tells_who_joins_trains_and_is_judged_and_the_loss(tmp_path: Path, tiny_base: Path) -> None:
+def test_a_hub_prints_who_joins_trains_and_is_judged_and_the_loss(tmp_path: Path, tiny_base: Path) -> None:
     federation = Federation(tmp_path, tiny_base, rounds={"num_rounds": 1, "min_contributors": 2})
     hub = federation.hub
     with open(hub.folder / "stderr.log", "ab") as log:

@@ -1,4 +1,4 @@
-"""`make demo` end to end: real processes, three contributors and a liar, and a model that does what none was sent."""
+"""`make demo` end to end: three contributors, a malicious client, and a model that does what none was sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(600)
-def test_the_demo_teaches_three_tasks_and_keeps_the_liar_out(tmp_path: Path) -> None:
+def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "demo.run", str(tmp_path / "demo")],
         cwd=REPOSITORY,

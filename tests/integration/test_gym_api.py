@@ -57,10 +57,15 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, (folder / "said").read_text()
-        told = json.loads(line)
+        started = json.loads(line)
         with httpx.Client(timeout=60, verify=False) as http:
             yield SimpleNamespace(
-                process=process, url=told["url"], told=told, keys=texts, said=folder / "said", http=http
+                process=process,
+                url=started["url"],
+                started=started,
+                keys=texts,
+                said=folder / "said",
+                http=http,
             )
     finally:
         process.kill()
@@ -91,9 +96,9 @@ def long_stream(api: Any, who: str, max_tokens: int = 200) -> Any:
     )
 
 
-def test_it_tells_where_it_is_and_what_it_serves(api: Any) -> None:
-    assert api.told["model"] == "gym-nano"
-    assert (api.told["variants"], api.told["api_keys"]) == (2, True)
+def test_the_first_line_names_the_address_and_the_models(api: Any) -> None:
+    assert api.started["model"] == "gym-nano"
+    assert (api.started["variants"], api.started["api_keys"]) == (2, True)
     assert httpx.get(api.url.removesuffix("/v1") + "/ready").status_code == 200
 
 
@@ -112,12 +117,12 @@ def test_two_users_at_once_get_their_solo_answers_token_for_token(api: Any) -> N
 
 
 def test_another_s_variant_is_the_404_of_an_unknown_name(api: Any) -> None:
-    told = set()
+    answers = set()
     for name in ("gym-nano:bob", "gym-nano:nobody"):
         with pytest.raises(openai.NotFoundError) as caught:
             client_of(api, "ann").chat.completions.create(model=name, messages=ASK)
-        told.add(caught.value.response.text.replace(name, "NAME"))
-    assert len(told) == 1
+        answers.add(caught.value.response.text.replace(name, "NAME"))
+    assert len(answers) == 1
 
 
 def test_an_unsupported_field_is_named(api: Any) -> None:
@@ -126,7 +131,7 @@ def test_an_unsupported_field_is_named(api: Any) -> None:
     assert caught.value.param == "reasoning_effort"
 
 
-def test_more_than_may_wait_are_429_and_told_when_to_come_back(api: Any) -> None:
+def test_more_than_may_wait_are_429_with_a_time_to_come_back(api: Any) -> None:
     def ask(_: int) -> str | None:
         try:
             for _chunk in long_stream(api, "ann", 60):
@@ -136,9 +141,9 @@ def test_more_than_may_wait_are_429_and_told_when_to_come_back(api: Any) -> None
         return None
 
     with ThreadPoolExecutor(6) as pool:
-        told = list(pool.map(ask, range(6)))
-    assert None in told
-    refused = [int(seconds) for seconds in told if seconds is not None]
+        waits = list(pool.map(ask, range(6)))
+    assert None in waits
+    refused = [int(seconds) for seconds in waits if seconds is not None]
     assert min(refused) >= 1
 
 

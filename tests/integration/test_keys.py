@@ -53,20 +53,20 @@ def test_an_account_outlives_its_keys(tmp_path: Path, tiny_base: Path) -> None:
         earn(hub, account, 100)
         place = ("--server", hub.address)
 
-        status, told = gym_client("transfer", *place, "--to", friend, "--amount", 101, home=ann)
-        assert (status, told["error"]["code"]) == (79, "transfer-refused")
-        status, told = gym_client("transfer", *place, "--to", friend, "--amount", 30, home=ann)
-        assert (status, told["amount"]) == (0, 30)
+        status, reply = gym_client("transfer", *place, "--to", friend, "--amount", 101, home=ann)
+        assert (status, reply["error"]["code"]) == (79, "transfer-refused")
+        status, reply = gym_client("transfer", *place, "--to", friend, "--amount", 30, home=ann)
+        assert (status, reply["amount"]) == (0, 30)
         assert gym_client("status", *place, home=bob)[1]["balance"] == 30
 
-        status, told = gym_client("key", "rotate", home=ann)
-        assert (status, told["servers"][0]["rotated"]) == (0, True)
+        status, reply = gym_client("key", "rotate", home=ann)
+        assert (status, reply["servers"][0]["rotated"]) == (0, True)
         assert gym_client("status", *place, home=ann)[1]["contributor"] == account
 
         hub.ask("revoke", account, "--reason", "sold")
-        status, told = gym_client("status", *place, home=ann)
+        status, reply = gym_client("status", *place, home=ann)
         assert status == ErrorCode.KEY_REVOKED.exit_code
-        assert told["error"]["code"] == "key-revoked"
+        assert reply["error"]["code"] == "key-revoked"
 
         public_key = gym_client("id", home=new)[1]["public_key"]
         hub.ask("rebind", account, "--public-key", public_key)
@@ -75,8 +75,8 @@ def test_an_account_outlives_its_keys(tmp_path: Path, tiny_base: Path) -> None:
         assert [key["status"] for key in found["keys"]] == ["rotated", "revoked", "active"]
         assert (found["status"], found["balance"]) == ("active", 70)
 
-        status, told = gym_client("key", "revoke", "--yes", home=new)
-        assert (status, told["servers"][0]["revoked"]) == (0, True)
+        status, reply = gym_client("key", "revoke", "--yes", home=new)
+        assert (status, reply["servers"][0]["revoked"]) == (0, True)
         kinds = [entry["kind"] for entry in hub.ask("ledger", "show")]
         wanted = ["enrolled", "enrolled", "transfer", "transfer-settled", "rotated", "revoked", "verdict"]
         assert kinds == [*wanted, "rebound", "revoked"]

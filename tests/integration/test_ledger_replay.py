@@ -77,10 +77,10 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
     )
     found = [json.loads(replay(finished, 2, **chosen).stdout) for chosen in threads]
     assert found[0] == found[1] == found[2]
-    for told in (found[0], json.loads(replay(finished, 1).stdout)):
-        assert told["same"]
-        assert told["replayed"] == told["soup"]
-        assert told["updates"] == 3
+    for replayed in (found[0], json.loads(replay(finished, 1).stdout)):
+        assert replayed["same"]
+        assert replayed["replayed"] == replayed["soup"]
+        assert replayed["updates"] == 3
     assert not list((finished / "staging").iterdir())
 
     missing = replay(finished, 7)
@@ -100,10 +100,10 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
     path.write_bytes(kept.read_bytes())
     assert json.loads(replay(finished, 2).stdout)["same"]
 
-    told = next(e["body"] for e in entries(finished) if e["kind"] == "version")
+    version = next(e["body"] for e in entries(finished) if e["kind"] == "version")
     assert {state.name for state in (finished / "residuals").glob("round-1.*")} == {
         {"residual": "round-1.safetensors", "optimizer": "round-1.optimizer.safetensors"}[kind]
-        for kind in told["state"]
+        for kind in version["state"]
     }
     for state in (finished / "residuals").glob("round-1.*"):
         shutil.move(state, kept)

@@ -64,7 +64,7 @@ def test_a_killed_suite_leaves_no_hub(tmp_path: Path) -> None:
         parent = start(
             "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t"), str(file)
         )
-        assert_all_end(parent, {"python": 3}, signal.SIGKILL, told=tmp_path / "t")
+        assert_all_end(parent, {"python": 3}, signal.SIGKILL, logs=tmp_path / "t")
     finally:
         file.unlink()
 
@@ -77,12 +77,12 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def assert_all_end(
-    parent: subprocess.Popen[bytes], wanted: dict[str, int], ending: signal.Signals, told: Path | None = None
+    parent: subprocess.Popen[bytes], wanted: dict[str, int], ending: signal.Signals, logs: Path | None = None
 ) -> None:
     """Wait until ``parent`` has the descendants that are wanted, by name; end it, and wait for them to be gone."""
     try:
         found: list[psutil.Process] = []
-        while not _are_there(found, wanted, told):
+        while not _are_there(found, wanted, logs):
             assert parent.poll() is None, "it ended before its children were there"
             time.sleep(0.1)
             found = psutil.Process(parent.pid).children(recursive=True)
@@ -96,8 +96,8 @@ def assert_all_end(
         parent.wait()
 
 
-def _are_there(found: list[psutil.Process], wanted: dict[str, int], told: Path | None) -> bool:
-    if told is not None and not list(told.glob("**/hub/stderr.log")):
+def _are_there(found: list[psutil.Process], wanted: dict[str, int], logs: Path | None) -> bool:
+    if logs is not None and not list(logs.glob("**/hub/stderr.log")):
         return False
     names = []
     for process in found:

@@ -96,8 +96,8 @@ def test_one_that_only_sends_heartbeats_holds_nobody_and_its_late_work_gets_its_
         receipt = slow.contribute(deltas[2], held)
         assert (receipt["verdict"], receipt["code"]) == ("refused", "stale")
         assert receipt["reason"].startswith("late: round 1")
-        told = [e["body"] for e in hub.ask("ledger", "show") if e["sequence"] == receipt["ledger_sequence"]]
-        assert told[0]["reason"].startswith("stale: late")
+        entry = [e["body"] for e in hub.ask("ledger", "show") if e["sequence"] == receipt["ledger_sequence"]]
+        assert entry[0]["reason"].startswith("stale: late")
         assert hub.log().count("Heartbeat refused") == 1  # the late one's, and no healthy one's
 
 

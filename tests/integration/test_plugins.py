@@ -100,21 +100,21 @@ print(json.dumps({
 def test_names_of_an_installed_package_are_in_schemas_and_enums_and_rules_are_not_imported(
     site: Path,
 ) -> None:
-    told = json.loads(python(site, LISTED))
-    assert sorted(told["names"]) == [
+    listed = json.loads(python(site, LISTED))
+    assert sorted(listed["names"]) == [
         "example_bytes",
         "example_head",
         "example_middle",
         "example_sft",
         "example_vowels",
     ]
-    recipe, training, soup = told["schemas"]
+    recipe, training, soup = listed["schemas"]
     assert "example_middle" in recipe
     assert "example_middle" in soup
     assert "example_sft" in training
     assert "example_head" in training
-    assert told["member"] == "example_middle"
-    assert told["imported"] is False
+    assert listed["member"] == "example_middle"
+    assert listed["imported"] is False
 
 
 def test_doctor_lists_members_of_an_installed_package_with_their_version(site: Path) -> None:
@@ -152,8 +152,8 @@ def training(folder: Path, **more: Any) -> Path:
 def test_gym_train_runs_an_algorithm_and_a_tuning_method_of_an_installed_package(
     site: Path, tmp_path: Path
 ) -> None:
-    told = json.loads(good(site, "gym", "train", training(tmp_path), "--json"))
-    assert told["steps"] == 3
+    trained = json.loads(good(site, "gym", "train", training(tmp_path), "--json"))
+    assert trained["steps"] == 3
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())["plugins"]
     assert [(r["kind"], r["name"], r["distribution"], r["version"]) for r in recorded] == [
         ("algorithm", "example_sft", "gym-fed-example", "1.0"),
@@ -175,8 +175,8 @@ def test_gym_grade_and_gym_train_use_a_grader_of_an_installed_package(site: Path
     rewards.write_text("rewards: [{grader: example_vowels, vowels: ab}]\n")
     answers = tmp_path / "answers.jsonl"
     answers.write_text('{"prompt": "x", "completion": "abcd"}\n')
-    told = json.loads(good(site, "gym", "grade", answers, "--rewards", rewards, "--json"))
-    assert "0.5" in json.dumps(told)
+    graded = json.loads(good(site, "gym", "grade", answers, "--rewards", rewards, "--json"))
+    assert "0.5" in json.dumps(graded)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "say", "answer": "a"}\n' * 8)
     config = training(
@@ -336,8 +336,8 @@ def test_a_round_is_merged_recorded_and_replayed_with_members_of_an_installed_pa
         server.kill()
         server.wait()
     entries = json.loads(good(site, "gym-server", "ledger", "show", "--dir", hub, "--json"))
-    told = next(e["body"] for e in entries if e["kind"] == "version")
-    assert [(r["kind"], r["name"], r["version"]) for r in told["plugins"]] == [
+    version = next(e["body"] for e in entries if e["kind"] == "version")
+    assert [(r["kind"], r["name"], r["version"]) for r in version["plugins"]] == [
         ("aggregator", "example_middle", "1.0"),
         ("codec", "example_bytes", "1.0"),
     ]

@@ -35,20 +35,20 @@ def test_a_contributor_sees_what_rounds_cost_and_stops_at_its_own_limit(
     command += ["--model", tiny_base, "--data", tmp_path / "data.jsonl"]
     agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert agent.stdout is not None
-    told = []
+    events = []
     for line in agent.stdout:  # the second round is refused, and the agent waits for a task that it may do
-        told.append(json.loads(line))
-        if told[-1]["event"] == "failed":
+        events.append(json.loads(line))
+        if events[-1]["event"] == "failed":
             break
     agent.terminate()
     agent.communicate(timeout=60)
-    (offer,) = [event["privacy"] for event in told if event["event"] == "offer"]
+    (offer,) = [event["privacy"] for event in events if event["event"] == "offer"]
     assert 2.5 < offer["epsilon_per_round"] < 3.0 < offer["epsilon_after_all"]
     assert offer["central"] is None
-    (after,) = [event for event in told if event["event"] == "privacy"]
+    (after,) = [event for event in events if event["event"] == "privacy"]
     assert after["epsilon"] == after["epsilon_total"] == offer["epsilon_per_round"]
-    assert told[-1]["event"] == "failed"
-    assert "max_epsilon of 3" in told[-1]["message"]
+    assert events[-1]["event"] == "failed"
+    assert "max_epsilon of 3" in events[-1]["message"]
     shown = subprocess.run(
         [BIN / "gym-client", "privacy", "--home", home, "--json"], capture_output=True, text=True, timeout=60
     )

@@ -92,13 +92,13 @@ def test_ctrl_c_reaches_every_process_once_and_the_run_goes_on(
         text=True,
     )
     assert started.stderr is not None
-    told = []
+    printed = []
     for line in started.stderr:
-        told.append(line)
+        printed.append(line)
         if line.startswith("step 1/"):
             os.kill(started.pid, signal.SIGINT)
-    assert started.wait(timeout=60) == 130, "".join(told)
-    assert "a checkpoint is in" in "".join(told)
+    assert started.wait(timeout=60) == 130, "".join(printed)
+    assert "a checkpoint is in" in "".join(printed)
     figures = run(tmp_path / "run", 2, STRATEGIES[name])
     assert figures["num_processes"] == 2
     assert far(tmp_path / "run", alone) < TOLERANCE[name]

@@ -227,7 +227,8 @@ def test_anothers_upload_cannot_be_read(hub: HubProcess, contributor: RawContrib
     name = hashlib.sha256(delta).hexdigest()
     reader = RawContributor(hub.address, name="reader").enrol()
     begin = pb.BeginUploadRequest(sha256=name, size_bytes=len(delta))
-    assert not reader.call(reader.stub.BeginUpload, begin).complete  # nor is it told that the bytes are there
+    # The reply does not reveal that the bytes are there.
+    assert not reader.call(reader.stub.BeginUpload, begin).complete
     refused(ErrorCode.NOT_FOUND, reader.download, name)
     assert contributor.download(name) == delta
     reader.close()
@@ -320,10 +321,10 @@ def test_an_upload_ends_at_the_next_chunk_after_its_key_was_revoked(
     refused(ErrorCode.KEY_REVOKED, contributor.enrol)
     witness = RawContributor(hub.address, "witness").enrol()
     stream = witness.stub.Ledger(pb.LedgerRequest(), timeout=60, metadata=witness.metadata)
-    told = [entry for entry in stream if contributor.key.contributor in entry.body_json]
+    entries = [entry for entry in stream if contributor.key.contributor in entry.body_json]
     witness.close()
-    assert [entry.kind for entry in told] == ["enrolled", "revoked", "verdict"]
-    assert "key-revoked: Upload with a revoked key" in told[-1].body_json
+    assert [entry.kind for entry in entries] == ["enrolled", "revoked", "verdict"]
+    assert "key-revoked: Upload with a revoked key" in entries[-1].body_json
 
 
 def test_an_update_signed_by_a_replaced_key_is_refused_and_the_new_key_answers_the_task(

@@ -100,7 +100,7 @@ def test_bytes_that_are_not_those_that_were_put_are_not_used(
     assert not list(store.staging.iterdir())
 
 
-def test_a_bucket_that_is_not_there_is_told_at_the_first_object(
+def test_a_bucket_that_is_not_there_is_reported_at_the_first_object(
     proxy: s3.FailingProxy, tmp_path: Path
 ) -> None:
     store = ObjectStore("s3://nobody-made-it/objects", tmp_path / "staging")

@@ -1,4 +1,4 @@
-"""Secure aggregation by real processes: the round goes on whoever is killed, and the hub's folder holds no update."""
+"""Secure aggregation by real processes: the round survives any kill, and the hub's folder holds no update."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def assert_summed(federation: Federation, merged: set[str]) -> None:
     last = hub.ask("rounds")[-1]
     assert {u["name"] for u in last["updates"] if u["verdict"] == "merged"} == merged
     assert hub.ask("ledger", "verify")["valid"]
-    told = hub.ask("ledger", "replay", str(last["server_round"]))
-    assert told["soup"] == told["replayed"]
+    replay = hub.ask("ledger", "replay", str(last["server_round"]))
+    assert replay["soup"] == replay["replayed"]
     objects = [path for path in (hub.folder / "objects").rglob("*") if path.is_file()]
-    assert {path.read_bytes()[: len(MAGIC)] for path in objects if path.name != told["soup"]} == {MAGIC}
+    assert {path.read_bytes()[: len(MAGIC)] for path in objects if path.name != replay["soup"]} == {MAGIC}
 
 
 def test_who_is_killed_after_sharing_its_keys_is_left_out_of_the_sum(federation: Federation) -> None:

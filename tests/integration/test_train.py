@@ -96,7 +96,7 @@ def test_the_resumed_run_equals_one_that_was_never_stopped(
     assert "--overwrite" in again.stderr
 
 
-def test_a_lora_run_is_made_chatted_with_and_overwritten_only_when_told(tmp_path: Path) -> None:
+def test_a_lora_run_is_made_chatted_with_and_overwritten_only_with_the_flag(tmp_path: Path) -> None:
     recipe(tmp_path, finetuning="lora", max_steps=2)
     made = gym("train", "train.yaml", "--set", "lora.r=4", "--json", cwd=tmp_path)
     assert made.returncode == 0, made.stderr

@@ -1,4 +1,4 @@
-"""Two hubs on one port: the second one leaves, with its exit status and the port named, whoever came first."""
+"""Two hubs on one port: the second to start ends with its exit status and names the port."""
 
 from __future__ import annotations
 

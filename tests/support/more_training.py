@@ -103,7 +103,7 @@ class Loud(Feature):
         SEEN.append("loud")
 
 
-class ToldOnce(Sft):
+class NeedsReports(Sft):
     """Needs more than a contributor's rows."""
 
     federates = False

@@ -32,7 +32,7 @@ trap '' INT TERM
 read said
 kill -QUIT $!
 wait $!
-[ -n "$said" ] || rm -rf "$folder"  # whoever started it is gone
+[ -n "$said" ] || rm -rf "$folder"  # the process that started it is gone
 """
 
 

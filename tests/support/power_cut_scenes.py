@@ -136,7 +136,7 @@ class Scenes:
         self.cut("rotated", public_key=new.public_key.hex())
 
     def variants(self) -> None:
-        """The store of whoever serves variants."""
+        """The store of a server of variants."""
         with VariantStore.open(self.root / STORE, require_signature=False) as store:
             for number, name in enumerate(("one", "two")):
                 record = store.add(some_delta(self.deltas, seed=number), name=name, owner="ann")

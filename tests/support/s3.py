@@ -126,7 +126,7 @@ class FailingProxy:
 
 
 def credentials(url: str) -> dict[str, str]:
-    """The environment of whoever reads and writes at ``url``."""
+    """The environment of a process that reads and writes at ``url``."""
     return {
         "AWS_ACCESS_KEY_ID": KEY_ID,
         "AWS_SECRET_ACCESS_KEY": SECRET,

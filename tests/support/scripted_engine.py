@@ -1,4 +1,4 @@
-"""An engine that answers with what it was told to, for tests of what stands before it."""
+"""An engine with scripted answers, for tests of the layers above it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ScriptedGeneration:
             raise self.late
         for number, letter in enumerate(self.text):
             top = ((number, letter, -0.25), (number + 1, "?", -2.0))
-            told = (TokenLogprob(number, letter, -0.25, top),) if self.with_logprobs else ()
-            yield Event(letter, (number,), told)
+            logprobs = (TokenLogprob(number, letter, -0.25, top),) if self.with_logprobs else ()
+            yield Event(letter, (number,), logprobs)
         yield Event("", (258,), (), self.finish)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -126,7 +126,7 @@ class ScriptedEngine:
     def stats(self) -> EngineStats:
         zero = Counters()
         counts = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             **counts,
             "healthy": True,
             "finished": dict(zero.finished),
@@ -134,7 +134,7 @@ class ScriptedEngine:
             "packed_products": {"levels": 3},
         }
         return EngineStats(
-            **{**told, "first_token": zero.first_token.snapshot(), "per_token": zero.per_token.snapshot()}
+            **{**fields, "first_token": zero.first_token.snapshot(), "per_token": zero.per_token.snapshot()}
         )
 
     def retry_after_seconds(self) -> int:

@@ -93,7 +93,7 @@ class ToyModel:
 
 
 class ToySource:
-    """Variants by name: of those in ``cold``, ``poll`` says that they are on their way; those in ``broken`` fail.
+    """Variants by name: of those in ``cold``, ``poll`` reports that they are loading; those in ``broken`` fail.
 
     Those in ``no_room`` come when no other is in use.
     """

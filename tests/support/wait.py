@@ -1,6 +1,6 @@
 """How long tests wait for what must happen: one figure, larger where the machine is busy.
 
-A wait ends as soon as its condition holds, so that a generous figure costs time only where a test fails.
+A wait ends as soon as its condition holds. A generous figure costs time only where a test fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 def _busy() -> float:
     """1 on an idle machine; runnable processes for each core, of the last minute, where there are more; 8 at most."""
-    if given := os.environ.get("GYM_TEST_PATIENCE"):
+    if given := os.environ.get("GYM_TEST_TIMEOUT_FACTOR"):
         return float(given)
     return min(8.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 

@@ -1,9 +1,9 @@
 """Processes of our commands that begin with the libraries in memory: forks of one that imported them once.
 
-A contributor's process spends some seconds of a core on importing torch and transformers, more than on most of what a
-test asks of it. Such a process is a real one, with an id, memory, files and a death of its own; it imports the modules
-of this project itself and gets its own arguments, folder, environment and streams. Whether the commands start from
-nothing is for the demo, the pages of the documentation and the check of the package to hold: those begin cold.
+A contributor's process spends some seconds of a core on importing torch and transformers, more than on most of
+what a test needs of it. Such a process is a real one, with its own id, memory, files and end. It imports the modules
+of this project itself and gets its own arguments, folder, environment and streams. That the commands start from
+nothing is shown by the demo, the pages of the documentation and the check of the package: those begin cold.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WarmProcess:
         self.args = arguments
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
-        self._told = b""
+        self._received = b""
         words = [Path(arguments[0]).name, *map(str, arguments[1:])]
         order = {"argv": words, "cwd": str(cwd or Path.cwd()), "env": dict(env or os.environ)}
         with contextlib.ExitStack() as stack:
@@ -83,10 +83,10 @@ class WarmProcess:
             self._keeper = _library_process().connect()
             socket.send_fds(self._keeper, [_HELLO], streams)
             self._keeper.sendall(json.dumps(order).encode() + _HELLO)
-        while not self._told.endswith(_HELLO):
-            self._told += self._keeper.recv(1) or _gone()
-        self.pid = int(self._told)
-        self._told = b""
+        while not self._received.endswith(_HELLO):
+            self._received += self._keeper.recv(1) or _gone()
+        self.pid = int(self._received)
+        self._received = b""
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal; None while it runs."""
@@ -115,9 +115,9 @@ class WarmProcess:
             left = None if end is None else max(0.0, end - time.monotonic())
             if not select.select([self._keeper], [], [], left)[0]:
                 return None
-            self._told += self._keeper.recv(64) or _gone()
-            if self._told.endswith(_HELLO):
-                self.returncode = int(self._told)
+            self._received += self._keeper.recv(64) or _gone()
+            if self._received.endswith(_HELLO):
+                self.returncode = int(self._received)
                 self._keeper.close()
         return self.returncode
 
@@ -167,11 +167,11 @@ keeper.connect({address!r})
 order = {{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "cwd": os.getcwd(), "env": dict(os.environ)}}
 socket.send_fds(keeper, [b"\\n"], [0, 1, 2])
 keeper.sendall(json.dumps(order).encode() + b"\\n")
-told = keeper.makefile()
-pid = int(told.readline())
+replies = keeper.makefile()
+pid = int(replies.readline())
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: os.kill(pid, number))
-status = int(told.readline())
+status = int(replies.readline())
 if status < 0:
     signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
@@ -255,7 +255,7 @@ def _serve(address: str) -> dict[str, Any]:
 
 
 def _keep(connection: socket.socket) -> dict[str, Any]:
-    """Fork the process itself, and stay to tell how it ended; it dies with whoever asked for it."""
+    """Fork the process, wait, and report its exit status; it ends when its client does."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     text = b""
     while not text.endswith(_HELLO):
@@ -307,7 +307,7 @@ def _become(order: dict[str, Any]) -> None:
         if isinstance(status, str):
             print(status, file=sys.stderr)
             status = 1
-    except BaseException:  # noqa: BLE001 (told as an interpreter tells it)
+    except BaseException:  # noqa: BLE001 (printed as an interpreter prints it)
         sys.excepthook(*sys.exc_info())
     # As an interpreter ends, but for its objects: to take all of the libraries' apart copies every page of theirs.
     threading._shutdown()  # type: ignore[attr-defined]

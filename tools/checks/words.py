@@ -55,7 +55,12 @@ DELTAS = (
 
 RETIRED = (
     Word("told", "reports, logs, prints; a variable is named after what it holds"),
-    Word("tell", "reports, logs, prints; distinguishes, for to tell apart", part("tells?")),
+    Word(
+        "tell",
+        "reports, logs, prints; distinguishes",
+        part("tells?"),
+        unless=r"\b(?:out|study|file|header)\.tell\(",
+    ),
     Word("telling", "reporting, logging, printing"),
     Word("mend", "fix", part("mend(?:s|ed|ing)?")),
     Word("asks", "requests, needs, calls"),
@@ -111,7 +116,7 @@ ALLOWED = (
     Allowed("docs/glossary.md", r"\|", 'the column "formerly" of its tables'),
     Allowed("tools/checks/words.py", "", "this list"),
     Allowed("tools/checks/ceilings.toml", "", "paths of files"),
-    Allowed("tests/unit/repository/test_checks_*.py", "", "plants each word to see that it is found"),
+    Allowed("tests/unit/repository/test_checks.py", "", "plants each word to see that it is found"),
 )
 
 _RULES = [(word, re.compile(word.pattern or part(word.today)), re.compile(word.unless)) for word in RETIRED]

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the table's ratios, the JSON line, the picture, and aims told as they are."""
+"""What all benchmarks share: the table's ratios, the JSON line, the picture, and aims that are met or missed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_table_gives_ratios_that_count_upwards_for_better(
     assert rows["alone"].rstrip().endswith("-")
 
 
-def test_a_missed_aim_is_told_as_missed(
+def test_a_missed_aim_is_reported_as_missed(
     report_module: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = finished(report_module, capsys)

@@ -183,6 +183,6 @@ def test_a_place_between_colons_is_no_emoji(
 def test_places_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         console.fail(GymError(ErrorCode.DATA_INVALID, "rows.jsonl:100: 'output' is empty", "see :abc: there"))
-    told = capsys.readouterr().err
-    assert "rows.jsonl:100: 'output'" in told
-    assert ":abc:" in told
+    printed = capsys.readouterr().err
+    assert "rows.jsonl:100: 'output'" in printed
+    assert ":abc:" in printed

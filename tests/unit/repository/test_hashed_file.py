@@ -30,7 +30,7 @@ def test_the_hash_is_that_of_the_whole_file_what_it_had_before_too(tmp_path: Pat
     assert sha256 == hashlib.sha256(data).hexdigest()
 
 
-def test_every_byte_is_synced_before_the_hash_is_told(
+def test_every_byte_is_synced_before_the_hash_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []

@@ -21,7 +21,7 @@ CALLED_BY_OTHERS = {
     "gym_fed/wire/_generated": "protoc's",
 }
 TESTED_ONLY = {
-    "gym_fed.identity.history.key_at": "whoever reads a ledger asks it; no command of ours does",
+    "gym_fed.identity.history.key_at": "for readers of a ledger; no command of ours needs it",
 }
 
 Trees = dict[str, tuple[Path, ast.Module]]

@@ -100,7 +100,7 @@ def test_a_grader_whose_package_cannot_be_imported_is_refused_by_that_name(
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
 
 
-def test_gym_grade_asks_an_installed_grader(tmp_path: Path) -> None:
+def test_gym_grade_calls_an_installed_grader(tmp_path: Path) -> None:
     rows, rewards = tmp_path / "rows.jsonl", tmp_path / "rewards.yaml"
     rows.write_text('{"prompt": "q", "completion": "please, please"}\n{"prompt": "q", "completion": "no"}\n')
     rewards.write_text("rewards: [{grader: polite, least: 2}, {grader: plain}]\n")
@@ -125,7 +125,7 @@ def test_an_installed_tracker_hears_of_the_figures(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/diary.txt").read_text()) == {"step": 1, "loss": 0.5}
 
 
-def test_rows_of_an_installed_format_are_told_by_their_keys_and_converted_both_ways(tmp_path: Path) -> None:
+def test_rows_of_an_installed_format_are_found_by_their_keys_and_converted_both_ways(tmp_path: Path) -> None:
     file, out, back = tmp_path / "cards.jsonl", tmp_path / "out.jsonl", tmp_path / "back.jsonl"
     file.write_text('{"front": "hi", "back": "ho"}\n')
     assert load_rows(file) == load_rows(file, "cards")

@@ -43,9 +43,9 @@ def test_an_errno_has_one_code_and_names_the_file(number: int, code: ErrorCode) 
     assert found is not None
     assert found.code is code
     assert found.message.startswith("/hub/hub.db: ")
-    told = system_error(OSError(number, os.strerror(number), "/hub/hub.db"), with_place=False)
-    assert told is not None
-    assert "hub.db" not in str(told), "what goes over the wire names no file"
+    reported = system_error(OSError(number, os.strerror(number), "/hub/hub.db"), with_place=False)
+    assert reported is not None
+    assert "hub.db" not in str(reported), "what goes over the wire names no file"
 
 
 def test_what_rust_and_sqlalchemy_say_of_a_full_disk_is_understood() -> None:

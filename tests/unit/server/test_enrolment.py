@@ -27,7 +27,7 @@ from gym_fed.identity.login import MAX_WORK_BITS, do_work, enrolment_claim, logi
 from gym_fed.identity.statements import Revocation, now
 from gym_fed.wire.limits import PROTOCOL
 from gym_fed.wire.v1 import hub_pb2 as pb
-from tests.support import purse_hub
+from tests.support import balance_hub
 from tests.support.contributor import RawContributor
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.tiny_hub import TinyHub
@@ -120,7 +120,7 @@ def test_a_contributor_of_another_protocol_is_refused_with_the_remedy(
 
 
 def test_a_statement_in_the_form_of_0_1_is_refused_by_a_hub_and_good_in_a_ledger(tmp_path: Path) -> None:
-    hub, owner = purse_hub.Hub(tmp_path), SigningKey.generate()
+    hub, owner = balance_hub.Hub(tmp_path), SigningKey.generate()
     account = hub.enrol(owner)
     said = Revocation(revoke=account, key=owner.public_key.hex(), server=hub.server, issued_at=now())
     assert "tls" not in json.loads(said.to_json()), "its bytes are those that 0.1 signed"
@@ -247,7 +247,7 @@ def test_a_second_key_with_the_id_of_an_account_is_refused_and_leaves_no_trace(
 
     monkeypatch.setattr("gym_server.accounts.accounts.contributor_id", short)
     monkeypatch.setattr(history, "is_id_of", lambda who, key: who == short(key))
-    hub, first = purse_hub.Hub(tmp_path), SigningKey.generate()
+    hub, first = balance_hub.Hub(tmp_path), SigningKey.generate()
     account = hub.enrol(first, "first")
     second = next(k for k in iter(SigningKey.generate, None) if short(k.public_key) == account)
     refused(ErrorCode.PERMISSION_DENIED, hub.enrol, second, "second")

@@ -14,7 +14,7 @@ from gym_fed.identity.history import History
 from gym_fed.identity.keys import SigningKey
 from gym_fed.identity.statements import TransferOrder
 from gym_fed.ledger.export import first_line, lines, verify_lines
-from tests.support.purse_hub import HOLD, Hub
+from tests.support.balance_hub import HOLD, Hub
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from gym_fed.identity.keys import SigningKey, verify_signature
 from gym_fed.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
 from gym_fed.identity.tls import private_pem
-from tests.support.purse_hub import HOLD, Hub
+from tests.support.balance_hub import HOLD, Hub
 
 
 @pytest.fixture

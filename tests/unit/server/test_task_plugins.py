@@ -27,7 +27,7 @@ from tests.support.variants import write_random_delta
 
 HERE = "tests.support.more_training"
 POINTS = {
-    "gym_fed.algorithms": {"weighed_sft": f"{HERE}:WeighedSft", "told_once": f"{HERE}:ToldOnce"},
+    "gym_fed.algorithms": {"weighed_sft": f"{HERE}:WeighedSft", "needs_reports": f"{HERE}:NeedsReports"},
     "gym_fed.tuning": {"norms": f"{HERE}:NormsOnly"},
 }
 DIGEST = "sha256:" + "0" * 64
@@ -176,7 +176,7 @@ def test_a_contributor_allows_a_packages_algorithm_only_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [{"algorithm": "ppo"}, {"finetuning": "freeze"}, {"algorithm": "told_once"}]
+    "recipe", [{"algorithm": "ppo"}, {"finetuning": "freeze"}, {"algorithm": "needs_reports"}]
 )
 def test_what_does_not_federate_cannot_be_asked_for(recipe: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="cannot be used here; use one of "):

@@ -22,11 +22,11 @@ def main(grid: Grid, context: Context) -> None:
     )
     start = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(3, np.float32))})
     result = strategy.start(grid=grid, initial_arrays=start, num_rounds=3)
-    told = {
+    report = {
         "w": result.arrays["w"].numpy().tolist(),
         "b": result.arrays["b"].numpy().tolist(),
         "rounds": len(result.train_metrics_clientapp),
     }
     part = Path(str(context.run_config["out"]) + ".part")
-    part.write_text(json.dumps(told))
+    part.write_text(json.dumps(report))
     part.rename(str(context.run_config["out"]))

@@ -1,7 +1,7 @@
 """A contributor that lies: it trains honestly, then sends the signs flipped and inflated.
 
 In odd rounds the lie is inflated by twenty, so its norm gives it away; in even rounds by three, which the
-norms allow, and only the held-out set can tell. `python -m demo.liar HOME ADDRESS FINGERPRINT DATA`.
+norms allow, and only the held-out set shows it. `python -m demo.malicious HOME ADDRESS FINGERPRINT DATA`.
 """
 
 from __future__ import annotations
