@@ -12,7 +12,7 @@ from tools.checks.__main__ import ROOT, all_findings
 from tools.checks.__main__ import main as check
 from tools.checks.classes import repeated_classes
 from tools.checks.files import Finding, room, text_files
-from tools.checks.pages import dead_links, long_readme, long_sentences, sentences, unlinked_pages
+from tools.checks.pages import long_readme, long_sentences, sentences
 from tools.checks.words import RETIRED, Word, retired_words
 
 
