@@ -13,7 +13,7 @@ from tools.architecture import ARROWS, BOXES, GROUND, PICTURE, ROOT, Arrow, path
 
 PAGES = [
     ROOT / "CONTRIBUTING.md",
-    *(ROOT / "docs" / name for name in ("architecture.md", "glossary.md", "index.md")),
+    *(ROOT / "docs" / name for name in ("architecture.md", "extending.md", "glossary.md", "index.md")),
     *sorted((ROOT / "docs" / "decisions").glob("*.md")),
 ]
 FILE = re.compile(
