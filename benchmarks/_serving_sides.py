@@ -16,7 +16,7 @@ from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import model_tensors
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from gym_fed.serving.forward.multi_variant import MixedModel, Piece
+from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
 from gym_fed.serving.store.store import VariantStore
 
 PROBE = list(range(10, 18))
@@ -84,7 +84,7 @@ class EngineSide:
     """
 
     engine: Engine
-    mixed: MixedModel
+    served: MultiVariantModel
     prefix: str | None
     kernel: str | None
 
@@ -94,11 +94,11 @@ class EngineSide:
         Raises:
             RuntimeError: When another kernel ran than the side is named for, or other rows than a variant's.
         """
-        products, stats = Counter(self.mixed.sign_products), self.engine.stats()
+        products, stats = Counter(self.served.sign_products), self.engine.stats()
         names = [None if self.prefix is None else f"{self.prefix}{user}" for user in range(load.users)]
         run_engine(self.engine, load, names, speeds)
         now = self.engine.stats()
-        ran = Counter({kind: self.mixed.sign_products[kind] - products[kind] for kind in products})
+        ran = Counter({kind: self.served.sign_products[kind] - products[kind] for kind in products})
         rows = {
             "rows": now.rows - stats.rows,
             "rows with variants": now.rows_with_variants - stats.rows_with_variants,
@@ -135,11 +135,11 @@ def require_distinct(logits: Tensor, names: Sequence[str]) -> None:
                 raise RuntimeError(f"{names[one]} and {names[other]} give the same logits")
 
 
-def require_variants(mixed: MixedModel, store: VariantStore, names: Sequence[str]) -> None:
+def require_variants(served: MultiVariantModel, store: VariantStore, names: Sequence[str]) -> None:
     """As ``require_distinct``, for variants of ours."""
     held = [store.acquire(name) for name in names]
-    pieces = [Piece(PROBE, mixed.new_cache(), variant) for variant in (*held, None, None)]
-    require_distinct(mixed.step(pieces), [*names, "base", "base"])
+    chunks = [Chunk(PROBE, served.new_cache(), variant) for variant in (*held, None, None)]
+    require_distinct(served.step(chunks), [*names, "base", "base"])
     for variant in held:
         store.release(variant)
 
@@ -236,7 +236,7 @@ class SwapSide:
 
     def __call__(self, load: Load, speeds: Speeds) -> None:
         """One turn: a swap and an answer a user; the base's weights are back afterwards, outside of the time."""
-        products = Counter(self._side.mixed.sign_products)
+        products = Counter(self._side.served.sign_products)
         sampling = SamplingParams(max_tokens=load.new, temperature=0.0, ignore_eos=True)
         started = time.perf_counter()
         first, tokens = [], 0
@@ -251,7 +251,7 @@ class SwapSide:
         if not all(torch.equal(tensor, last[name]) for name, tensor in self._live.items()):
             raise RuntimeError("the weights that answered are not the last merged model's")
         self._put(self._base)
-        require_ran(None, Counter(self._side.mixed.sign_products) - products)
+        require_ran(None, Counter(self._side.served.sign_products) - products)
         speeds.ran.update({"swaps": load.users, "rows with variants": 0})
 
     def _put(self, weights: dict[str, Tensor]) -> None:

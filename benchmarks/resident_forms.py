@@ -37,8 +37,8 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.models import load_model
 from gym_fed.serving.forward.attention import KVCache
 from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.forward.multi_variant import MixedModel, Piece
-from gym_fed.serving.forward.variant_weights import DenseOperand, loaded_variant
+from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
+from gym_fed.serving.forward.variant_weights import DenseWeight, loaded_variant
 
 SMOLLM2: dict[str, Any] = {
     "hidden_size": 576,
@@ -77,7 +77,7 @@ class Side:
 
     @property
     def dense(self) -> bool:
-        return any(isinstance(operand, DenseOperand) for operand in self.variant.operands.values())
+        return any(isinstance(weight, DenseWeight) for weight in self.variant.weights.values())
 
 
 def main() -> None:
@@ -87,16 +87,16 @@ def main() -> None:
     dtype = fastest_dtype()
     model = base_model(arguments.quick).to(dtype).eval()
     spec = BaseSpec.of(model, "base")
-    with tempfile.TemporaryDirectory(prefix="gym-resident-") as folder, MixedModel(model) as mixed:
+    with tempfile.TemporaryDirectory(prefix="gym-resident-") as folder, MultiVariantModel(model) as served:
         sides = [
-            side(mixed, spec, name, params, Path(folder) / "variant.gymdelta")
+            side(served, spec, name, params, Path(folder) / "variant.gymdelta")
             for name in codec_names()
             for params in SETTINGS.get(name, [{}])
         ]
         base: dict[str, list[float]] = {name: [] for name in STEPS}
         for turn in range((QUICK_TURNS if arguments.quick else TURNS) + 1):
             for what, times in ((None, base), *((s, s.seen) for s in sides)):
-                for name, seconds in steps_of(mixed, what).items():
+                for name, seconds in steps_of(served, what).items():
                     if turn:  # the first warms up
                         times[name].append(seconds)
     report = judged(sides, base)
@@ -129,7 +129,7 @@ def fastest_dtype() -> torch.dtype:
     return min(taken, key=lambda dtype: taken[dtype])
 
 
-def side(mixed: MixedModel, spec: BaseSpec, name: str, params: dict[str, Any], file: Path) -> Side:
+def side(served: MultiVariantModel, spec: BaseSpec, name: str, params: dict[str, Any], file: Path) -> Side:
     """A variant of random codes in every matrix, written to a file and loaded from it."""
     entries = []
     for tensor, shape in sorted(spec.shapes.items()):
@@ -139,7 +139,7 @@ def side(mixed: MixedModel, spec: BaseSpec, name: str, params: dict[str, Any], f
     size = write_delta(file, entries, spec).size_bytes
     started = time.process_time()
     with DeltaFile.open(file) as delta:
-        variant = loaded_variant(name, delta, mixed.layout, delta.sha256())
+        variant = loaded_variant(name, delta, served.layout, delta.sha256())
     seconds = time.process_time() - started
     file.unlink()
     return Side(name + "".join(f", {k} {v}" for k, v in params.items()), variant, size, seconds)
@@ -157,20 +157,20 @@ def random_payload(name: str, shape: Shape, params: dict[str, Any]) -> Payload:
     return payload
 
 
-def steps_of(mixed: MixedModel, what: Side | None) -> dict[str, float]:
+def steps_of(served: MultiVariantModel, what: Side | None) -> dict[str, float]:
     """Seconds of each kind of step, with the variant in all of its rows; None: the base alone."""
     variant = None if what is None else what.variant
-    caches = [mixed.new_cache(PROMPT) for _ in range(ROWS)]
-    mixed.step([Piece(list(range(2, 2 + CONTEXT)), cache, None, False) for cache in caches])
+    caches = [served.new_cache(PROMPT) for _ in range(ROWS)]
+    served.step([Chunk(list(range(2, 2 + CONTEXT)), cache, None, False) for cache in caches])
     taken = {}
     for name, rows in STEPS.items():
-        counted = dict(mixed.products)
-        pieces = [Piece([5], cache, variant) for cache in caches[:rows]]
+        counted = dict(served.products)
+        chunks = [Chunk([5], cache, variant) for cache in caches[:rows]]
         if rows == PROMPT:
-            pieces = [Piece([2 + at % 200 for at in range(PROMPT)], KVCache(PROMPT), variant)]
-        taken[name] = timed(partial(mixed.step, pieces))
-        require_form(what, {k: n - counted.get(k, 0) for k, n in mixed.products.items()}, name)
-    mixed.rest()
+            chunks = [Chunk([2 + at % 200 for at in range(PROMPT)], KVCache(PROMPT), variant)]
+        taken[name] = timed(partial(served.step, chunks))
+        require_form(what, {k: n - counted.get(k, 0) for k, n in served.products.items()}, name)
+    served.release_variants()
     return taken
 
 
@@ -178,8 +178,8 @@ def require_form(what: Side | None, ran: dict[tuple[str, str], int], step: str) 
     """Raise ``RuntimeError`` when another form was multiplied than the variant is kept in."""
     ran = {key: count for key, count in ran.items() if count}
     held = set()
-    for operand in what.variant.operands.values() if what is not None else ():
-        found = getattr(operand, "held", None)
+    for weight in what.variant.weights.values() if what is not None else ():
+        found = getattr(weight, "held", None)
         if found is not None and found.form != "factors":
             held.add(found.form)
     if {form for form, _ in ran} != held:

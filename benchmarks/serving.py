@@ -57,7 +57,7 @@ from _serving_sides import EngineSide, PeftSide, Side, SwapSide, require_variant
 from gym_fed.config.serving import EngineConfig
 from gym_fed.delta.file import DeltaFile
 from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.forward.multi_variant import MixedModel
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.store.store import VariantStore
 
 SWITCHES = 200
@@ -206,7 +206,7 @@ class Sides:
     base: Base
     store: VariantStore
     one_bits: list[Path]
-    engines: dict[str, tuple[Engine, MixedModel]]
+    engines: dict[str, tuple[Engine, MultiVariantModel]]
     peft_folders: list[str]
     peft_model: object
     count: int
@@ -224,11 +224,11 @@ class Sides:
             LOOKUP: ("v", "lookup"),
             LORA: ("lora", None),
         }[name]
-        engine, mixed = self.engines[kernel or "exact"]
+        engine, served = self.engines[kernel or "exact"]
         if prefix is not None and name not in self._differ:
-            require_variants(mixed, self.store, [f"{prefix}{number}" for number in range(self.count)])
+            require_variants(served, self.store, [f"{prefix}{number}" for number in range(self.count)])
             self._differ.add(name)
-        return EngineSide(engine, mixed, prefix, kernel)
+        return EngineSide(engine, served, prefix, kernel)
 
     @contextmanager
     def swapping(self) -> Iterator[SwapSide]:
@@ -250,12 +250,12 @@ def opened(run: Run, base: Base, one_bits: bool = True, loras: bool = True) -> I
     peft_model = twin(base.model)  # before our hooks
     models = {"exact": base.model, "lookup": twin(base.model)}
     with ExitStack() as stack:
-        mixed = {k: stack.enter_context(MixedModel(m, kernel=k)) for k, m in models.items()}  # type: ignore[arg-type]
+        served = {k: stack.enter_context(MultiVariantModel(m, kernel=k)) for k, m in models.items()}  # type: ignore[arg-type]
         store = stack.enter_context(
             VariantStore.open(
                 run.folder / "store",
                 base=base.spec,
-                layout=mixed["lookup"].layout,
+                layout=served["lookup"].layout,
                 cache_bytes=12 * 10**9,
                 require_signature=False,
             )
@@ -264,7 +264,7 @@ def opened(run: Run, base: Base, one_bits: bool = True, loras: bool = True) -> I
             store.add(delta, None, name=delta.stem, owner="bench")
         config = EngineConfig(max_concurrent=count, max_batch_tokens=1024)
         engines = {
-            k: (stack.enter_context(Engine(m, base.tokenizer, store, config)), m) for k, m in mixed.items()
+            k: (stack.enter_context(Engine(m, base.tokenizer, store, config)), m) for k, m in served.items()
         }
         folders = [str(folder) for folder, _ in lora]
         yield Sides(base, store, bits, engines, folders, peft_model, count)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.engine.request import Completion, GenerationRequest, SamplingParams
+from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.generation import Generation
@@ -72,7 +72,7 @@ class ServedVariant:
             raise
         self.model = f"{self._serving.served_name}:{name}"
 
-    def chat(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Completion:
+    def chat(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> CompletionOutput:
         """The answer to a conversation, or to one thing that a user says.
 
         Raises:
@@ -81,7 +81,7 @@ class ServedVariant:
         """
         return self._submit(self._conversation(messages), sampling).result()
 
-    def complete(self, prompt: str, **sampling: Any) -> Completion:
+    def complete(self, prompt: str, **sampling: Any) -> CompletionOutput:
         """What follows a text. Raises as ``chat``."""
         return self._submit(self._text(prompt), sampling).result()
 

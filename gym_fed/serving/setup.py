@@ -20,7 +20,7 @@ from gym_fed.serving.openai.service import OpenAIService
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.serving.engine.engine import Engine
-    from gym_fed.serving.forward.multi_variant import MixedModel
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.http.usage_log import UsageLog
     from gym_fed.serving.store.store import VariantStore
 
@@ -37,7 +37,7 @@ class Serving:
         served_name: Of the base in the API.
         base: Describes the base as its variants know it: the float32 weights' digest.
         tokenizer: Of the base.
-        mixed: The model.
+        served: The model.
         engine: Writes the answers.
         store: The variants; None: the base alone.
         service: OpenAI's API over all of it.
@@ -48,7 +48,7 @@ class Serving:
     served_name: str
     base: BaseSpec
     tokenizer: Any
-    mixed: MixedModel
+    served: MultiVariantModel
     engine: Engine
     store: VariantStore | None
     service: OpenAIService
@@ -72,14 +72,14 @@ def open_serving(config: ServingConfig) -> Serving:
     The base is read in float32 first, whatever ``dtype`` says, for that is what the digest of a base is taken of.
 
     Raises:
-        GymError: As ``load_model``, ``VariantStore.open`` and ``MixedModel``; ``CONFIG_INVALID`` for a base whose name
-            cannot stand in the API, without ``served_name``, and for a ``kv_cache_size`` that holds no two tokens.
+        GymError: As ``load_model``, ``VariantStore.open`` and ``MultiVariantModel``; ``CONFIG_INVALID`` for a base
+            whose name the API cannot use, without ``served_name``, and for a ``kv_cache_size`` of less than two tokens.
     """
     import torch
 
     from gym_fed.delta.base import BaseSpec
     from gym_fed.serving.engine.engine import Engine
-    from gym_fed.serving.forward.multi_variant import MixedModel
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
     name = _served_name(config)
     device = pick_device(config.device)
@@ -92,10 +92,10 @@ def open_serving(config: ServingConfig) -> Serving:
     base = BaseSpec.of(model, model_name(config.base))
     model = model.to(device=device, dtype=getattr(torch, config.dtype)).requires_grad_(False).eval()
     with ExitStack() as stack:
-        mixed = stack.enter_context(MixedModel(model, kernel=config.engine.kernel))
-        _require_kv_cache(config.engine, mixed.bytes_per_token)
-        store = _open_store(config, base, mixed, stack)
-        engine = stack.enter_context(Engine(mixed, loaded.tokenizer, store, config.engine))
+        served = stack.enter_context(MultiVariantModel(model, kernel=config.engine.kernel))
+        _require_kv_cache(config.engine, served.bytes_per_token)
+        store = _open_store(config, base, served, stack)
+        engine = stack.enter_context(Engine(served, loaded.tokenizer, store, config.engine))
         usage_log = _usage_log(config, base, stack)
         service = OpenAIService(
             engine,
@@ -108,7 +108,7 @@ def open_serving(config: ServingConfig) -> Serving:
             on_use=None if usage_log is None else usage_log.write,
         )
         return Serving(
-            config, name, base, loaded.tokenizer, mixed, engine, store, service, usage_log, stack.pop_all()
+            config, name, base, loaded.tokenizer, served, engine, store, service, usage_log, stack.pop_all()
         )
     raise AssertionError("unreachable: an ExitStack without callbacks swallows nothing")
 
@@ -140,7 +140,7 @@ def _max_at_once(config: EngineConfig) -> int:
 
 
 def _open_store(
-    config: ServingConfig, base: BaseSpec, mixed: MixedModel, stack: ExitStack
+    config: ServingConfig, base: BaseSpec, served: MultiVariantModel, stack: ExitStack
 ) -> VariantStore | None:
     if config.variants is None:
         return None
@@ -150,7 +150,7 @@ def _open_store(
         VariantStore.open(
             config.variants,
             base=base,
-            layout=mixed.layout,
+            layout=served.layout,
             cache_bytes=config.cache_size,
             require_signature=config.require_signature,
             create=False,

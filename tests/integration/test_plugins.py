@@ -258,15 +258,15 @@ def test_soup_merge_and_delta_soup_use_an_aggregator_and_read_a_codec_of_an_inst
 SERVED = """
 import sys
 from pathlib import Path
-from gym_fed.serving.forward.multi_variant import MixedModel
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.variants import merged, off, write_random_delta
-from tests.unit.serving.test_serving_mixed import llama, reference
-from tests.unit.serving.test_serving_packed import LONG, answers
+from tests.unit.serving.test_multi_variant_step import llama, reference
+from tests.unit.serving.test_multi_variant_packed import LONG, answers
 model = llama()
 coding = lambda name, shape: ("example_bytes", {}) if len(shape) == 2 else None
 path = write_random_delta(model, Path(sys.argv[1]), coding, seed=1)
-with MixedModel(model) as mixed:
-    bulk, _ = answers(mixed, [path])
+with MultiVariantModel(model) as served:
+    bulk, _ = answers(served, [path])
 print(off(bulk[0], reference(merged(model, path), LONG)[-1]), off(bulk[0], reference(model, LONG)[-1]))
 """
 

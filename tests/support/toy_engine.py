@@ -24,12 +24,12 @@ class ToyCache:
 
 
 class ToyModel:
-    """``state = 0.6 state + embedding``; a variant adds its operand ``shift`` to the logits.
+    """``state = 0.6 state + embedding``; a variant adds its delta ``shift`` to the logits.
 
     Attributes:
-        steps: Every step's pieces as ``(tokens, wants_logits)``.
+        steps: Every step's chunks as ``(tokens, wants_logits)``.
         gate: While it is clear, steps wait.
-        fail: Called with the pieces before every step; may raise.
+        fail: Called with the chunks before every step; may raise.
         script: If set, the tokens that every answer has, in order.
     """
 
@@ -55,31 +55,31 @@ class ToyModel:
     def new_cache(self, _capacity: int) -> ToyCache:
         return ToyCache(torch.zeros(24))
 
-    def step(self, pieces: Any) -> torch.Tensor:
+    def step(self, chunks: Any) -> torch.Tensor:
         self.entered.release()
         assert self.gate.wait(20)
-        self.steps.append([(len(piece.token_ids), piece.wants_logits) for piece in pieces])
+        self.steps.append([(len(chunk.token_ids), chunk.wants_logits) for chunk in chunks])
         if self.fail is not None:
-            self.fail(pieces)
+            self.fail(chunks)
         rows = []
-        for piece in pieces:
-            for token_id in piece.token_ids:
-                piece.cache.state = 0.6 * piece.cache.state + self._into[token_id]
-            piece.cache.ids += piece.token_ids
-            if piece.hidden is not None:
-                piece.hidden.add(self._hidden(piece.token_ids, piece.variant))
-            if piece.wants_logits:
-                rows.append(self._logits(piece))
+        for chunk in chunks:
+            for token_id in chunk.token_ids:
+                chunk.cache.state = 0.6 * chunk.cache.state + self._into[token_id]
+            chunk.cache.ids += chunk.token_ids
+            if chunk.hidden is not None:
+                chunk.hidden.add(self._hidden(chunk.token_ids, chunk.variant))
+            if chunk.wants_logits:
+                rows.append(self._logits(chunk))
         return torch.stack(rows) if rows else torch.empty(0, self.vocabulary)
 
-    def _logits(self, piece: Any) -> torch.Tensor:
+    def _logits(self, chunk: Any) -> torch.Tensor:
         if self.script is not None:
             written = (
-                len(piece.cache.ids) - piece.cache.ids.index(1) - 1
+                len(chunk.cache.ids) - chunk.cache.ids.index(1) - 1
             )  # prompts of scripted answers end with a 1
             return torch.nn.functional.one_hot(torch.tensor(self.script[written]), self.vocabulary) * 50.0
-        logits = piece.cache.state @ self._out
-        return logits if piece.variant is None else logits + piece.variant.operands["shift"]
+        logits = chunk.cache.state @ self._out
+        return logits if chunk.variant is None else logits + chunk.variant.weights["shift"]
 
     def embed(self, token_ids: list[int], variant: LoadedVariant | None) -> torch.Tensor:
         mean = self._hidden(token_ids, variant).mean(dim=0)
@@ -88,14 +88,14 @@ class ToyModel:
     def _hidden(self, token_ids: list[int], variant: LoadedVariant | None) -> torch.Tensor:
         return self._into[token_ids] + (0 if variant is None else 1)
 
-    def rest(self) -> None:
+    def release_variants(self) -> None:
         """Nothing is kept from step to step."""
 
 
 class ToySource:
-    """Variants by name: of those in ``cold``, ``poll`` reports that they are loading; those in ``broken`` fail.
+    """Variants by name: for those in ``cold``, ``poll`` returns None; those in ``broken`` fail.
 
-    Those in ``no_room`` come when no other is in use.
+    Those in ``no_room`` load when no other is in use.
     """
 
     def __init__(self, *names: str) -> None:

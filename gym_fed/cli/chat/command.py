@@ -13,7 +13,7 @@ from gym_fed.console import err, print_json
 from gym_fed.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
-    from gym_fed.serving.chat.conversation import Writer
+    from gym_fed.serving.chat.session import Writer
 
 
 def chat(
@@ -111,10 +111,10 @@ def chat(
         writer = _local(model, variants, device or "auto")
 
     from gym_fed.cli.chat.terminal import Terminal, line_editing
-    from gym_fed.serving.chat.conversation import Conversation
+    from gym_fed.serving.chat.session import ChatSession
 
     with closing(writer):
-        conversation = Conversation(writer, system=system, variant=variant, sampling=settings.fields())
+        conversation = ChatSession(writer, system=system, variant=variant, sampling=settings.fields())
         terminal = Terminal(conversation, settings, as_json=as_json)
         if prompt is None:
             home = Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()

@@ -18,7 +18,7 @@ from gym_fed.text import harmless
 
 if TYPE_CHECKING:
     from gym_fed.cli.chat.settings import ChatSettings
-    from gym_fed.serving.chat.conversation import Conversation
+    from gym_fed.serving.chat.session import ChatSession
 
 SHOWN_VARIANTS = 50
 BLOCK = '"""'
@@ -34,7 +34,7 @@ class Terminal:
         as_json: Answers are one JSON line each, when whole.
     """
 
-    def __init__(self, conversation: Conversation, settings: ChatSettings, *, as_json: bool = False) -> None:
+    def __init__(self, conversation: ChatSession, settings: ChatSettings, *, as_json: bool = False) -> None:
         self.conversation = conversation
         self.settings = settings
         self._as_json = as_json

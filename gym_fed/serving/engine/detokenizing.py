@@ -1,4 +1,4 @@
-"""Tokens to text as they come: never half a character, never a special token, never a piece of a stop text."""
+"""Streaming detokenization: never half a character, never a special token, never part of a stop text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 _UNKNOWN = "�"
 _LONGEST_CHARACTER = 4
-"""Bytes of UTF-8; a byte that three further tokens did not make a character is none."""
+"""Bytes of UTF-8. A byte that three further tokens do not complete is not a character."""
 
 _WINDOW = 16
 _KEPT = 4
@@ -34,7 +34,7 @@ class TextDecoder:
         self._anchor_text = self.text(self._anchor, special=True)
 
     def text(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """As it stands, without the clean-up of spaces; ``special``: with special tokens."""
+        """Text of the ids, without the clean-up of spaces; ``special``: with special tokens."""
         if self._backend is not None:
             return str(self._backend.decode(list(ids), skip_special_tokens=not special))
         return str(
@@ -52,12 +52,12 @@ class TextDecoder:
         return found
 
     def stream(self, prompt_ids: Sequence[int]) -> TextStream:
-        """A stream that continues this prompt: prompt and answer put together are the text of all their tokens."""
+        """A stream that continues this prompt: the texts of prompt and answer join to the text of all their tokens."""
         return TextStream(self, prompt_ids)
 
 
 class TextStream:
-    """One answer's text. A window of last tokens is decoded with each new one, and what is new of it is shown."""
+    """One answer's text. With each new token a window of the last ones is decoded, and its new text is returned."""
 
     def __init__(self, decoder: TextDecoder, prompt_ids: Sequence[int]) -> None:
         self._decoder = decoder
@@ -70,7 +70,7 @@ class TextStream:
         self._unsettled = 0  # last tokens of the window that may be half a character
 
     def push(self, token_id: int) -> str:
-        """The text that is certain with this token."""
+        """The text that this token makes certain."""
         self._window.append(token_id)
         text = self._decoder.text(self._window)
         if not text.endswith(_UNKNOWN):
@@ -91,7 +91,7 @@ class TextStream:
         return new
 
     def finish(self) -> str:
-        """What is left; half a character at the very end is dropped."""
+        """The held-back text; half a character at the very end is dropped."""
         return (
             self._decoder.text(self._window).rstrip(_UNKNOWN)[len(self._shown) :] if self._unsettled else ""
         )
@@ -106,7 +106,7 @@ class TextStream:
 
 
 class StopTexts:
-    """Holds back what may become a stop text, and cuts the answer before the first one."""
+    """Holds back text that may become a stop text, and cuts the answer before the first one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -135,6 +135,6 @@ class StopTexts:
         return held
 
     def finish(self) -> str:
-        """What was held back, now that nothing can complete it."""
+        """The held-back text, which nothing can complete any more."""
         held, self._held = self._held, ""
         return held

@@ -1,16 +1,16 @@
-"""Continuous batching of requests for different variants of one base: submit from any thread, read as tokens come.
+"""Continuous batching of requests for different variants of one base: submit from any thread, stream the tokens.
 
-    with Engine(MixedModel(model), tokenizer, store) as engine:
+    with Engine(MultiVariantModel(model), tokenizer, store) as engine:
         for event in engine.submit(GenerationRequest(ids, variant="alice")):
             print(event.text, end="")
 
-When a step raises, each of its requests is tried alone; those that raise again fail (``INTERNAL``; the log has the
-trace) and the engine goes on. After three failures one after the other ``healthy`` is False until a step succeeds. If
-the loop itself breaks, all requests fail and new ones are refused.
+When a step raises, each of its requests is tried alone. Those that raise again fail (``INTERNAL``; the log has the
+trace) and the engine continues. After three consecutive failures ``healthy`` is False until a step succeeds. If the
+loop itself breaks, all requests fail and new ones are refused.
 
-Each request reserves the KV cache of its prompt and ``max_tokens`` before it starts, so that memory cannot run out in
-the middle of an answer. One without ``max_tokens`` reserves all that the context has left: ``max_context`` then decides
-how many run at once.
+Each request reserves the KV cache of its prompt and ``max_tokens`` before it starts, so that memory cannot run out
+during an answer. A request without ``max_tokens`` reserves the remaining context: ``max_context`` then decides how many
+run at once.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.generation import Generation, PendingEmbedding
 from gym_fed.serving.engine.loop import EngineLoop
 from gym_fed.serving.engine.request import GenerationRequest, Limits
-from gym_fed.serving.engine.sequence import Embedding, Sequence, Work
+from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence, ScheduledRequest
 from gym_fed.serving.engine.stats import Counters, EngineStats
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.guided import GuideFactory
     from gym_fed.serving.forward.loaded import VariantSource
-    from gym_fed.serving.forward.multi_variant import MixedModel
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 log = logging.getLogger("gym_fed")
 
-_UNTIL_A_VARIANT_IS_HERE = 0.001
+_VARIANT_POLL_SECONDS = 0.001
 _LONGEST_RETRY = 600
-_REST_SECONDS = 1.0
-"""After so long without work nothing holds the last step's variants: the source alone decides which stay in memory."""
+_IDLE_SECONDS = 1.0
+"""After so long without requests the engine releases the last step's variants: the source decides which to keep."""
 
 
 class Engine:
-    """Runs requests until it is closed. One thread of its own has the model; nothing else may use it meanwhile.
+    """Runs requests until it is closed. Its own thread uses the model; nothing else may use it meanwhile.
 
     Args:
-        mixed: The base, ready for mixed steps.
+        served: The base, ready for multi-variant steps.
         tokenizer: Its tokenizer.
-        source: Where variants come from; without one the base alone is served.
+        source: Supplies variants; without one only the base is served.
         config: Limits.
 
     Raises:
@@ -59,30 +59,30 @@ class Engine:
 
     def __init__(
         self,
-        mixed: MixedModel,
+        served: MultiVariantModel,
         tokenizer: Any,
         source: VariantSource | None = None,
         config: EngineConfig | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.limits = Limits(
-            context=_context(mixed.model.config, self.config.max_context),
-            vocab_size=mixed.vocabulary,
-            kv_bytes_per_token=mixed.bytes_per_token,
+            context=_context(served.model.config, self.config.max_context),
+            vocab_size=served.vocabulary,
+            kv_bytes_per_token=served.bytes_per_token,
             kv_bytes=self.config.kv_cache_size,
         )
-        self.end_ids = _end_ids(mixed.model, tokenizer)
+        self.end_ids = _end_ids(served.model, tokenizer)
         self._source = source
         self._tokenizer = tokenizer
         self._decoder = TextDecoder(tokenizer)
         self._guides: GuideFactory | None = None
         self._guides_lock = threading.Lock()
         self._counters = Counters()
-        self._model = mixed
-        self._loop = EngineLoop(mixed, self._decoder, source, self.config, self._counters)
+        self._model = served
+        self._loop = EngineLoop(served, self._decoder, source, self.config, self._counters)
         self._changed = threading.Condition()
-        self._arrived: list[Work] = []
-        self._cancelled: list[Work] = []
+        self._arrived: list[ScheduledRequest] = []
+        self._cancelled: list[ScheduledRequest] = []
         self._refused = 0
         self._closing = False
         self._broken: GymError | None = None
@@ -93,7 +93,7 @@ class Engine:
         """Queue a request.
 
         Raises:
-            GymError: ``USAGE`` for a parameter that is off; ``TOO_LARGE`` for a prompt that does not fit;
+            GymError: ``USAGE`` for an invalid parameter; ``TOO_LARGE`` for a prompt that does not fit;
                 ``NOT_FOUND`` for an unknown variant; ``DATA_INVALID`` for a JSON schema that cannot be enforced;
                 ``BUSY`` when too many wait, with the seconds in its hint; ``UNAVAILABLE`` after ``close``.
         """
@@ -101,12 +101,12 @@ class Engine:
         self.limits.check_prompt(request.prompt_ids)
         self.limits.check_sampling(params)
         max_tokens = self.limits.answer_tokens(request)
-        self._require_room(request.user)  # before the work of a grammar and a variant
+        self._require_room(request.user)  # before compiling a grammar and loading a variant
         guide = None if params.json_schema is None else self._guide_factory().guide(params.json_schema)
         self._prefetch(request.variant)
         own_ends = frozenset(params.stop_token_ids)
         generation = Generation(request)
-        sequence = Sequence(
+        sequence = GenerationSequence(
             generation,
             self._decoder,
             max_tokens=max_tokens,
@@ -119,7 +119,7 @@ class Engine:
         return generation
 
     def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
-        """Queue a text that is wanted as a vector (``MixedModel.embed``). It waits its turn as answers do.
+        """Queue the embedding of a text. It waits in the same queue as answers.
 
         Raises:
             GymError: As ``submit``.
@@ -128,10 +128,12 @@ class Engine:
         kv_bytes = self.limits.kv_bytes_needed(len(prompt_ids), 0)
         self._require_room(user)
         self._prefetch(variant)
-        work = Embedding(prompt_ids, variant, user, kv_bytes, Future())
-        self._enqueue(work)
-        work.future.add_done_callback(lambda future: self._call_off(work) if future.cancelled() else None)
-        return PendingEmbedding(work.future)
+        request = EmbeddingSequence(prompt_ids, variant, user, kv_bytes, Future())
+        self._enqueue(request)
+        request.future.add_done_callback(
+            lambda future: self._call_off(request) if future.cancelled() else None
+        )
+        return PendingEmbedding(request.future)
 
     @property
     def healthy(self) -> bool:
@@ -139,7 +141,7 @@ class Engine:
         return self._thread.is_alive() and self._broken is None and not self._closing and self._loop.healthy
 
     def stats(self) -> EngineStats:
-        """What it has done and does."""
+        """Counters and gauges of the engine."""
         counters = self._counters
         return EngineStats(
             healthy=self.healthy,
@@ -166,14 +168,14 @@ class Engine:
         )
 
     def retry_after_seconds(self) -> int:
-        """When one that waits is likely to be let in: the mean time of the last answers over how many run at once."""
+        """Expected wait of a new request: the mean time of the last answers divided by how many run at once."""
         seconds = self._counters.seconds_a_request()
         if seconds is None:
             return 1
         return min(_LONGEST_RETRY, max(1, math.ceil(seconds / max(1, self._loop.running))))
 
     def close(self) -> None:
-        """End everything with ``cancelled``, let go of all variants, and wait for the thread."""
+        """Cancel all requests, release all variants, and wait for the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -186,13 +188,13 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The caller's threads.
+    # On the caller's threads.
 
     def _prefetch(self, variant: str | None) -> None:
         if variant is None:
             return
         if self._source is None:
-            raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r}: the base alone is served here")
+            raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r}: only the base is served here")
         self._source.prefetch(variant)
 
     def _guide_factory(self) -> GuideFactory:
@@ -217,7 +219,7 @@ class Engine:
             raise GymError(ErrorCode.UNAVAILABLE, "the engine is closed", "start it again")
         free = max(0, self.config.max_concurrent - self._loop.running)
         waiting = self._loop.waiting + len(self._arrived)
-        own = self._loop.waiting_of(user) + sum(work.user == user for work in self._arrived)
+        own = self._loop.waiting_of(user) + sum(request.user == user for request in self._arrived)
         for count, most, who in (
             (waiting, self.config.max_queued, "requests"),
             (own, self.config.max_queued_per_user, "requests of this user"),
@@ -226,21 +228,21 @@ class Engine:
                 self._refused += 1
                 seconds = self.retry_after_seconds()
                 raise GymError(
-                    ErrorCode.BUSY, f"{count} {who} wait already", f"try again in {seconds} seconds"
+                    ErrorCode.BUSY, f"{count} {who} are waiting already", f"try again in {seconds} seconds"
                 )
 
-    def _enqueue(self, work: Work) -> None:
+    def _enqueue(self, request: ScheduledRequest) -> None:
         with self._changed:
-            self._check_room(work.user)
-            self._arrived.append(work)
+            self._check_room(request.user)
+            self._arrived.append(request)
             self._changed.notify_all()
 
-    def _call_off(self, work: Work) -> None:
+    def _call_off(self, request: ScheduledRequest) -> None:
         with self._changed:
-            self._cancelled.append(work)
+            self._cancelled.append(request)
             self._changed.notify_all()
 
-    # The engine's thread.
+    # On the engine's thread.
 
     def _run(self) -> None:
         import torch
@@ -249,7 +251,7 @@ class Engine:
         try:
             with torch.inference_mode():
                 while self._take():
-                    if not self._loop.turn():
+                    if not self._loop.step():
                         self._pause()
         except BaseException as broken:
             log.exception("the engine's loop broke")
@@ -263,28 +265,28 @@ class Engine:
         self._loop.end_all(arrived, error)
 
     def _take(self) -> bool:
-        """Take over what came in, waiting for it where nothing else is to be done; False to end."""
+        """Take over new requests and cancellations, waiting for them when idle; False to end."""
         with self._changed:
-            timeout: float | None = _REST_SECONDS
+            timeout: float | None = _IDLE_SECONDS
             while not (self._closing or self._arrived or self._cancelled) and self._loop.idle:
                 if not self._changed.wait(timeout):
-                    self._loop.rest()
+                    self._loop.release_variants()
                     timeout = None
             if self._closing:
                 return False
-            for work in self._arrived:
-                self._loop.put(work)
+            for request in self._arrived:
+                self._loop.put(request)
             self._arrived.clear()
             cancelled, self._cancelled = self._cancelled, []
-        for work in cancelled:
-            self._loop.cancel(work)
+        for request in cancelled:
+            self._loop.cancel(request)
         return True
 
     def _pause(self) -> None:
-        """All that waits waits for its variant: look again in a moment."""
+        """Every waiting request waits for its variant: wait a moment before the next step."""
         with self._changed:
             if not (self._closing or self._arrived or self._cancelled):
-                self._changed.wait(_UNTIL_A_VARIANT_IS_HERE)
+                self._changed.wait(_VARIANT_POLL_SECONDS)
 
 
 def _context(config: Any, wanted: int | None) -> int:
@@ -300,7 +302,7 @@ def _context(config: Any, wanted: int | None) -> int:
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """All that say so: generation_config.json, config.json and the tokenizer; each an id, a list, or nothing."""
+    """End tokens of generation_config.json, config.json and the tokenizer; each has an id, a list, or nothing."""
     found: set[int] = set()
     for value in (
         getattr(getattr(model, "generation_config", None), "eos_token_id", None),

@@ -1,4 +1,4 @@
-"""The caller's end of one answer, its events and its whole, or of one embedding, and how to call it off."""
+"""The caller's handle of one answer or one embedding: its events, its result, and how to cancel it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.engine.request import Completion, Event, GenerationRequest
+from gym_fed.serving.engine.request import CompletionOutput, Event, GenerationRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,25 +20,25 @@ _Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class Generation:
-    """One answer on its way. Events are kept until they are read, so a slow reader holds no one up.
+    """One answer in progress. Events are kept until they are read, so a slow reader delays nobody.
 
     ``for event in generation`` or ``async for event in generation`` (one reader): the last event has a
     ``finish_reason``. An answer that fails raises its ``GymError`` there and in ``result``.
 
     Attributes:
-        request: What was asked.
+        request: The submitted request.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
-        self._call_off: Callable[[], None] | None = None  # the engine's end
+        self._call_off: Callable[[], None] | None = None  # set by the engine
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # for the reader of events
-        self._ended = threading.Condition(lock)  # for those who wait for the whole: not woken by every token
+        self._ended = threading.Condition(lock)  # for callers of ``result``: not woken by every token
         self._events: deque[Event] = deque()
-        self._completion: Completion | None = None
+        self._completion: CompletionOutput | None = None
         self._error: GymError | None = None
-        self._told = False  # the reader has had the error
+        self._error_raised = False  # in the reader of events
         self._wakers: list[_Waker] = []
 
     @property
@@ -46,15 +46,15 @@ class Generation:
         return self._completion is not None or self._error is not None
 
     def cancel(self) -> None:
-        """Call it off: within one step its place is free, and it ends with ``cancelled``. Safe to call at any time."""
+        """Cancel it: within one step its place is free, and it ends with ``cancelled``. Safe to call at any time."""
         if self._call_off is not None and not self.done:
             self._call_off()
 
-    def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the whole answer; whether events were read makes no difference.
+    def result(self, timeout: float | None = None) -> CompletionOutput:
+        """Wait for the whole answer, whether or not its events were read.
 
         Raises:
-            GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (the answer goes on).
+            GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (the answer continues).
         """
         with self._ended:
             if not self._ended.wait_for(lambda: self.done, timeout):
@@ -63,8 +63,8 @@ class Generation:
                 )
         return self._whole()
 
-    async def result_async(self) -> Completion:
-        """As ``result``, without holding up the event loop."""
+    async def result_async(self) -> CompletionOutput:
+        """As ``result``, without blocking the event loop."""
         while not self.done:
             await self._wait()
         return self._whole()
@@ -97,19 +97,19 @@ class Generation:
     def _next(self) -> Event | None:
         if self._events:
             return self._events.popleft()
-        if self._error is not None and not self._told:
-            self._told = True
+        if self._error is not None and not self._error_raised:
+            self._error_raised = True
             raise self._error
         return None
 
-    def _whole(self) -> Completion:
+    def _whole(self) -> CompletionOutput:
         if self._error is not None:
             raise self._error
         assert self._completion is not None
         return self._completion
 
     async def _wait(self) -> None:
-        """Until something changes (or has, since the caller looked)."""
+        """Wait until an event or the end arrives; return at once if one has."""
         waker = (asyncio.get_running_loop(), asyncio.Event())
         with self._changed:
             if self._events or self.done:
@@ -122,9 +122,9 @@ class Generation:
                 if waker in self._wakers:
                     self._wakers.remove(waker)
 
-    # The engine's end.
+    # For the engine.
 
-    def _put(self, event: Event, completion: Completion | None = None) -> None:
+    def _put(self, event: Event, completion: CompletionOutput | None = None) -> None:
         with self._changed:
             if self.done:
                 return
@@ -153,33 +153,33 @@ def _set(wakers: list[_Waker]) -> None:
     for loop, waker in wakers:
         try:
             loop.call_soon_threadsafe(waker.set)
-        except RuntimeError:  # its event loop was closed: nobody reads any more
+        except RuntimeError:  # its event loop was closed: there is no reader any more
             continue
 
 
 class HiddenMean:
-    """Mean of the last hidden states of a text that is read in pieces."""
+    """Mean of the last hidden states of a text whose prefill comes in chunks."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
 
     def add(self, states: Tensor) -> None:
-        """Of the next tokens: ``[tokens, hidden]``."""
+        """Add the states of the next tokens: ``[tokens, hidden]``."""
         found = states.float().sum(dim=0)
         self._sum = found if self._sum is None else self._sum + found
 
     def unit(self) -> Tensor:
-        """The mean scaled to length 1 (so that the sum will do): ``[hidden] float32``."""
+        """The mean scaled to length 1, for which the sum suffices: ``[hidden] float32``."""
         assert self._sum is not None
         found: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
         return found
 
 
 class PendingEmbedding:
-    """One embedding on its way: ``[hidden] float32``, the mean of the text's last hidden states, of length 1.
+    """One embedding in progress: ``[hidden] float32``, the mean of the text's last hidden states, of length 1.
 
     Args:
-        future: Set by the engine; whoever cancels it calls the work off.
+        future: Set by the engine; cancelling it cancels the request.
     """
 
     def __init__(self, future: Future[Tensor]) -> None:
@@ -190,15 +190,15 @@ class PendingEmbedding:
         return self._future.done()
 
     def cancel(self) -> None:
-        """Call it off: within one step its place is free. Safe to call at any time."""
+        """Cancel it: within one step its place is free. Safe to call at any time."""
         self._future.cancel()
 
     def result(self, timeout: float | None = None) -> Tensor:
         """Wait for it.
 
         Raises:
-            GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (it goes on); ``UNAVAILABLE``
-                when it was called off.
+            GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (it continues);
+                ``UNAVAILABLE`` when it was cancelled.
         """
         try:
             return self._future.result(timeout)
@@ -207,10 +207,10 @@ class PendingEmbedding:
                 ErrorCode.DEADLINE_EXCEEDED, f"no embedding within {timeout} s", "wait longer"
             ) from None
         except CancelledError:
-            raise _called_off() from None
+            raise _cancelled() from None
 
     async def result_async(self) -> Tensor:
-        """As ``result``, without holding up the event loop. Whoever stops awaiting it calls the embedding off."""
+        """As ``result``, without blocking the event loop. Cancelling the awaiting task cancels the embedding."""
         waiting = asyncio.wrap_future(self._future)
         try:
             return await waiting
@@ -219,8 +219,8 @@ class PendingEmbedding:
             if task is not None and task.cancelling():
                 self.cancel()
                 raise
-            raise _called_off() from None
+            raise _cancelled() from None
 
 
-def _called_off() -> GymError:
-    return GymError(ErrorCode.UNAVAILABLE, "the embedding was called off", "ask again")
+def _cancelled() -> GymError:
+    return GymError(ErrorCode.UNAVAILABLE, "the embedding was cancelled", "request it again")

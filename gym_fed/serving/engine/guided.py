@@ -1,4 +1,4 @@
-"""Answers that a JSON schema allows: before each token, those that cannot continue a valid value are masked out.
+"""Guided decoding by a JSON schema: before each token, those that cannot continue a valid value are masked out.
 
 The grammar and the masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it
 cannot enforce is refused, never relaxed. White space between two parts of a value is a space, or a line break and an
@@ -78,7 +78,7 @@ class GuideFactory:
 
 
 class Guide:
-    """How far one answer is in its grammar."""
+    """The state of one answer in its grammar."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
@@ -88,7 +88,7 @@ class Guide:
         self._first: bytes | None = first
 
     def _try_a_token(self, matcher: Any, first: bytes) -> None:
-        """Some schemas turn out too complex, or to allow nothing, only when they are used: that is told at the door."""
+        """Refuse schemas at submission that prove too complex, or allow nothing, only when they are used."""
         if not matcher.is_error():
             trial = matcher.deep_copy()
             trial.consume_token(int(self._unpacked(first).argmin()))
@@ -99,7 +99,7 @@ class Guide:
             raise _not_enforced(matcher.get_error())
 
     def banned(self) -> Any:
-        """Which tokens may not come next: ``[vocab] bool`` of numpy.
+        """Tokens that may not come next: ``[vocab] bool`` of numpy.
 
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
@@ -119,7 +119,7 @@ class Guide:
         return found
 
     def push(self, token_id: int) -> None:
-        """A token was chosen.
+        """Advance by the chosen token.
 
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
@@ -130,7 +130,7 @@ class Guide:
 
     @property
     def complete(self) -> bool:
-        """Whether the value is whole and nothing may follow it."""
+        """Whether the value is complete and nothing may follow it."""
         return bool(self._matcher.is_stopped())
 
     def _check(self) -> None:

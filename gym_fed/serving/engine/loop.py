@@ -1,7 +1,7 @@
-"""The engine's turn: admit who is next, one forward for all who run, one token for each whose prompt is read.
+"""The engine's step: admit requests, run one forward for all that run, choose a token for each that decodes.
 
-One thread runs it. A step has one token of every request that writes, and pieces of prompts in what
-``max_batch_tokens`` leaves, so that a long prompt is read beside answers and does not stop them.
+One thread runs it. A step has one token of every request in decode; chunks of prefill fill the rest of
+``max_batch_tokens``. So a long prompt is prefilled beside answers and does not stop them.
 """
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ import torch
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.engine.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue, Shares
+from gym_fed.serving.engine.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue, TokenCounters
 from gym_fed.serving.engine.guided import banned_by
-from gym_fed.serving.engine.sampling import Choice, Row, choose
-from gym_fed.serving.engine.sequence import Embedding, Sequence, Work
+from gym_fed.serving.engine.sampling import Row, SampledToken, choose
+from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence, ScheduledRequest
 from gym_fed.serving.engine.stats import Counters
 from gym_fed.serving.forward.loaded import LoadedVariant, VariantSource
-from gym_fed.serving.forward.multi_variant import Piece
+from gym_fed.serving.forward.multi_variant import Chunk
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.detokenizing import TextDecoder
-    from gym_fed.serving.forward.multi_variant import MixedModel
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 log = logging.getLogger("gym_fed")
 
-_ON_THEIR_WAY = 64
-"""Variants that are asked for at once; more would push one another out of memory again."""
+_MOST_LOADING = 64
+"""Variants that are loading at once; more would evict one another."""
 
-_PATIENCE_SECONDS = 5.0
-"""So long others may pass a variant that has no room in memory because theirs are in use. Then no other request with a
-variant is let in until it has, or it might wait for ever. One that takes long to load is passed all the while."""
+_BYPASS_TIMEOUT_SECONDS = 5.0
+"""How long other requests may bypass one whose variant finds no room because theirs are in use. After
+that no other request with a variant is admitted first, or the one might starve. A slow load may always be bypassed."""
 
 _BROKEN = 3
-"""Steps that fail one after the other before the engine calls itself unhealthy."""
+"""Consecutive failed steps after which the engine is unhealthy."""
 
 
 class EngineLoop:
-    """What waits and what runs. What others may read comes first."""
+    """The waiting and the running requests, and the step that advances them."""
 
     def __init__(
         self,
-        mixed: MixedModel,
+        served: MultiVariantModel,
         decoder: TextDecoder,
         source: VariantSource | None,
         config: EngineConfig,
         counters: Counters,
     ) -> None:
-        self._mixed = mixed
+        self._model = served
         self._decoder = decoder
         self._source = source
         self._config = config
         self._counters = counters
-        self._shares = Shares()
-        self._waiting = FairQueue(self._shares)
-        self._running: list[Work] = []
+        self._tokens = TokenCounters()
+        self._waiting = FairQueue(self._tokens)
+        self._running: list[ScheduledRequest] = []
         self._guides = ThreadPoolExecutor(1, thread_name_prefix="gym-fed-guide")
 
-    # What other threads may ask.
+    # For any thread.
 
     @property
     def running(self) -> int:
@@ -78,52 +78,52 @@ class EngineLoop:
     def healthy(self) -> bool:
         return self._counters.failed_in_a_row < _BROKEN
 
-    # The loop's own.
+    # For the engine's thread.
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be done until something is submitted."""
+        """Whether there is nothing to do until a request is submitted."""
         return not self._running and not self.waiting
 
-    def put(self, work: Work) -> None:
-        """New work, at the end of its user's queue."""
-        self._shares.arrive(work.user)
-        self._waiting.put(work)
+    def put(self, request: ScheduledRequest) -> None:
+        """Append a new request to its user's queue."""
+        self._tokens.arrive(request.user)
+        self._waiting.put(request)
 
-    def rest(self) -> None:
-        """Nothing came for a while: what the last step needed need not stay in memory."""
-        self._mixed.rest()
+    def release_variants(self) -> None:
+        """Called when idle: drop the references to the last step's variants."""
+        self._model.release_variants()
 
-    def cancel(self, work: Work) -> None:
-        """End one, waiting or running."""
-        if work.ended:
+    def cancel(self, request: ScheduledRequest) -> None:
+        """End a waiting or running request."""
+        if request.ended:
             return
         try:
-            self._end(work, "cancelled")
-            work.call_off()
+            self._end(request, "cancelled")
+            request.call_off()
         except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
-            self._tell_failure(work, failure)
+            self._report_failure(request, failure)
 
-    def turn(self) -> bool:
-        """Everything that can be done at once; whether anything was."""
+    def step(self) -> bool:
+        """Admit requests and run one forward; returns whether anything ran."""
         started = time.monotonic()
         self._admit()
         if not self._running:
             return False
-        self._step()
+        self._run_step()
         self._counters.busy_seconds += time.monotonic() - started
         return True
 
-    def end_all(self, arrived: list[Work], error: GymError | None) -> None:
-        """Cancel everything, or fail it, with what had not been taken over yet; no more turns after this.
+    def end_all(self, arrived: list[ScheduledRequest], error: GymError | None) -> None:
+        """Cancel every request, or fail it, also those in ``arrived``; no step may follow.
 
-        Whatever breaks on the way, nobody is left waiting.
+        Every caller gets an answer, whatever breaks here.
         """
-        for work in [*self._running, *self._waiting, *arrived]:
+        for request in [*self._running, *self._waiting, *arrived]:
             if error is None:
-                self.cancel(work)
+                self.cancel(request)
             else:
-                self._fail(work, error)
+                self._fail(request, error)
         self._guides.shutdown()
 
     # Admission.
@@ -135,51 +135,51 @@ class EngineLoop:
                 return
 
     def _admit_next(self, absent: dict[str, bool]) -> bool:
-        """Let the next one in whose variant is in memory; not past one that waits for room in the KV cache."""
+        """Admit the next request whose variant is in memory; none bypasses one that waits for KV cache."""
         makes_room = False
-        for work in self._waiting.in_turn():
-            if makes_room and work.variant_name is not None:
+        for request in self._waiting.by_priority():
+            if makes_room and request.variant_name is not None:
                 continue
             try:
-                ready, variant = self._variant(work.variant_name, absent)
+                ready, variant = self._variant(request.variant_name, absent)
             except GymError as error:
-                self._fail(work, error)
+                self._fail(request, error)
                 continue
             if not ready:
-                makes_room = makes_room or self._has_waited(work, absent)
+                makes_room = makes_room or self._has_waited(request, absent)
                 continue
             reserved = self._counters.kv_bytes_reserved
-            if reserved + work.kv_bytes > self._config.kv_cache_size:
+            if reserved + request.kv_bytes > self._config.kv_cache_size:
                 self._release(variant)
                 return False
-            work.variant = variant
-            work.cache = self._mixed.new_cache(work.cache_tokens)
-            work.started = time.monotonic()
-            self._counters.kv_bytes_reserved += work.kv_bytes
-            self._shares.running[work.user] += 1
-            self._shares.charge(work.user, PROMPT_WEIGHT * len(work.prompt_ids))
-            self._running.append(work)
-            self._waiting.remove(work)
+            request.variant = variant
+            request.cache = self._model.new_cache(request.cache_tokens)
+            request.started = time.monotonic()
+            self._counters.kv_bytes_reserved += request.kv_bytes
+            self._tokens.running[request.user] += 1
+            self._tokens.charge(request.user, PROMPT_WEIGHT * len(request.prompt_ids))
+            self._running.append(request)
+            self._waiting.remove(request)
             return True
         return False
 
-    def _has_waited(self, work: Work, absent: dict[str, bool]) -> bool:
-        """Whether there has been no room for its variant for so long that others must make some."""
-        if work.variant_name is None or not absent.get(work.variant_name, False):
-            work.passed = 0.0
+    def _has_waited(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
+        """Whether its variant has found no room for so long that other requests with variants must wait."""
+        if request.variant_name is None or not absent.get(request.variant_name, False):
+            request.bypassed_since = 0.0
             return False
         now = time.monotonic()
-        work.passed = work.passed or now
-        return now - work.passed > _PATIENCE_SECONDS
+        request.bypassed_since = request.bypassed_since or now
+        return now - request.bypassed_since > _BYPASS_TIMEOUT_SECONDS
 
     def _variant(self, name: str | None, absent: dict[str, bool]) -> tuple[bool, LoadedVariant | None]:
-        """Whether it is in memory, and itself, pinned. ``absent`` are those that are not, in this turn.
+        """Whether the variant is in memory, and the variant itself, pinned.
 
-        Their values: whether there is no room for them.
+        ``absent`` collects the variants of this step that are not in memory; their values: whether they lack room.
         """
         if name is None:
             return True, None
-        if name in absent or len(absent) >= _ON_THEIR_WAY:
+        if name in absent or len(absent) >= _MOST_LOADING:
             return False, None
         assert self._source is not None  # submission refuses variants without a source
         try:
@@ -196,7 +196,7 @@ class EngineLoop:
         return variant is not None, variant
 
     def _release(self, variant: LoadedVariant | None) -> None:
-        """Unpin it. That a source breaks over this is no fault of those whose answers are being written."""
+        """Unpin it. An error of the source is logged: it must not fail the running answers."""
         if variant is None or self._source is None:
             return
         try:
@@ -206,52 +206,52 @@ class EngineLoop:
 
     # One step.
 
-    def _step(self) -> None:
-        rows, pieces = self._plan()
+    def _run_step(self) -> None:
+        rows, chunks = self._plan()
         wanted = [
             row
-            for row, piece in zip(rows, pieces, strict=True)
-            if piece.wants_logits and isinstance(row, Sequence)
+            for row, chunk in zip(rows, chunks, strict=True)
+            if chunk.wants_logits and isinstance(row, GenerationSequence)
         ]
-        masks: Future[dict[int, Any]] | None = None  # made beside the model, which lets go of Python's lock
+        masks: Future[dict[int, Any]] | None = None  # made beside the forward, which releases Python's lock
         guides = {place: row.guide for place, row in enumerate(wanted) if row.guide is not None}
         if guides:
             masks = self._guides.submit(banned_by, guides)
         counters = self._counters
         started = time.monotonic()
-        logits, failures = self._forward(pieces)
+        logits, failures = self._forward(chunks)
         counters.model_seconds += time.monotonic() - started
         counters.steps += 1
         counters.rows += len(rows)
-        for place, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
+        for place, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
             if place in failures:
                 self._fail(row, failures[place])
                 continue
-            counters.kv_tokens += len(piece.token_ids)
+            counters.kv_tokens += len(chunk.token_ids)
             counters.rows_with_variants += row.variant is not None
             if row.read < len(row.prompt_ids):
-                row.read += len(piece.token_ids)
-                counters.prompt_tokens += len(piece.token_ids)
-            if isinstance(row, Embedding) and row.read == len(row.prompt_ids):
+                row.read += len(chunk.token_ids)
+                counters.prompt_tokens += len(chunk.token_ids)
+            if isinstance(row, EmbeddingSequence) and row.read == len(row.prompt_ids):
                 self._settle(row)
         if logits is None:
             return
-        for row, choice in zip(wanted, self._choose(logits, wanted, masks), strict=True):
+        for row, sampled in zip(wanted, self._choose(logits, wanted, masks), strict=True):
             if not row.ended:
-                self._push(row, choice)
+                self._push(row, sampled)
 
-    def _forward(self, pieces: list[Piece]) -> tuple[Any, dict[int, GymError]]:
-        """Logits of the pieces that want some, and the errors of those that failed, by place (their logits are 0).
+    def _forward(self, chunks: list[Chunk]) -> tuple[Any, dict[int, GymError]]:
+        """Logits of the chunks that want them, and the errors of failed chunks, by place (their logits are 0).
 
-        Caches are as before when a step fails, so each piece is then tried alone: only who is at fault fails.
+        A failed step leaves the caches unchanged. So each chunk is tried alone, and only the cause fails.
         """
         counters = self._counters
         try:
-            logits = self._mixed.step(pieces)
+            logits = self._model.step(chunks)
         except Exception as error:
-            if len(pieces) > 1:
-                log.warning("a step of %d requests failed (%r); each is tried alone", len(pieces), error)
-                return self._forward_alone(pieces)
+            if len(chunks) > 1:
+                log.warning("a step of %d requests failed (%r); each is tried alone", len(chunks), error)
+                return self._forward_alone(chunks)
             counters.failed_steps += 1
             counters.failed_in_a_row += 1
             if isinstance(error, GymError):
@@ -261,50 +261,51 @@ class EngineLoop:
         counters.failed_in_a_row = 0
         return logits, {}
 
-    def _forward_alone(self, pieces: list[Piece]) -> tuple[Any, dict[int, GymError]]:
+    def _forward_alone(self, chunks: list[Chunk]) -> tuple[Any, dict[int, GymError]]:
         found: list[Any] = []
         failures: dict[int, GymError] = {}
-        for place, piece in enumerate(pieces):
-            logits, failed = self._forward([piece])
+        for place, chunk in enumerate(chunks):
+            logits, failed = self._forward([chunk])
             failures.update((place, error) for error in failed.values())
-            if piece.wants_logits:
+            if chunk.wants_logits:
                 found.append(logits)
         alike = next((logits for logits in found if logits is not None), None)
         if alike is None:
             return None, failures
         return torch.cat([alike.new_zeros(alike.shape) if one is None else one for one in found]), failures
 
-    def _plan(self) -> tuple[list[Work], list[Piece]]:
-        """Who is in the step, and with what: those who write first, then prompts, the least served user's before."""
-        writing: list[Work] = []
-        reading: list[Work] = []
-        pieces: list[Piece] = []
+    def _plan(self) -> tuple[list[ScheduledRequest], list[Chunk]]:
+        """The requests of the step and their chunks: all in decode first, then prefill, least served users first."""
+        decode: list[ScheduledRequest] = []
+        prefill: list[ScheduledRequest] = []
+        chunks: list[Chunk] = []
         for row in self._running:
-            (writing if isinstance(row, Sequence) and row.writes else reading).append(row)
-        left = self._config.max_batch_tokens - bool(reading)  # a token for prompts there always is
-        if len(writing) > left:  # more than a step takes: in turns
-            writing, late = writing[:left], writing[left:]
-            self._running = [*late, *reading, *writing]
-        for row in writing:
-            assert isinstance(row, Sequence)
-            pieces.append(Piece(row.token_ids[-1:], row.cache, row.variant, True))
-        left += bool(reading) - len(writing)
-        if reading:
-            reading.sort(key=lambda row: self._shares.served(row.user))  # stable: a user's oldest first
-        for row in reading:
+            (decode if isinstance(row, GenerationSequence) and row.decoding else prefill).append(row)
+        left = self._config.max_batch_tokens - bool(prefill)  # one token is always left for prefill
+        if len(decode) > left:  # more than a step takes: round robin
+            decode, late = decode[:left], decode[left:]
+            self._running = [*late, *prefill, *decode]
+        for row in decode:
+            assert isinstance(row, GenerationSequence)
+            chunks.append(Chunk(row.token_ids[-1:], row.cache, row.variant, True))
+        left += bool(prefill) - len(decode)
+        if prefill:
+            prefill.sort(key=lambda row: self._tokens.served(row.user))  # stable: a user's oldest first
+        rows = decode
+        for row in prefill:
             if left <= 0:
                 break
             ids = row.prompt_ids[row.read : row.read + left]
             left -= len(ids)
             last = row.hidden is None and row.read + len(ids) == len(row.prompt_ids)
-            pieces.append(Piece(ids, row.cache, row.variant, last, row.hidden))
-            writing.append(row)
-        return writing, pieces
+            chunks.append(Chunk(ids, row.cache, row.variant, last, row.hidden))
+            rows.append(row)
+        return rows, chunks
 
     def _choose(
-        self, logits: Any, wanted: list[Sequence], masks: Future[dict[int, Any]] | None
-    ) -> list[Choice | GymError]:
-        """A choice or a ``GymError`` for each row."""
+        self, logits: Any, wanted: list[GenerationSequence], masks: Future[dict[int, Any]] | None
+    ) -> list[SampledToken | GymError]:
+        """A sampled token or a ``GymError`` for each row."""
         banned = {} if masks is None else masks.result()
         errors = {place: mask for place, mask in banned.items() if isinstance(mask, GymError)}
         rows = [
@@ -312,13 +313,13 @@ class EngineLoop:
             for place, row in enumerate(wanted)
         ]
         chosen = choose(logits, rows, self._decoder.token)
-        return [errors.get(place) or choice.error or choice for place, choice in enumerate(chosen)]
+        return [errors.get(place) or sampled.error or sampled for place, sampled in enumerate(chosen)]
 
-    def _push(self, row: Sequence, choice: Choice | GymError) -> None:
+    def _push(self, row: GenerationSequence, sampled: SampledToken | GymError) -> None:
         now = time.monotonic()
         counters = self._counters
-        if isinstance(choice, GymError):
-            self._fail(row, choice)
+        if isinstance(sampled, GymError):
+            self._fail(row, sampled)
             return
         if row.token_ids:
             counters.per_token.add(now - row.last_token_at)
@@ -326,59 +327,59 @@ class EngineLoop:
             counters.first_token.add(now - row.submitted)
         row.last_token_at = now
         counters.generated_tokens += 1
-        self._shares.charge(row.user, ANSWER_WEIGHT)
+        self._tokens.charge(row.user, ANSWER_WEIGHT)
         try:
-            reason = row.push(choice, now)
+            reason = row.push(sampled, now)
             if reason is not None:
                 self._end(row, reason)
                 row.deliver()
         except GymError as error:
             self._fail(row, error)
         except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
-            self._tell_failure(row, failure)
+            self._report_failure(row, failure)
 
-    def _settle(self, row: Embedding) -> None:
+    def _settle(self, row: EmbeddingSequence) -> None:
         try:
             self._end(row, None)
             row.deliver()
             self._counters.embeddings += 1
         except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
-            self._tell_failure(row, failure)
+            self._report_failure(row, failure)
 
-    # The end of one.
+    # The end of a request.
 
-    def _fail(self, work: Work, error: GymError) -> None:
+    def _fail(self, request: ScheduledRequest, error: GymError) -> None:
         try:
-            self._end(work, "error")
+            self._end(request, "error")
         except Exception:
             log.exception("a request could not be ended")
         finally:
-            work.fail(error)
+            request.fail(error)
 
-    def _tell_failure(self, work: Work, failure: Exception) -> None:
+    def _report_failure(self, request: ScheduledRequest, failure: Exception) -> None:
         log.exception("a request failed")
-        self._fail(work, _internal("the request", failure))
+        self._fail(request, _internal("the request", failure))
 
-    def _end(self, work: Work, reason: str | None) -> None:
-        """Free its place and its variant, before who waits for it is told."""
-        if work.ended:
+    def _end(self, request: ScheduledRequest, reason: str | None) -> None:
+        """Free its place and its variant, before the caller gets the result."""
+        if request.ended:
             return
-        work.ended = True
+        request.ended = True
         counters = self._counters
         if reason is not None:
             counters.finished[reason] += 1
-        if work.cache is not None:
-            self._running.remove(work)
-            self._shares.running[work.user] -= 1
-            counters.kv_bytes_reserved -= work.kv_bytes
-            counters.kv_tokens -= work.length
-            counters.served(work.started)
-            work.cache = None
-            variant, work.variant = work.variant, None
+        if request.cache is not None:
+            self._running.remove(request)
+            self._tokens.running[request.user] -= 1
+            counters.kv_bytes_reserved -= request.kv_bytes
+            counters.kv_tokens -= request.length
+            counters.served(request.started)
+            request.cache = None
+            variant, request.variant = request.variant, None
             self._release(variant)
         else:
-            self._waiting.remove(work)
-        self._shares.leave(work.user)
+            self._waiting.remove(request)
+        self._tokens.leave(request.user)
 
 
 def _internal(what: str, error: Exception) -> GymError:

@@ -1,5 +1,6 @@
-"""What is asked of the engine, what comes back token by token, and what a model allows a request to ask: checked at the
-door, before anything runs. No torch: API and batch runner use it too.
+"""Requests to the engine, their events and results, and the limits that are checked at submission.
+
+No torch: API and batch runner use it too.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen, and when to stop. The defaults are OpenAI's.
+    """How tokens are sampled, and when to stop. The defaults are OpenAI's.
 
     Attributes:
         max_tokens: Most tokens of the answer; None: as many as the context has left.
         temperature: 0 takes the likeliest token.
-        top_p: Nucleus: the likeliest tokens that together have this share.
-        top_k: The so many likeliest tokens; 0: all.
-        min_p: Tokens at least so likely as this share of the likeliest one.
-        presence_penalty: Taken off the logit of each token that the answer has already.
-        frequency_penalty: Taken off for every time that the answer has it.
-        repetition_penalty: Divides the logits of what prompt and answer have (Keskar et al. 2019); 1 is none.
+        top_p: Nucleus sampling: the likeliest tokens that together have this probability.
+        top_k: Sample among this many likeliest tokens; 0: all.
+        min_p: Sample among tokens at least this fraction as likely as the likeliest one.
+        presence_penalty: Subtracted from the logit of each token that the answer has already.
+        frequency_penalty: Subtracted once for every time that the answer has the token.
+        repetition_penalty: Divides the logits of tokens in prompt and answer (Keskar et al. 2019); 1 is none.
         logit_bias: Added to the logits of these tokens.
-        seed: Makes sampling repeatable whatever else is in the batch (of a float32 model; in bfloat16 the rounding
-            of another batch size may change close calls); None: drawn anew.
+        seed: Makes sampling repeatable whatever else is in the batch. (Of a float32 model; in bfloat16 the rounding
+            of another batch size may change close calls.) None: random.
         stop: The answer ends before the first of these texts.
         stop_token_ids: The answer ends at any of these, besides the model's own end tokens.
         ignore_eos: Do not end at the model's end tokens (for measurements).
-        logprobs: None: none; n: of each chosen token, and of the n likeliest.
+        logprobs: None: none; n: of each sampled token, and of the n likeliest.
         json_schema: The answer is a JSON value that this schema (as JSON text) allows; ``{}`` allows any object.
     """
 
@@ -57,14 +58,14 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One answer that is wanted.
+    """A request for one answer.
 
     Attributes:
         prompt_ids: At least one token.
-        sampling: How it is to be written.
+        sampling: How its tokens are sampled.
         variant: Name of a variant; None: the base.
-        user: Whose turn it uses up: the queue is fair between users, not between requests.
-        request_id: Names it in logs.
+        user: To whom its tokens are charged: the queue is fair between users, not between requests.
+        request_id: Its name in logs.
     """
 
     prompt_ids: list[int]
@@ -87,7 +88,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Event:
-    """A piece of an answer: text that is safe to show (no half character, no half stop text), and its tokens.
+    """A part of an answer: text that is safe to show (no half character, no half stop text), and its tokens.
 
     The last event has ``finish_reason``; its text may be empty.
     """
@@ -99,14 +100,14 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletionOutput:
     """A whole answer.
 
     Attributes:
         text: Without end tokens and stop texts.
         token_ids: As chosen, the end token too.
         finish_reason: ``stop``, ``length`` or ``cancelled``.
-        logprobs: One a token, where they were asked for.
+        logprobs: One per token, where they were requested.
         prompt_tokens: Length of the prompt.
         seconds_to_first_token: From submission.
         seconds: From submission to the end.
@@ -130,13 +131,13 @@ MAX_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a model and its engine.
+    """What a model and its engine allow a request.
 
     Attributes:
         context: Most tokens of prompt and answer together.
         vocab_size: Width of the logits.
-        kv_bytes_per_token: What one token takes of the KV cache.
-        kv_bytes: All that there is.
+        kv_bytes_per_token: Bytes of one token in the KV cache.
+        kv_bytes: Size of the whole KV cache.
     """
 
     context: int
@@ -177,7 +178,7 @@ class Limits:
         return tokens
 
     def kv_bytes_needed(self, prompt: int, answer: int) -> int:
-        """Of so many tokens.
+        """Bytes of so many tokens.
 
         Raises:
             GymError: ``TOO_LARGE`` where that is more KV cache than there is.
@@ -195,7 +196,7 @@ class Limits:
 
     def check_sampling(self, params: SamplingParams) -> None:
         """Raises:
-        GymError: ``USAGE`` naming the first parameter that is off.
+        GymError: ``USAGE`` naming the first invalid parameter.
         """
         known = params.logit_bias
         rules: tuple[tuple[str, Any, bool, str], ...] = (
@@ -255,7 +256,7 @@ class Limits:
         if params.json_schema is not None and (params.stop or params.stop_token_ids):
             raise GymError(
                 ErrorCode.USAGE,
-                "stop and json_schema cannot be used together: a value that is cut short is no JSON",
+                "stop and json_schema cannot be used together: a value that is cut short is not JSON",
                 "leave one of them out",
             )
 

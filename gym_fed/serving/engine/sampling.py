@@ -1,14 +1,14 @@
-"""From logits to tokens, all rows of a step together: as much in one operation as the rows have in common.
+"""From logits to sampled tokens, for all rows of a step together, in as few operations as their settings allow.
 
-Temperature, top-k, top-p, min-p and the repetition penalty are transformers' logits processors, in its order (what two
-of them sort is found faster here, and is the same). Presence and frequency penalties and the bias are OpenAI's: added
-to the logits before the temperature, the penalties for tokens of the answer only.
+Temperature, top-k, top-p, min-p and the repetition penalty are transformers' logits processors, in its order. (Two of
+them sort; the same result is found faster here.) Presence and frequency penalties and the bias are OpenAI's: added to
+the logits before the temperature, the penalties for tokens of the answer only.
 
-A row draws by a race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): whoever has the smallest
-``exponential noise / share`` wins. Blocks of 128 neighbouring tokens race first, then the tokens of the block. The
-noise comes from the row's own generator and belongs to a block or to a token's place in its block, whatever top-k or
-top-p leave of the vocabulary. So the rounding of a batch of another size changes a draw only where two are as good as
-level, some draws in a million; a cumulative sum over the vocabulary would move with every share before the one drawn.
+Sampling is an exponential race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): the token with the
+smallest ``exponential noise / probability`` wins. Blocks of 128 neighbouring tokens race first, then the tokens of the
+block. The noise comes from the row's own generator. It belongs to a block, or to a token's place in its block, whatever
+top-k or top-p leave of the vocabulary. So the rounding of another batch size changes a draw only where two are almost
+equal, some draws in a million. A cumulative sum over the vocabulary would move with every probability before the token.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SMALLEST_NOISE = 1e-300
 
 
 class RowSampler:
-    """How one request chooses: its parameters, its random numbers, and what it has written so far."""
+    """Samples for one request: its parameters, its random numbers, and the tokens of its answer so far."""
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self.greedy = params.temperature < _COLDEST
@@ -77,7 +77,7 @@ class RowSampler:
         return drawn.neg_().log1p_().neg_().clamp_(min=_SMALLEST_NOISE)
 
     def push(self, token_id: int) -> None:
-        """This token was chosen."""
+        """Note the sampled token."""
         if self._penalised and self._added is not None:
             params = self._params
             self._counts[token_id] += 1
@@ -89,23 +89,23 @@ class RowSampler:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of logits: who chooses, and what a guide forbids (``[vocab] bool``), if it has one."""
+    """One row of logits: its sampler, and the tokens that its guide forbids (``[vocab] bool``), if it has one."""
 
     sampler: RowSampler
     banned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The token, or why there is none."""
+class SampledToken:
+    """A row's next token, or why there is none."""
 
     token_id: int
     logprob: TokenLogprob | None = None
     error: GymError | None = None
 
 
-def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]) -> list[Choice]:
-    """One token a row.
+def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]) -> list[SampledToken]:
+    """Sample one token per row.
 
     Args:
         logits: ``[rows, vocab] float32``; left as they are.
@@ -123,11 +123,14 @@ def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]
     ]
     if special:
         _choose_specially(logits, rows, special, ids, errors)
-    told = [
+    reported = [
         number for number, row in enumerate(rows) if row.sampler.logprobs is not None and number not in errors
     ]
-    logprobs = _logprobs(logits, rows, told, ids, token_text) if told else {}
-    return [Choice(token_id, logprobs.get(number), errors.get(number)) for number, token_id in enumerate(ids)]
+    logprobs = _logprobs(logits, rows, reported, ids, token_text) if reported else {}
+    return [
+        SampledToken(token_id, logprobs.get(number), errors.get(number))
+        for number, token_id in enumerate(ids)
+    ]
 
 
 def _choose_specially(
@@ -137,7 +140,7 @@ def _choose_specially(
     ids: list[int],
     errors: dict[int, GymError],
 ) -> None:
-    """Rows that are shaped, masked or drawn; fills in their ``ids``."""
+    """Fill in the ``ids`` of rows that are shaped, masked or sampled."""
     scores = logits if len(special) == len(rows) else logits[special]
     changed = [
         place
@@ -192,8 +195,10 @@ def _draw(scores: Tensor, noise: Tensor) -> list[int]:
         scores: ``[rows, vocab] float32``; -inf where a token is out.
         noise: ``[rows, noise_size(vocab)] float64``, exponential: of the blocks, then of the places in a block.
     """
-    shares = torch.softmax(scores, dim=-1)
-    blocks = functional.pad(shares, (0, -shares.shape[1] % _BLOCK)).view(len(shares), -1, _BLOCK)
+    probabilities = torch.softmax(scores, dim=-1)
+    blocks = functional.pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).view(
+        len(probabilities), -1, _BLOCK
+    )
     first = noise[:, : blocks.shape[1]] / blocks.sum(dim=-1)
     block = first.argmin(dim=-1)
     within = noise[:, blocks.shape[1] :] / blocks[torch.arange(len(blocks), device=blocks.device), block]
@@ -202,14 +207,14 @@ def _draw(scores: Tensor, noise: Tensor) -> list[int]:
 
 
 def _logprobs(
-    logits: Tensor, rows: Sequence[Row], told: list[int], ids: list[int], token_text: Callable[[int], str]
+    logits: Tensor, rows: Sequence[Row], reported: list[int], ids: list[int], token_text: Callable[[int], str]
 ) -> dict[int, TokenLogprob]:
-    shares = torch.log_softmax(logits[told].float(), dim=-1)
-    chosen = shares.gather(1, torch.tensor([[ids[number]] for number in told], device=logits.device))
-    most = max(rows[number].sampler.logprobs or 0 for number in told)
-    values, places = shares.topk(min(most, shares.shape[1]), dim=-1)
+    logprobs = torch.log_softmax(logits[reported].float(), dim=-1)
+    chosen = logprobs.gather(1, torch.tensor([[ids[number]] for number in reported], device=logits.device))
+    most = max(rows[number].sampler.logprobs or 0 for number in reported)
+    values, places = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
     found: dict[int, TokenLogprob] = {}
-    lists = zip(told, chosen.flatten().tolist(), values.tolist(), places.tolist(), strict=True)
+    lists = zip(reported, chosen.flatten().tolist(), values.tolist(), places.tolist(), strict=True)
     for number, own, top_values, top_ids in lists:
         count = rows[number].sampler.logprobs or 0
         top = tuple(

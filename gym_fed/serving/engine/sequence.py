@@ -1,4 +1,4 @@
-"""One request on its way through the engine: what it has read and written, and when it is done."""
+"""One request inside the engine: its prefill and decode state, and when it is done."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.generation import Generation, HiddenMean
-from gym_fed.serving.engine.request import Completion, Event, FinishReason, TokenLogprob
-from gym_fed.serving.engine.sampling import Choice, RowSampler
+from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, TokenLogprob
+from gym_fed.serving.engine.sampling import RowSampler, SampledToken
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.loaded import LoadedVariant
 
 
-class Work:
-    """What an answer and an embedding have in common; the engine's thread alone touches it once it was submitted.
+class ScheduledRequest:
+    """State that an answer and an embedding share; after submission only the engine's thread touches it.
 
     Args:
-        user: Whose turn it uses up.
+        user: To whom the fair queue charges its tokens.
         variant_name: None: the base.
-        prompt_ids: What is read.
-        kv_bytes: What it may come to need of KV cache.
+        prompt_ids: Tokens of the prefill.
+        kv_bytes: KV cache that it may need at most.
     """
 
     hidden: HiddenMean | None = None
-    """Where the last hidden states of its tokens go."""
+    """Collects the last hidden states of its tokens."""
 
     def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int], kv_bytes: int) -> None:
         self.user = user
@@ -41,15 +41,15 @@ class Work:
         self.variant: LoadedVariant | None = None
         self.cache: Any = None
         self.read = 0
-        """Prompt tokens in the cache."""
-        self.passed = 0.0
-        """When its turn came first and there was no room for its variant."""
+        """Prompt tokens in the cache: the progress of the prefill."""
+        self.bypassed_since = 0.0
+        """When it was first at the head of the queue without room for its variant."""
         self.started = 0.0
         self.ended = False
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that it may come to have in its cache."""
+        """Tokens that its cache may hold at most."""
         return len(self.prompt_ids)
 
     @property
@@ -58,22 +58,22 @@ class Work:
         return self.read
 
     def fail(self, error: GymError) -> None:
-        """Tell who waits; nothing where that was told of an end already."""
+        """Report the error to the caller, unless an end was reported already."""
         raise NotImplementedError
 
     def call_off(self) -> None:
-        """Tell who waits that it was cancelled."""
+        """Report to the caller that it was cancelled."""
         raise NotImplementedError
 
 
-class Sequence(Work):
+class GenerationSequence(ScheduledRequest):
     """State of one generation.
 
     Args:
         generation: The caller's end.
         decoder: Of the tokenizer.
         max_tokens: Most tokens of the answer.
-        kv_bytes: What it may come to need of KV cache.
+        kv_bytes: KV cache that it may need at most.
         end_ids: Tokens that end it.
         guide: Of its JSON schema.
     """
@@ -100,15 +100,15 @@ class Sequence(Work):
         self._end_ids = end_ids
         self._text = decoder.stream(request.prompt_ids)
         self._stops = StopTexts(request.sampling.stop)
-        self._pieces: list[str] = []
+        self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
-        self._told = 0  # tokens that events had
+        self._reported = 0  # tokens of earlier events
         self._first_token_seconds = 0.0
-        self._last: tuple[Event, Completion] | None = None
+        self._last: tuple[Event, CompletionOutput] | None = None
 
     @property
-    def writes(self) -> bool:
-        """Whether its prompt is read."""
+    def decoding(self) -> bool:
+        """Whether its prefill is done."""
         return self.read >= len(self.prompt_ids)
 
     @property
@@ -126,17 +126,17 @@ class Sequence(Work):
         self.finish("cancelled")
         self.deliver()
 
-    def push(self, choice: Choice, now: float) -> FinishReason | None:
-        """Its next token; tells the reader what may be shown. Returns why it is done, if it is.
+    def push(self, sampled: SampledToken, now: float) -> FinishReason | None:
+        """Take its next token and report text that is safe to show. Returns why it is done, if it is.
 
         Raises:
             GymError: Of the guide.
         """
-        token_id = choice.token_id
+        token_id = sampled.token_id
         self.token_ids.append(token_id)
         self.sampler.push(token_id)
-        if choice.logprob is not None:
-            self._logprobs.append(choice.logprob)
+        if sampled.logprob is not None:
+            self._logprobs.append(sampled.logprob)
         if len(self.token_ids) == 1:
             self._first_token_seconds = now - self.submitted
         if self.guide is not None:
@@ -158,7 +158,7 @@ class Sequence(Work):
         return None
 
     def finish(self, reason: FinishReason, text: str = "") -> FinishReason:
-        """Make the last event, which ``deliver`` tells; returns the reason: what was left may have a stop text."""
+        """Make the last event, for ``deliver``. Returns the reason: the held-back text may have a stop text."""
         if not self._stops.matched:
             text += self._stops.push(self._text.finish())
             if not self._stops.matched:
@@ -167,8 +167,8 @@ class Sequence(Work):
                 reason = "stop"
         event = self._event(text, reason)
         seconds = time.monotonic() - self.submitted
-        completion = Completion(
-            text="".join(self._pieces),
+        completion = CompletionOutput(
+            text="".join(self._texts),
             token_ids=tuple(self.token_ids),
             finish_reason=reason,
             logprobs=tuple(self._logprobs),
@@ -180,17 +180,17 @@ class Sequence(Work):
         return reason
 
     def deliver(self) -> None:
-        """Tell the reader that it is done: after its place and its variant are free."""
+        """Report the end to the reader; called after its place and its variant are free."""
         if self._last is not None:
             self.generation._put(*self._last)
 
     def _event(self, text: str, reason: FinishReason | None = None) -> Event:
-        self._pieces.append(text)
-        told, self._told = self._told, len(self.token_ids)
-        return Event(text, tuple(self.token_ids[told:]), tuple(self._logprobs[told:]), reason)
+        self._texts.append(text)
+        start, self._reported = self._reported, len(self.token_ids)
+        return Event(text, tuple(self.token_ids[start:]), tuple(self._logprobs[start:]), reason)
 
 
-class Embedding(Work):
+class EmbeddingSequence(ScheduledRequest):
     """State of one embedding.
 
     Args:
@@ -210,7 +210,7 @@ class Embedding(Work):
         self.hidden = HiddenMean()
 
     def deliver(self) -> None:
-        """Its text is read."""
+        """Report the vector: the prefill is done."""
         assert self.hidden is not None
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(self.hidden.unit())

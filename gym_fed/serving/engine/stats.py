@@ -1,4 +1,4 @@
-"""What the engine has done, in numbers that Prometheus takes as they are. No torch."""
+"""Counters and histograms of the engine, in the form that Prometheus exports. No torch."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class Histogram:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine at one moment; what counts, counts from its start.
+    """The engine at one moment; counters are since its start.
 
     Attributes:
         healthy: Whether its loop is alive and its last steps did not all fail.
-        running: Requests that generate.
-        queued: Requests that wait.
+        running: Running requests.
+        queued: Waiting requests.
         finished: Requests by how they ended: stop, length, cancelled, error.
         refused: Requests that were refused because too many waited.
-        prompt_tokens: That were read.
-        generated_tokens: That were written.
-        embeddings: That were made.
+        prompt_tokens: Tokens of prefill.
+        generated_tokens: Tokens of decode.
+        embeddings: Finished embeddings.
         steps: Forwards of the model.
         failed_steps: Forwards that raised.
-        rows: Pieces of all steps together.
+        rows: Chunks of all steps together.
         rows_with_variants: Of these, for a variant.
-        sign_products: How often a layer's sign deltas were multiplied, by kernel (``MixedModel.sign_products``).
-        packed_products: How often other packed deltas of a layer were, by form (``MixedModel.packed_products``).
-        busy_seconds: Spent in turns that had a step.
+        sign_products: How often a layer's sign deltas were multiplied, by kernel (``MultiVariantModel.sign_products``).
+        packed_products: How often other packed deltas of a layer were, by form (``MultiVariantModel.packed_products``).
+        busy_seconds: Spent in steps, admission included.
         model_seconds: Spent in the forwards alone.
         kv_bytes_used: KV caches' bytes with tokens in them.
-        kv_bytes_reserved: What running requests may come to need.
+        kv_bytes_reserved: What running requests may need at most.
         kv_bytes_limit: ``kv_cache_size``.
         first_token: Seconds from submission to the first token.
         per_token: Seconds from one token of an answer to its next.
@@ -97,7 +97,7 @@ class _Buckets:
 
 @dataclass
 class Counters:
-    """What the loop counts. One thread writes."""
+    """Counters of the loop; one thread writes them."""
 
     finished: Counter[str] = field(
         default_factory=lambda: Counter({"stop": 0, "length": 0, "cancelled": 0, "error": 0})
@@ -119,7 +119,7 @@ class Counters:
     _services: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def served(self, started: float) -> None:
-        """A request that began to run at ``started`` (``time.monotonic``) has ended."""
+        """Count the end of a request that began to run at ``started`` (``time.monotonic``)."""
         self._services.append(time.monotonic() - started)
 
     def seconds_a_request(self) -> float | None:

@@ -1,7 +1,7 @@
 """Attention of a packed step: every request's tokens attend to that request's own cache, and to nothing else.
 
 Registered with transformers' ``AttentionInterface``. A name without a mask function gets no mask from the model
-(``masking_utils``), so causality and sliding windows are seen to here, a request at a time.
+(``masking_utils``), so this module applies causality and sliding windows itself, one request at a time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SMALLEST = 16
 
 
 class KVCache:
-    """What a request has been read so far. ``MixedModel.new_cache`` makes one; only a step writes to it.
+    """Keys and values of one request's tokens. ``MultiVariantModel.new_cache`` makes one; only a step writes to it.
 
     Args:
-        capacity_hint: Tokens for which memory is taken at first; more is taken when they are exceeded.
+        capacity_hint: Tokens for which memory is allocated at first; it grows when they are exceeded.
     """
 
     def __init__(self, capacity_hint: int = _SMALLEST) -> None:
@@ -35,7 +35,7 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Tokens read: the position of the next one."""
+        """Tokens in the cache: the position of the next one."""
         return self._length
 
     @property
@@ -45,11 +45,11 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Memory taken, the part that is not filled yet too."""
+        """Allocated memory, including the part that is not filled yet."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._layers.values())
 
     def reserve(self, tokens: int) -> None:
-        """See to it that so many more tokens fit."""
+        """Make room for so many more tokens."""
         wanted = self._length + tokens
         if wanted <= self._capacity:
             return
@@ -59,10 +59,9 @@ class KVCache:
             self._layers[number] = (self._grown(keys), self._grown(values))
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the new tokens' keys and values (``[kv_heads, new, dim]``) after what is there; room is reserved.
+        """Append the new tokens' keys and values (``[kv_heads, new, dim]``); room is reserved already.
 
-        They count as read when the step that wrote them is through (``advance``), so that a step that failed can be
-        done again.
+        They count only after ``advance``, so that a step that failed can be repeated.
 
         Returns:
             All keys ``[kv_heads, length + new, dim]`` and values of the layer, as views.
@@ -77,11 +76,11 @@ class KVCache:
         return held[0][:, :stop], held[1][:, :stop]
 
     def advance(self, tokens: int) -> None:
-        """The step that wrote so many tokens is through."""
+        """Count the tokens of a step that has succeeded."""
         self._length += tokens
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens from this position on.
+        """Drop all tokens from this position on.
 
         Raises:
             ValueError: For a position beyond the last.
@@ -102,7 +101,7 @@ class KVCache:
 
 NAME = "gym_fed_packed"
 _KNOWN = frozenset(
-    # What changes nothing here: masks are made below, the rest is of training, other backends, or output recording.
+    # Ignored: masks are made below; the others concern training, other backends, or the recording of outputs.
     (
         "is_causal",
         "output_attentions",
@@ -127,7 +126,7 @@ class PackedTokens:
     """First token, token after the last, cache; in order, without gaps."""
 
     windows: dict[int, int | None] = field(default_factory=dict)
-    """Sliding window of every layer that attended: what the model asked for."""
+    """Sliding window that the model passed for every layer that attended."""
 
     masks: dict[tuple[int, int, int, int | None], Tensor] = field(default_factory=dict)
 
@@ -137,7 +136,7 @@ _current: ContextVar[PackedTokens | None] = ContextVar("gym_fed_packed_tokens", 
 
 @contextmanager
 def packed(tokens: PackedTokens) -> Iterator[None]:
-    """The forward within the block is of these tokens."""
+    """Attention within the block is over these tokens."""
     token = _current.set(tokens)
     try:
         yield
@@ -146,7 +145,7 @@ def packed(tokens: PackedTokens) -> Iterator[None]:
 
 
 def register() -> None:
-    """Make ``NAME`` known to transformers; any number of times."""
+    """Register ``NAME`` with transformers; may be called repeatedly."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_attention)
@@ -165,7 +164,9 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls it: query ``[1, heads, tokens, dim]``, key and value ``[1, kv_heads, tokens, dim]``.
+    """Attention over ``packed`` tokens, with transformers' signature.
+
+    Query is ``[1, heads, tokens, dim]``, key and value are ``[1, kv_heads, tokens, dim]``.
 
     Returns:
         ``[1, tokens, heads, value_dim]``, and no weights.
@@ -178,16 +179,19 @@ def packed_attention(
         raise GymError(
             ErrorCode.USAGE,
             "the model is being served, so its forward needs a packed step",
-            "call MixedModel.step, or close the MixedModel first",
+            "call MultiVariantModel.step, or close the MultiVariantModel first",
         )
     unknown = sorted(k for k, v in kwargs.items() if k not in _KNOWN and v is not None and v is not False)
     if unknown or attention_mask is not None or kwargs.get("is_causal") is False:
-        told = ", ".join(unknown) or ("attention_mask" if attention_mask is not None else "is_causal=False")
+        arguments = ", ".join(unknown) or (
+            "attention_mask" if attention_mask is not None else "is_causal=False"
+        )
         raise GymError(
-            ErrorCode.MODEL_INVALID, f"the model's attention asks for {told}, which serving has not"
+            ErrorCode.MODEL_INVALID,
+            f"the model's attention passes {arguments}, which serving does not support",
         )
     if query.shape[0] != 1:
-        raise GymError(ErrorCode.MODEL_INVALID, "the model's attention does not keep one packed sequence")
+        raise GymError(ErrorCode.MODEL_INVALID, "the model's attention splits the packed sequence")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     tokens.windows[layer] = sliding_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -201,7 +205,7 @@ def packed_attention(
         if sliding_window is not None and length > sliding_window + count - 1:  # no query sees what is before
             length = sliding_window + count - 1
             keys, values = keys[:, -length:], values[:, -length:]
-        # The query heads that share a head of keys stand behind each other like positions: no key is repeated.
+        # Query heads that share a key head are stacked along the positions, so that no key is repeated.
         grouped = queries[:, start:stop].reshape(kv_heads, -1, queries.shape[-1])
         mask = None
         if count > 1:
@@ -243,7 +247,7 @@ def _by_hand(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """With capped scores (Gemma 2) or a learned sink a head (gpt-oss), which SDPA has not; softmax in float32."""
+    """With capped scores (Gemma 2) or a learned sink per head (gpt-oss), which SDPA lacks; softmax in float32."""
     scores = torch.matmul(query, keys.transpose(1, 2)).to(torch.float32) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Operand(ABC):
+class VariantWeight(ABC):
     """One parameter's delta in memory."""
 
     @property
@@ -31,38 +31,38 @@ class LoadedVariant:
     Attributes:
         name: Of the variant.
         delta_sha256: Of its file.
-        operands: By name of the base's parameter; what is absent is unchanged.
-        resident_bytes: What it takes of memory.
+        weights: Its deltas by name of the base's parameter; absent parameters are unchanged.
+        resident_bytes: Memory that it takes.
     """
 
     name: str
     delta_sha256: str
-    operands: Mapping[str, Operand]
+    weights: Mapping[str, VariantWeight]
     resident_bytes: int
 
 
 class VariantSource(Protocol):
-    """Where the engine gets variants. All calls may come from any thread; only ``acquire`` may wait."""
+    """Supplies the engine with variants. Every call is thread-safe; only ``acquire`` may wait."""
 
     def prefetch(self, name: str) -> None:
-        """Begin to page a variant in, in the background.
+        """Start loading a variant in the background.
 
         Raises:
             GymError: ``NOT_FOUND`` for a name that is not registered.
         """
 
     def poll(self, name: str) -> LoadedVariant | None:
-        """The variant, pinned until ``release``, if it is in memory; None while it is on its way (and begins that).
+        """The variant, pinned until ``release``, if it is in memory; otherwise None, and its load is started.
 
         Raises:
             GymError: Why it cannot be loaded: ``NOT_FOUND``, ``SIGNATURE_INVALID``, ``HASH_MISMATCH``, ...
         """
 
     def lacks_room(self, name: str) -> bool:
-        """Whether a variant for which ``poll`` gave None waits until others that are in use are released."""
+        """Whether a variant for which ``poll`` returned None waits for the release of others in use."""
 
     def acquire(self, name: str) -> LoadedVariant:
-        """The variant, pinned until ``release``; waits for it. Raises as ``poll``."""
+        """Wait for the variant, pinned until ``release``. Raises as ``poll``."""
 
     def release(self, variant: LoadedVariant) -> None:
-        """It is no longer in use by this caller."""
+        """End this caller's use of it."""

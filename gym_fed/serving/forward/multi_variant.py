@@ -1,10 +1,10 @@
-"""A causal LM whose one forward serves rows of different variants: any mix of prompts and single new tokens.
+"""A causal LM that serves requests of different variants in one forward: any mix of prefill and decode.
 
-All tokens of a step stand in one packed sequence that a stock transformers model reads; attention keeps the requests
-apart (``attention``), and forward hooks add each row's variant (``mixed_layers``). transformers' own continuous
-batching is not used: it masks every token of a step against all keys of all requests (8 requests of 64 + 32 tokens took
-it 1.1 to 1.7 times as long as these steps, for the same tokens; one core), and has neither logits for a guided choice,
-a seed a request, nor a place where rows could differ.
+All tokens of a step form one packed sequence for a stock transformers model. ``attention`` keeps the requests apart,
+and the forward hooks of ``variant_layers`` add each row's variant. transformers' own continuous batching is not used:
+it masks every token of a step against all keys of all requests. (8 requests of 64 + 32 tokens took it 1.1 to 1.7 times
+as long as these steps, for the same tokens; one core.) It has neither logits for guided decoding, nor a seed per
+request, nor a place where rows could differ.
 
 On CUDA the sign terms run through Triton kernels that have not been tried on a GPU yet.
 """
@@ -30,26 +30,26 @@ from gym_fed.serving.forward import attention
 from gym_fed.serving.forward.attention import KVCache
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.target_modules import ModelLayout
-from gym_fed.serving.forward.variant_layers import MixedLayers, MixedRows, Roster, RowMap
+from gym_fed.serving.forward.variant_layers import ActiveVariants, Segments, StepRows, VariantLayers
 
-_MARK = "_gym_fed_mixed"
+_MARK = "_gym_fed_multi_variant"
 _BULK_ROWS = {"cpu": 512}
-"""From how many rows of one variant on its bits are decoded for a multiplication of matrices. On a CPU the sign kernel
-is as fast up to 256 rows (4096 x 4096, bfloat16, one core: 64 rows 37 ms against 59, 256 rows 112 against 122)."""
+"""From this many rows of one variant on, its bits are decoded for a dense product. On a CPU the sign kernel is as fast
+up to 256 rows (4096 x 4096, bfloat16, one core: 64 rows 37 ms against 59, 256 rows 112 against 122)."""
 _BULK_ROWS_ELSEWHERE = 32
 _WINDOWED = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one request has in a step.
+class Chunk:
+    """The tokens of one request in a step.
 
     Attributes:
-        token_ids: A part of its prompt, or its newest token; at least one.
-        cache: The request's own; tokens follow what it has.
+        token_ids: A part of its prompt (prefill), or its newest token (decode); at least one.
+        cache: The request's own; the tokens are appended to it.
         variant: None: the base.
-        wants_logits: Whether the logits after the last token are wanted.
-        hidden: Takes the last hidden states of its tokens, where they are wanted.
+        wants_logits: Whether to compute the logits after the last token.
+        hidden: Collects the last hidden states of its tokens, for an embedding.
     """
 
     token_ids: list[int]
@@ -59,7 +59,7 @@ class Piece:
     hidden: HiddenMean | None = None
 
 
-class MixedModel:
+class MultiVariantModel:
     """Serves a model until ``close``; one thread at a time. The model's weights are never written to.
 
     Args:
@@ -67,9 +67,9 @@ class MixedModel:
         kernel: How sign deltas are multiplied: ``exact`` (float32), or ``lookup`` (8-bit tables, CPU only).
 
     Attributes:
-        products: How often a layer's packed deltas of a form (``gym_quant.resident.Resident.form``) were multiplied in
-            which way, counted where it is called: sign deltas by the kernel ``exact`` or ``lookup``; ``decoded`` are
-            all other forms, and signs for long prompts, whose deltas are decoded for a dense product.
+        products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and way,
+            counted at the call: sign deltas by the kernel ``exact`` or ``lookup``; ``decoded`` are all other forms, and
+            signs for long prompts, whose deltas are decoded for a dense product.
 
     Raises:
         GymError: ``MODEL_INVALID``, with the reason, for a model that packed steps cannot compute; ``USAGE`` when it is
@@ -82,7 +82,7 @@ class MixedModel:
         self.model.eval()
         self.layout = ModelLayout.of(model, kernel)
         self.products: Counter[tuple[str, str]] = Counter()
-        self._roster: Roster | None = None
+        self._active: ActiveVariants | None = None
         self._windows: dict[int, int | None] = {}
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         self._device = torch.device(self.layout.device)
@@ -91,7 +91,7 @@ class MixedModel:
         attention.register()
         self._old_attention = self.model.config._attn_implementation
         self.model.set_attn_implementation(attention.NAME)
-        self._layers = MixedLayers(model, self.layout)
+        self._layers = VariantLayers(model, self.layout)
         setattr(model, _MARK, True)
         try:
             self.bytes_per_token = self._require_same(stock)
@@ -101,14 +101,14 @@ class MixedModel:
             raise
 
     def close(self) -> None:
-        """Take everything off the model again."""
+        """Restore the model."""
         if getattr(self.model, _MARK, False):
             delattr(self.model, _MARK)
             self._layers.remove()
             self.model.set_attn_implementation(self._old_attention)
-            self._roster = None
+            self._active = None
 
-    def __enter__(self) -> MixedModel:
+    def __enter__(self) -> MultiVariantModel:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,12 +116,12 @@ class MixedModel:
 
     @property
     def sign_products(self) -> dict[str, int]:
-        """Of ``products`` those of sign deltas, by kernel."""
+        """Those ``products`` that are of sign deltas, by kernel."""
         return {kernel: self.products[ResidentSigns.form, kernel] for kernel in (*MODES, "decoded")}
 
     @property
     def packed_products(self) -> dict[str, int]:
-        """Of ``products`` those of all other packed deltas, by form."""
+        """Those ``products`` that are of all other packed deltas, by form."""
         found = Counter({ResidentLevels.form: 0})
         for (form, _), count in dict(self.products).items():
             if form != ResidentSigns.form:
@@ -129,35 +129,35 @@ class MixedModel:
         return dict(found)
 
     def new_cache(self, capacity_hint: int = 16) -> KVCache:
-        """An empty cache for one request; memory for so many tokens is taken at first."""
+        """An empty cache for one request, with memory for so many tokens at first."""
         return KVCache(capacity_hint)
 
     @torch.inference_mode()
-    def step(self, pieces: Sequence[Piece]) -> Tensor:
-        """Read all pieces in one forward.
+    def step(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Run all chunks in one forward.
 
         Returns:
-            Logits ``[pieces that want them, vocabulary]`` float32, in order. Whatever a variant's delta does, the
-            other rows are not touched by it: its own may be NaN.
+            Logits ``[chunks that want them, vocabulary]`` float32, in order. A broken variant changes only its own
+            rows, which may be NaN.
 
         Raises:
-            GymError: ``USAGE`` for an empty piece, for two pieces of one cache, and for a variant that was loaded for
-                another kernel. Caches are as before then.
+            GymError: ``USAGE`` for an empty chunk, for two chunks of one cache, and for a variant that was loaded for
+                another kernel. The caches are unchanged then.
         """
-        ends, tokens = self._packed(pieces)
+        ends, tokens = self._packed(chunks)
         self._windows = tokens.windows
-        wanted = [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.wants_logits]
+        wanted = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.wants_logits]
         keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         states: list[Tensor] = []
         watch = None
-        if any(piece.hidden is not None for piece in pieces):
+        if any(chunk.hidden is not None for chunk in chunks):
             watch = self.model.base_model.register_forward_hook(
                 lambda _module, _args, output: states.append(output.last_hidden_state[0])
             )
         with attention.packed(tokens):
-            self._layers.rows = self._rows(pieces, ends)
+            self._layers.rows = self._rows(chunks, ends)
             try:
-                inputs = self._inputs(pieces)
+                inputs = self._inputs(chunks)
                 if wanted:
                     found = self.model(**inputs, logits_to_keep=keep).logits
                     logits: Tensor = found[0].to(torch.float32)
@@ -168,36 +168,36 @@ class MixedModel:
                 self._layers.rows = None
                 if watch is not None:
                     watch.remove()
-        for piece, end in zip(pieces, ends, strict=True):
-            if piece.hidden is not None:
-                piece.hidden.add(states[0][end - len(piece.token_ids) : end])
-        for piece in pieces:
-            piece.cache.advance(len(piece.token_ids))
+        for chunk, end in zip(chunks, ends, strict=True):
+            if chunk.hidden is not None:
+                chunk.hidden.add(states[0][end - len(chunk.token_ids) : end])
+        for chunk in chunks:
+            chunk.cache.advance(len(chunk.token_ids))
         return logits
 
-    def rest(self) -> None:
-        """Let go of the last step's variants; the next step takes up its own."""
-        self._roster = None
+    def release_variants(self) -> None:
+        """Drop the references to the last step's variants; the next step takes its own."""
+        self._active = None
 
-    def _packed(self, pieces: Sequence[Piece]) -> tuple[list[int], attention.PackedTokens]:
-        if not pieces or not all(piece.token_ids for piece in pieces):
-            raise GymError(ErrorCode.USAGE, "a step needs pieces of at least one token each")
-        if len({id(piece.cache) for piece in pieces}) != len(pieces):
-            raise GymError(ErrorCode.USAGE, "two pieces of one step have the same cache")
+    def _packed(self, chunks: Sequence[Chunk]) -> tuple[list[int], attention.PackedTokens]:
+        if not chunks or not all(chunk.token_ids for chunk in chunks):
+            raise GymError(ErrorCode.USAGE, "a step needs chunks of at least one token each")
+        if len({id(chunk.cache) for chunk in chunks}) != len(chunks):
+            raise GymError(ErrorCode.USAGE, "two chunks of one step have the same cache")
         ends, spans, at = [], [], 0
-        for piece in pieces:
-            piece.cache.reserve(len(piece.token_ids))
-            spans.append((at, at + len(piece.token_ids), piece.cache))
-            at += len(piece.token_ids)
+        for chunk in chunks:
+            chunk.cache.reserve(len(chunk.token_ids))
+            spans.append((at, at + len(chunk.token_ids), chunk.cache))
+            at += len(chunk.token_ids)
             ends.append(at)
         return ends, attention.PackedTokens(spans)
 
-    def _inputs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        ids = [token for piece in pieces for token in piece.token_ids]
+    def _inputs(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = [
             p
-            for piece in pieces
-            for p in range(piece.cache.length, piece.cache.length + len(piece.token_ids))
+            for chunk in chunks
+            for p in range(chunk.cache.length, chunk.cache.length + len(chunk.token_ids))
         ]
         return {
             "input_ids": torch.tensor([ids], device=self._device),
@@ -205,25 +205,25 @@ class MixedModel:
             "use_cache": False,
         }
 
-    def _rows(self, pieces: Sequence[Piece], ends: Sequence[int]) -> MixedRows | None:
-        variants = sorted({piece.variant for piece in pieces if piece.variant is not None}, key=id)
+    def _rows(self, chunks: Sequence[Chunk], ends: Sequence[int]) -> StepRows | None:
+        variants = sorted({chunk.variant for chunk in chunks if chunk.variant is not None}, key=id)
         if not variants:
-            self._roster = None  # so that no variant stays in memory for its sake
+            self._active = None  # so that it keeps no variant in memory
             return None
-        if self._roster is None or self._roster.variants != tuple(variants):
-            self._roster = Roster(variants, self.layout)
+        if self._active is None or self._active.variants != tuple(variants):
+            self._active = ActiveVariants(variants, self.layout)
         number = {id(variant): at for at, variant in enumerate(variants)}
         body, head, wanted = [], [], 0
-        for piece, end in zip(pieces, ends, strict=True):
-            if piece.variant is not None:
-                body.append((number[id(piece.variant)], end - len(piece.token_ids), end))
-                if piece.wants_logits:
-                    head.append((number[id(piece.variant)], wanted, wanted + 1))
-            wanted += piece.wants_logits
-        return MixedRows(
-            self._roster,
-            RowMap(body, ends[-1], self._bulk_rows, self._device),
-            RowMap(head, wanted, self._bulk_rows, self._device),
+        for chunk, end in zip(chunks, ends, strict=True):
+            if chunk.variant is not None:
+                body.append((number[id(chunk.variant)], end - len(chunk.token_ids), end))
+                if chunk.wants_logits:
+                    head.append((number[id(chunk.variant)], wanted, wanted + 1))
+            wanted += chunk.wants_logits
+        return StepRows(
+            self._active,
+            Segments(body, ends[-1], self._bulk_rows, self._device),
+            Segments(head, wanted, self._bulk_rows, self._device),
             dispatch.path(),
             self.products,
         )
@@ -236,12 +236,12 @@ class MixedModel:
         return torch.as_tensor(out.logits[0]).to(torch.float32)
 
     def _require_same(self, stock: Tensor) -> int:
-        """A prompt in two pieces beside another one must give what the stock forward gave. Bytes a token of KV."""
+        """Compare a prompt in chunks, beside another, with the stock forward. Returns KV bytes per token."""
         ids = [(at + 1) % self.vocabulary for at in range(5)]
         cache, other = self.new_cache(), self.new_cache()
         found = []
         for part in (ids[:3], ids[3:4], ids[4:]):
-            found.append(self.step([Piece([1 % self.vocabulary], other), Piece(part, cache)])[1])
+            found.append(self.step([Chunk([1 % self.vocabulary], other), Chunk(part, cache)])[1])
         wanted = stock[[2, 3, 4]]
         off = float((torch.stack(found) - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
         name = type(self.model).__name__
@@ -255,7 +255,7 @@ class MixedModel:
         return cache.bytes // cache.capacity
 
     def _require_windows(self) -> None:
-        """Every layer must have asked for the sliding window that its config says: the trial above is too short."""
+        """Every layer must have passed the sliding window of its config: the trial above is too short to show it."""
         config: Any = self.model.config.get_text_config()
         size = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
@@ -268,13 +268,13 @@ class MixedModel:
                 raise GymError(
                     ErrorCode.MODEL_INVALID,
                     f"{type(self.model).__name__} cannot be served: layer {layer} should have a sliding window of "
-                    f"{wanted}, but its attention asks for {self._windows.get(layer, 'no keys at all')}",
-                    "use a model that hands its window to its attention, such as Mistral or Qwen3",
+                    f"{wanted}, but its attention uses {self._windows.get(layer, 'no keys at all')}",
+                    "use a model that passes its window to its attention, such as Mistral or Qwen3",
                 )
 
 
 def _require_servable(model: nn.Module, kernel: str) -> None:
-    """Refuse by name what packed steps cannot compute, as far as that can be told without running it."""
+    """Refuse by name what packed steps cannot compute, as far as that is known without running it."""
     from transformers import PreTrainedModel
 
     from gym_fed.modeling.mixture_of_depths import RoutedModel
@@ -285,9 +285,11 @@ def _require_servable(model: nn.Module, kernel: str) -> None:
         return GymError(ErrorCode.MODEL_INVALID, f"{name} cannot be served: {why}", hint)
 
     if getattr(model, _MARK, False):
-        raise GymError(ErrorCode.USAGE, f"this {name} is being served already", "close that MixedModel first")
+        raise GymError(
+            ErrorCode.USAGE, f"this {name} is being served already", "close that MultiVariantModel first"
+        )
     if hasattr(model, "peft_config") or not isinstance(model, PreTrainedModel):
-        raise refuse("it is no plain transformers model", "merge its adapter, or serve that as a variant")
+        raise refuse("it is not a plain transformers model", "merge its adapter, or serve that as a variant")
     if isinstance(model, RoutedModel):
         raise refuse("mixture of depths has no key-value cache", "serve a model without routers")
     if not model._supports_attention_backend:
@@ -296,8 +298,8 @@ def _require_servable(model: nn.Module, kernel: str) -> None:
         raise refuse("it cannot leave logits out", "use a causal LM such as Llama, Qwen3 or Mistral")
     dtypes = {p.dtype for p in model.parameters()}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.bfloat16}:
-        told = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
-        raise refuse(f"its weights are {told}", "load it in float32 or bfloat16")
+        found_dtypes = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+        raise refuse(f"its weights are {found_dtypes}", "load it in float32 or bfloat16")
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1:
         raise refuse("its weights are on several devices", "load it on one")

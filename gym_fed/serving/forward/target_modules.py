@@ -1,8 +1,8 @@
-"""Where a variant may change a base: which module each parameter belongs to and what that module does with it.
+"""Target modules: where a variant may change a base, and what each of these modules does with its parameters.
 
-Nothing is taken on trust from class names: two small forwards show which modules see every token once, in which axis,
-and a norm's formula is compared with the norm itself. A parameter for which that fails has a refusal in words, and a
-variant that changes it is refused when it is loaded.
+Class names are not trusted: two small forwards show which modules see every token once, and in which axis, and a norm's
+formula is compared with the norm itself. A parameter for which that fails keeps the reason, and a variant that changes
+it is refused when it is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORMS: tuple[Literal["rms", "layer"], ...] = ("rms", "layer")
 
 
 @dataclass(frozen=True)
-class Slot:
+class TargetParameter:
     """One parameter of the base.
 
     Attributes:
@@ -38,8 +38,8 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Site:
-    """One module at which terms are added.
+class TargetModule:
+    """One module whose output gets a variant's terms.
 
     Attributes:
         module: Its name.
@@ -66,18 +66,18 @@ class Site:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """What ``load_operands`` and the mixed step know of a base; plain data, for any thread.
+    """What ``load_variant_weights`` and the multi-variant step need of a base; plain data, for any thread.
 
     Attributes:
-        slots: Every parameter, by name as ``model_tensors`` gives it.
-        sites: Where terms are added.
+        parameters: Every parameter, by name as ``model_tensors`` gives it.
+        target_modules: Where terms are added.
         dtype: Of the base: ``float32`` or ``bfloat16``.
-        device: Where operands go.
+        device: Where weights go.
         kernel: How sign deltas are multiplied: ``exact`` or ``lookup``.
     """
 
-    slots: Mapping[str, Slot]
-    sites: tuple[Site, ...]
+    parameters: Mapping[str, TargetParameter]
+    target_modules: tuple[TargetModule, ...]
     dtype: str
     device: str
     kernel: str = "exact"
@@ -85,36 +85,38 @@ class ModelLayout:
     @classmethod
     @torch.inference_mode()
     def of(cls, model: nn.Module, kernel: str = "exact") -> ModelLayout:
-        """Look at a transformers causal LM; runs it twice on a few tokens."""
+        """Inspect a transformers causal LM, running it twice on a few tokens."""
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
         long, short = _watched(model, _LONG), _watched(model, _SHORT)
         names = {id(p): name for name, p in parameters.items()}
         head = getattr(model, "get_output_embeddings", lambda: None)()
-        sites: list[Site] = []
+        target_modules: list[TargetModule] = []
         refusals: dict[str, str] = {}
         kinds: dict[str, Kind] = {}
         for name, module in model.named_modules():
             own = {k: names[id(p)] for k, p in module.named_parameters(recurse=False)}
             if not own:
                 continue
-            site, why = _site(name, module, own, long.get(name, []), short.get(name, []), module is head)
-            if site is not None:
-                sites.append(site)
+            target, why = _target_module(
+                name, module, own, long.get(name, []), short.get(name, []), module is head
+            )
+            if target is not None:
+                target_modules.append(target)
             for key, parameter in own.items():
-                if site is None or parameter not in (site.weight, site.bias):
+                if target is None or parameter not in (target.weight, target.bias):
                     refusals[parameter] = (
                         why or f"{type(module).__name__} {name!r} uses its {key} in its own way"
                     )
                 else:
-                    kinds[parameter] = _kind(site, key, module)
-        slots = {
-            name: Slot(tuple(p.shape), kinds.get(name, "none"), refusals.get(name, ""))
+                    kinds[parameter] = _kind(target, key, module)
+        targets = {
+            name: TargetParameter(tuple(p.shape), kinds.get(name, "none"), refusals.get(name, ""))
             for name, p in parameters.items()
         }
         return cls(
-            slots,
-            tuple(sites),
+            targets,
+            tuple(target_modules),
             str(first.dtype).removeprefix("torch."),
             str(first.device),
             kernel,
@@ -147,62 +149,62 @@ def _watched(model: nn.Module, tokens: int) -> _Calls:
     return calls
 
 
-def _site(
+def _target_module(
     name: str,
     module: nn.Module,
     own: dict[str, str],
     long: list[tuple[Tensor, Tensor]],
     short: list[tuple[Tensor, Tensor]],
     head: bool,
-) -> tuple[Site | None, str]:
-    """A rule for the module, or why there is none."""
-    told = f"{type(module).__name__} {name!r}"
+) -> tuple[TargetModule | None, str]:
+    """How to add terms at the module, or the reason why it cannot be done."""
+    shown = f"{type(module).__name__} {name!r}"
     if not long or len(long) != len(short):
-        return None, f"{told} is not called once for all tokens"
+        return None, f"{shown} is not called once for all tokens"
     axes = {_token_axis(a[0].shape, b[0].shape) for a, b in zip(long, short, strict=True)}
     axis = axes.pop() if len(axes) == 1 else None
     if axis is None:
-        return None, f"{told} does not see every token once"
+        return None, f"{shown} does not see every token once"
     given, output = long[0]
     weight, bias = own.get("weight"), own.get("bias")
     if _is_linear(module):
         if given.numel() != _LONG * given.shape[-1]:
-            return None, f"{told} multiplies parts of a token"
-        return Site(name, "linear", weight, bias, axis, head=head), ""
+            return None, f"{shown} multiplies parts of a token"
+        return TargetModule(name, "linear", weight, bias, axis, head=head), ""
     if isinstance(module, nn.Embedding):
         return _embedding(name, module, weight, given, output)
     if weight is not None and module.get_parameter("weight").ndim == 1:
         return _norm(name, module, weight, bias, axis, given)
-    return None, f"{told} is no linear layer, embedding or norm"
+    return None, f"{shown} is not a linear layer, embedding or norm"
 
 
 def _embedding(
     name: str, module: nn.Embedding, weight: str | None, given: Tensor, output: Tensor
-) -> tuple[Site | None, str]:
+) -> tuple[TargetModule | None, str]:
     """Rows, perhaps times one number (Gemma)."""
-    told = f"{type(module).__name__} {name!r}"
+    shown = f"{type(module).__name__} {name!r}"
     if given.numel() != _LONG or given.dtype.is_floating_point or module.max_norm is not None:
-        return None, f"{told} does not look up one row a token"
+        return None, f"{shown} does not look up one row a token"
     rows, found = module.weight[given].double(), output.double()
     square = float((rows * rows).sum())
     multiplier = float((rows * found).sum()) / square if square else 1.0
     if rows.shape != found.shape or not _close(found, rows * multiplier, output.dtype):
-        return None, f"{told} does more than multiply its rows by one number"
-    return Site(
+        return None, f"{shown} does more than multiply its rows by one number"
+    return TargetModule(
         name, "embedding", weight, None, multiplier=1.0 if abs(multiplier - 1) < 1e-6 else multiplier
     ), ""
 
 
 def _norm(
     name: str, module: nn.Module, weight: str | None, bias: str | None, axis: int, given: Tensor
-) -> tuple[Site | None, str]:
+) -> tuple[TargetModule | None, str]:
     """``f(x; w + d) = f(x; w) + d * n(x)``, with ``n`` the RMS or the layer norm: tried on the module itself."""
-    told = f"{type(module).__name__} {name!r}"
+    shown = f"{type(module).__name__} {name!r}"
     eps = next((float(getattr(module, k)) for k in ("variance_epsilon", "eps") if hasattr(module, k)), None)
     own = {k: p.detach() for k, p in module.named_parameters(recurse=False)}
     size = own["weight"].shape[0]
     if eps is None or given.shape[-1] != size:
-        return None, f"{told} is no norm over the last dimension"
+        return None, f"{shown} is not a norm over the last dimension"
     generator = torch.Generator().manual_seed(0)
     step = torch.randn(size, generator=generator).to(given.device, own["weight"].dtype)
     before = functional_call(module, own, (given,)).double()
@@ -210,8 +212,8 @@ def _norm(
     for kind in _FORMS:
         wanted = before + step.double() * normal_form(given, kind, eps).double()
         if _close(after, wanted, given.dtype):
-            return Site(name, "norm", weight, bias, axis, kind, eps), ""
-    return None, f"{told} is neither an RMS norm nor a layer norm"
+            return TargetModule(name, "norm", weight, bias, axis, kind, eps), ""
+    return None, f"{shown} is neither an RMS norm nor a layer norm"
 
 
 def normal_form(x: Tensor, kind: Literal["rms", "layer"], eps: float) -> Tensor:
@@ -222,10 +224,10 @@ def normal_form(x: Tensor, kind: Literal["rms", "layer"], eps: float) -> Tensor:
     return functional.layer_norm(wide, size, eps=eps)
 
 
-def _kind(site: Site, key: str, module: nn.Module) -> Kind:
+def _kind(target: TargetModule, key: str, module: nn.Module) -> Kind:
     if key == "bias":
         return "bias"
-    if site.kind == "norm":
+    if target.kind == "norm":
         return "norm"
     return "transposed" if not isinstance(module, nn.Linear | nn.Embedding) else "matrix"
 

@@ -1,4 +1,4 @@
-"""The variants of a step side by side, whose its rows are, and forward hooks that add to each row its variant's term.
+"""The active variants of a step, the segments of rows that belong to each, and the hooks that add their terms.
 
 The base's weights are only read.
 """
@@ -17,15 +17,16 @@ from gym_quant.resident import IndexArray, Resident, ResidentBatch
 from torch import Tensor, nn
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.forward.loaded import LoadedVariant, Operand
-from gym_fed.serving.forward.target_modules import ModelLayout, Site, normal_form
-from gym_fed.serving.forward.variant_weights import DenseOperand, FactorOperand, PackedOperand, VectorOperand
+from gym_fed.serving.forward.loaded import LoadedVariant, VariantWeight
+from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule, normal_form
+from gym_fed.serving.forward.variant_weights import DenseWeight, FactorWeight, PackedWeight, VectorWeight
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Packed deltas of a matrix, all of one form; ``place`` takes a variant's number in the roster (or -1) to its
-    number in ``batch``.
+    """Packed deltas of a matrix, all of one form.
+
+    ``place`` maps a variant's number in ``ActiveVariants`` (or -1) to its number in ``batch``.
     """
 
     form: str
@@ -36,7 +37,7 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Factors one above the other: ``a`` ``[R, in]``, ``b`` ``[out, R]``; ``owners`` says whose each rank is."""
+    """Stacked factors: ``a`` ``[R, in]``, ``b`` ``[out, R]``; ``owners`` gives the variant of each rank."""
 
     a: Tensor
     b: Tensor
@@ -44,72 +45,72 @@ class Factors:
 
 
 @dataclass(frozen=True, eq=False)
-class SitePlan:
-    """What the roster's variants add at one module."""
+class ModulePlan:
+    """The terms that the active variants add at one module."""
 
     packed: tuple[Packed, ...]
     factors: Factors | None
-    dense: dict[int, DenseOperand]
+    dense: dict[int, DenseWeight]
     vectors: Tensor | None
     """Deltas of a norm's weight, ``[variants, size]`` float32; zero for those that have none."""
     biases: Tensor | None
     """Of a bias, likewise."""
-    lookups: dict[int, Operand]
+    lookups: dict[int, VariantWeight]
     """Of an embedding."""
 
 
-class Roster:
-    """Distinct variants, numbered from 0; plans are made when a module first asks."""
+class ActiveVariants:
+    """Distinct variants of a step, numbered from 0; a module's plan is made on first use."""
 
     def __init__(self, variants: Sequence[LoadedVariant], layout: ModelLayout) -> None:
         self.variants = tuple(variants)
-        self._operands = [variant.operands for variant in self.variants]
+        self._weights = [variant.weights for variant in self.variants]
         self._layout = layout
-        self._plans: dict[str, SitePlan | None] = {}
+        self._plans: dict[str, ModulePlan | None] = {}
 
-    def plan(self, site: Site) -> SitePlan | None:
+    def plan(self, target: TargetModule) -> ModulePlan | None:
         """None where no variant changes this module."""
         try:
-            return self._plans[site.module]
+            return self._plans[target.module]
         except KeyError:
-            found = self._plans[site.module] = self._make(site)
+            found = self._plans[target.module] = self._make(target)
             return found
 
-    def _make(self, site: Site) -> SitePlan | None:
-        weights = self._of(site.weight)
-        biases = self._of(site.bias)
+    def _make(self, target: TargetModule) -> ModulePlan | None:
+        weights = self._of(target.weight)
+        biases = self._of(target.bias)
         if not weights and not biases:
             return None
-        if site.kind == "norm":
-            return SitePlan((), None, {}, self._stacked(weights), self._stacked(biases), {})
-        if site.kind == "embedding":
+        if target.kind == "norm":
+            return ModulePlan((), None, {}, self._stacked(weights), self._stacked(biases), {})
+        if target.kind == "embedding":
             lookups = {
-                v: FactorOperand(o.held.unpacked()) if isinstance(o, FactorOperand) else o
+                v: FactorWeight(o.held.unpacked()) if isinstance(o, FactorWeight) else o
                 for v, o in weights.items()
             }
-            return SitePlan((), None, {}, None, None, lookups)
+            return ModulePlan((), None, {}, None, None, lookups)
         biased = self._stacked(biases) if biases else None
         packed: dict[tuple[type[Resident], str], dict[int, Resident]] = {}
-        factors: dict[int, FactorOperand] = {}
-        dense: dict[int, DenseOperand] = {}
-        for variant, operand in weights.items():
-            if isinstance(operand, PackedOperand):
-                kind = (type(operand.held), operand.held.form)
-                packed.setdefault(kind, {})[variant] = operand.held
-            elif isinstance(operand, FactorOperand):
-                factors[variant] = operand
-            elif isinstance(operand, DenseOperand):
-                dense[variant] = operand
+        factors: dict[int, FactorWeight] = {}
+        dense: dict[int, DenseWeight] = {}
+        for variant, weight in weights.items():
+            if isinstance(weight, PackedWeight):
+                kind = (type(weight.held), weight.held.form)
+                packed.setdefault(kind, {})[variant] = weight.held
+            elif isinstance(weight, FactorWeight):
+                factors[variant] = weight
+            elif isinstance(weight, DenseWeight):
+                dense[variant] = weight
         groups = tuple(self._packed(form, found) for (_, form), found in packed.items())
-        return SitePlan(groups, self._factors(factors), dense, None, biased, {})
+        return ModulePlan(groups, self._factors(factors), dense, None, biased, {})
 
-    def _of(self, parameter: str | None) -> dict[int, Operand]:
+    def _of(self, parameter: str | None) -> dict[int, VariantWeight]:
         if parameter is None:
             return {}
         return {
-            v: operand
-            for v, operands in enumerate(self._operands)
-            if (operand := operands.get(parameter)) is not None
+            v: weight
+            for v, weights in enumerate(self._weights)
+            if (weight := weights.get(parameter)) is not None
         }
 
     def _packed(self, form: str, found: dict[int, Resident]) -> Packed:
@@ -126,17 +127,17 @@ class Roster:
             ) from error
         return Packed(form, batch, place, found)
 
-    def _factors(self, found: dict[int, FactorOperand]) -> Factors | None:
+    def _factors(self, found: dict[int, FactorWeight]) -> Factors | None:
         if not found:
             return None
-        sides = [o.factors(getattr(torch, self._layout.dtype)) for o in found.values()]
-        owners = tuple(v for v, (a, _) in zip(found, sides, strict=True) for _ in range(len(a)))
-        return Factors(torch.cat([a for a, _ in sides]), torch.cat([b for _, b in sides], dim=1), owners)
+        factors = [o.factors(getattr(torch, self._layout.dtype)) for o in found.values()]
+        owners = tuple(v for v, (a, _) in zip(found, factors, strict=True) for _ in range(len(a)))
+        return Factors(torch.cat([a for a, _ in factors]), torch.cat([b for _, b in factors], dim=1), owners)
 
-    def _stacked(self, found: dict[int, Operand]) -> Tensor | None:
+    def _stacked(self, found: dict[int, VariantWeight]) -> Tensor | None:
         if not found:
             return None
-        held = {v: o.values for v, o in found.items() if isinstance(o, VectorOperand)}
+        held = {v: o.values for v, o in found.items() if isinstance(o, VectorWeight)}
         if len(held) == len(self.variants):
             return torch.stack(list(held.values()))
         none = torch.zeros_like(next(iter(held.values())))
@@ -144,13 +145,13 @@ class Roster:
 
 
 @dataclass(eq=False)
-class RowMap:
-    """Whose the rows are that a module sees: all tokens of a step, or those whose logits are wanted.
+class Segments:
+    """The rows of each variant at a module: of all tokens of a step, or of those whose logits are computed.
 
     Attributes:
-        spans: Variant's number, first row, row after the last; rows of the base alone are in none.
-        total: Rows.
-        bulk_rows: From how many rows on a span is multiplied as a whole instead of row by row.
+        spans: Variant's number, first row, row after the last; rows of the base are in none.
+        total: Number of rows.
+        bulk_rows: Spans of this many rows or more are multiplied as a whole instead of row by row.
     """
 
     spans: Sequence[tuple[int, int, int]]
@@ -188,7 +189,7 @@ class RowMap:
         return self._places[key]
 
     def foreign(self, owners: tuple[int, ...]) -> Tensor:
-        """``[owned rows, ranks] bool``: where the rank is not of the row's variant."""
+        """``[owned rows, ranks] bool``: true where a rank belongs to another variant than the row."""
         found = self._masks.get(owners)
         if found is None:
             ranks = torch.tensor(owners, device=self.device)
@@ -206,59 +207,59 @@ class RowMap:
 
 
 @dataclass
-class MixedRows:
-    """The step that is being computed: its variants and whose the rows are."""
+class StepRows:
+    """The step that is being computed: its active variants and their segments."""
 
-    roster: Roster
-    body: RowMap
-    head: RowMap
+    active: ActiveVariants
+    body: Segments
+    head: Segments
     path: str
     """Of the sign kernels."""
     products: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Counts which form of packed deltas was multiplied in which way: for a bulk span it is ``decoded``."""
+    """Multiplications of packed deltas by form and way; ``decoded`` for a bulk span."""
     _given: Tensor | None = None
     _few: Tensor | None = None
 
-    def few(self, x: Tensor, flat: Tensor, rows: RowMap) -> Tensor:
-        """The rows that are multiplied one by one, float32. Query, key and value share them: they have one input."""
+    def few(self, x: Tensor, flat: Tensor, rows: Segments) -> Tensor:
+        """The rows that are multiplied one by one, float32. Query, key and value share them, as they share an input."""
         if self._given is not x or self._few is None:
             some = flat if rows.few is None else flat.index_select(0, rows.few)
             self._given, self._few = x, some.to(torch.float32).contiguous()
         return self._few
 
 
-class MixedLayers:
+class VariantLayers:
     """The hooks of one model. Without ``rows`` they return at once."""
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
-        self.rows: MixedRows | None = None
+        self.rows: StepRows | None = None
         self._handles = []
-        for site in layout.sites:
-            module = model.get_submodule(site.module)
-            self._handles.append(module.register_forward_hook(self._hook(site)))
+        for target in layout.target_modules:
+            module = model.get_submodule(target.module)
+            self._handles.append(module.register_forward_hook(self._hook(target)))
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def _hook(self, site: Site) -> Any:
-        add = {"linear": _add_linear, "embedding": _add_embedding, "norm": _add_norm}[site.kind]
+    def _hook(self, target: TargetModule) -> Any:
+        add = {"linear": _add_linear, "embedding": _add_embedding, "norm": _add_norm}[target.kind]
 
         def hook(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
             rows = self.rows
             if rows is None:
                 return
-            plan = rows.roster.plan(site)
+            plan = rows.active.plan(target)
             if plan is not None:
-                add(site, plan, rows, args[0], output)
+                add(target, plan, rows, args[0], output)
 
         return hook
 
 
-def _add_linear(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: Tensor) -> None:
-    rows = step.head if site.head else step.body
+def _add_linear(target: TargetModule, plan: ModulePlan, step: StepRows, x: Tensor, output: Tensor) -> None:
+    rows = step.head if target.head else step.body
     flat, y = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
     for packed in plan.packed:
         index = rows.few_in(packed)
@@ -272,7 +273,7 @@ def _add_linear(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: 
                 held.add(flat[start:stop], y[start:stop])
     if plan.factors is not None and len(rows.owner):
         some = flat if rows.owned is None else flat.index_select(0, rows.owned)
-        # Filled, not multiplied by 0: another's factors may be so large that its ranks are infinite here.
+        # Filled, not multiplied by 0: another variant's factors may be so large that they give infinities here.
         inner = (some @ plan.factors.a.T).masked_fill_(rows.foreign(plan.factors.owners), 0.0)
         _add_to(y, rows.owned, inner @ plan.factors.b.T)
     if plan.dense:
@@ -283,7 +284,7 @@ def _add_linear(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: 
         _add_to(y, rows.owned, plan.biases.index_select(0, rows.owner))
 
 
-def _add_few(packed: Packed, index: IndexArray, rows: RowMap, some: Tensor, y: Tensor, path: str) -> None:
+def _add_few(packed: Packed, index: IndexArray, rows: Segments, some: Tensor, y: Tensor, path: str) -> None:
     batch = packed.batch
     if batch.kernel != "lookup" and rows.few is None and y.dtype == torch.float32 and y.is_contiguous():
         batch.add(some, index, y, path)
@@ -291,7 +292,7 @@ def _add_few(packed: Packed, index: IndexArray, rows: RowMap, some: Tensor, y: T
     term = torch.zeros(len(some), y.shape[1], device=y.device)
     try:
         batch.add(some, index, term, path)
-    except CodecError:  # look-up cannot round what is not finite; the other rows are not to suffer for it
+    except CodecError:  # look-up cannot round infinities and NaN; the other rows are still computed
         finite = torch.isfinite(some).all(dim=1)
         term.zero_()
         batch.add(some, np.where(finite.numpy(), index, -1), term, path)
@@ -299,24 +300,26 @@ def _add_few(packed: Packed, index: IndexArray, rows: RowMap, some: Tensor, y: T
     _add_to(y, rows.few, term)
 
 
-def _add_embedding(site: Site, plan: SitePlan, step: MixedRows, ids: Tensor, output: Tensor) -> None:
+def _add_embedding(
+    target: TargetModule, plan: ModulePlan, step: StepRows, ids: Tensor, output: Tensor
+) -> None:
     flat, y = ids.reshape(-1), output.view(-1, output.shape[-1])
     for variant, start, stop in step.body.spans:
-        operand = plan.lookups.get(variant)
-        if operand is not None:
-            term = operand.rows(flat[start:stop])
-            y[start:stop] += term if site.multiplier == 1.0 else term * site.multiplier
+        weight = plan.lookups.get(variant)
+        if weight is not None:
+            term = weight.rows(flat[start:stop])
+            y[start:stop] += term if target.multiplier == 1.0 else term * target.multiplier
 
 
-def _add_norm(site: Site, plan: SitePlan, step: MixedRows, x: Tensor, output: Tensor) -> None:
+def _add_norm(target: TargetModule, plan: ModulePlan, step: StepRows, x: Tensor, output: Tensor) -> None:
     rows = step.body
-    tokens, y = x.movedim(site.token_axis, 0), output.movedim(site.token_axis, 0)
+    tokens, y = x.movedim(target.token_axis, 0), output.movedim(target.token_axis, 0)
     some = tokens if rows.owned is None else tokens.index_select(0, rows.owned)
     middle = (1,) * (some.ndim - 2)
     term: Tensor | float = 0.0
     if plan.vectors is not None:
         deltas = plan.vectors.index_select(0, rows.owner).reshape(len(some), *middle, -1)
-        term = normal_form(some, site.normalised, site.eps).mul_(deltas)
+        term = normal_form(some, target.normalised, target.eps).mul_(deltas)
     if plan.biases is not None:
         term = (
             plan.biases.index_select(0, rows.owner).reshape(len(some), *middle, -1).expand(some.shape) + term

@@ -1,7 +1,7 @@
-"""What a variant adds to one parameter of the base, in the form in which the mixed step computes with it.
+"""A variant's delta of one parameter, in the form with which the multi-variant step computes.
 
-A delta's codec decides (``Codec.resident``): a form that stays packed, or factors; what has none is decoded once to the
-base's dtype.
+The delta's codec decides (``Codec.resident``): a form that stays packed, or factors. Deltas of other codecs are decoded
+once, to the base's dtype.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from gym_quant.resident import Resident, ResidentFactors, Transposed
 from torch import Tensor
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.forward.loaded import LoadedVariant, Operand
-from gym_fed.serving.forward.target_modules import ModelLayout, Slot
+from gym_fed.serving.forward.loaded import LoadedVariant, VariantWeight
+from gym_fed.serving.forward.target_modules import ModelLayout, TargetParameter
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
     from gym_fed.delta.manifest import TensorRecord
 
 __all__ = [
-    "DenseOperand",
-    "FactorOperand",
+    "DenseWeight",
+    "FactorWeight",
     "ModelLayout",
-    "PackedOperand",
-    "VectorOperand",
-    "load_operands",
+    "PackedWeight",
+    "VectorWeight",
+    "load_variant_weights",
     "loaded_variant",
 ]
 
 
 @dataclass(frozen=True, eq=False)
-class PackedOperand(Operand):
+class PackedWeight(VariantWeight):
     """Packed as the codec says, ``[out, in]``: sign bits and scales, codes and scales, or a form of another author."""
 
     held: Resident
@@ -49,7 +49,7 @@ class PackedOperand(Operand):
 
 
 @dataclass(frozen=True, eq=False)
-class FactorOperand(Operand):
+class FactorWeight(VariantWeight):
     """A low-rank delta as its factors; ``transposed`` where the parameter lies ``[in, out]``."""
 
     held: ResidentFactors
@@ -69,7 +69,7 @@ class FactorOperand(Operand):
 
 
 @dataclass(frozen=True, eq=False)
-class DenseOperand(Operand):
+class DenseWeight(VariantWeight):
     """The whole matrix ``[out, in]`` in the base's dtype: codecs without a packed form."""
 
     matrix: Tensor
@@ -83,7 +83,7 @@ class DenseOperand(Operand):
 
 
 @dataclass(frozen=True, eq=False)
-class VectorOperand(Operand):
+class VectorWeight(VariantWeight):
     """A norm's weight or a bias, float32: any codec."""
 
     values: Tensor
@@ -93,31 +93,31 @@ class VectorOperand(Operand):
         return self.values.nbytes
 
 
-def load_operands(delta: DeltaFile, layout: ModelLayout) -> dict[str, Operand]:
-    """Bring a delta into memory. Nothing of it views the file afterwards, and the file's pages are given back.
+def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, VariantWeight]:
+    """Load a delta into memory. No tensor views the file afterwards, and the file's pages are released.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for a tensor that the base has not or has in another shape; ``MODEL_INVALID`` for
-            one that the mixed step cannot add to; ``DELTA_INVALID`` where its codec does not do. All name the tensor.
+        GymError: ``BASE_MISMATCH`` for a tensor that the base lacks or has in another shape; ``MODEL_INVALID`` for one
+            that the multi-variant step cannot add to; ``DELTA_INVALID`` where its codec fails. All name the tensor.
     """
-    found: dict[str, Operand] = {}
+    found: dict[str, VariantWeight] = {}
     for record in delta.manifest.tensors:
-        slot = layout.slots.get(record.name)
-        if slot is None or slot.shape != record.shape:
-            there = list(slot.shape) if slot is not None else "absent"
+        parameter = layout.parameters.get(record.name)
+        if parameter is None or parameter.shape != record.shape:
+            there = list(parameter.shape) if parameter is not None else "absent"
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{delta.path}: tensor {record.name!r} {list(record.shape)} does not fit the base: {there}",
                 "use the base the delta was made from",
             )
-        if slot.refusal:
+        if parameter.refusal:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"{delta.path}: tensor {record.name!r} cannot be served as a variant: {slot.refusal}",
+                f"{delta.path}: tensor {record.name!r} cannot be served as a variant: {parameter.refusal}",
                 "leave this tensor out of the delta, or merge the delta and serve the merged model",
             )
         try:
-            found[record.name] = _operand(delta, record, slot, layout)
+            found[record.name] = _variant_weight(delta, record, parameter, layout)
         except CodecError as error:
             raise GymError(
                 ErrorCode.DELTA_INVALID, f"{delta.path}: tensor {record.name!r}: {error}"
@@ -127,36 +127,38 @@ def load_operands(delta: DeltaFile, layout: ModelLayout) -> dict[str, Operand]:
 
 
 def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str) -> LoadedVariant:
-    """A variant ready for a batch; raises as ``load_operands``."""
-    operands = load_operands(delta, layout)
-    return LoadedVariant(name, sha256, operands, sum(o.resident_bytes for o in operands.values()))
+    """A variant ready for a batch; raises as ``load_variant_weights``."""
+    weights = load_variant_weights(delta, layout)
+    return LoadedVariant(name, sha256, weights, sum(o.resident_bytes for o in weights.values()))
 
 
-def _operand(delta: DeltaFile, record: TensorRecord, slot: Slot, layout: ModelLayout) -> Operand:
+def _variant_weight(
+    delta: DeltaFile, record: TensorRecord, parameter: TargetParameter, layout: ModelLayout
+) -> VariantWeight:
     device, dtype = torch.device(layout.device), getattr(torch, layout.dtype)
-    if slot.kind in ("norm", "bias"):
-        return VectorOperand(delta.decode(record.name).to(device))
-    transposed = slot.kind == "transposed"
+    if parameter.kind in ("norm", "bias"):
+        return VectorWeight(delta.decode(record.name).to(device))
+    transposed = parameter.kind == "transposed"
     held = get_codec(record.codec).resident(delta.payload(record.name), record.shape, record.params, device)
     if held is None:
         dense = delta.decode(record.name).reshape(as_matrix(record.shape))
         dense = (dense.T if transposed else dense).to(device, dtype).contiguous()
         _require_finite("the delta", dense)
-        return DenseOperand(dense)
+        return DenseWeight(dense)
     if isinstance(held, ResidentFactors):
         a, b = held.factors(dtype)
         _require_finite("factor A", a)
         _require_finite(f"factor B times its scaling {held.scaling}", b)
-        return FactorOperand(held.scaled_once(dtype), transposed)
+        return FactorWeight(held.scaled_once(dtype), transposed)
     _require_finite("the delta", torch.tensor(held.largest()).to(dtype))
     if transposed:
         held = Transposed(held)
     held.check_kernel(layout.kernel)
-    return PackedOperand(held)
+    return PackedWeight(held)
 
 
 def _require_finite(what: str, values: Tensor) -> None:
-    """In the number format in which the step computes: factors of all variants are in one product there.
+    """Check in the step's number format, in which one product has the factors of all variants.
 
     Raises:
         CodecError: For infinities and NaN.

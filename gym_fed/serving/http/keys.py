@@ -174,7 +174,7 @@ class ApiKey(StrictModel):
         return Caller(self.name, self.base, self.everything, variants, owners, self.metrics)
 
 
-class _Document(StrictModel):
+class _KeysDocument(StrictModel):
     format: Literal["gym-api-keys"] = "gym-api-keys"
     version: Literal[1] = 1
     keys: tuple[ApiKey, ...] = ()
@@ -313,7 +313,7 @@ class KeyFile:
             os.close(lock)
 
     def _write(self, keys: tuple[ApiKey, ...]) -> None:
-        text = _Document(keys=keys).model_dump_json(indent=2)
+        text = _KeysDocument(keys=keys).model_dump_json(indent=2)
         write_atomically(self.path, f"{text}\n".encode(), mode=0o600)
 
     def _read(self) -> tuple[ApiKey, ...]:
@@ -321,7 +321,7 @@ class KeyFile:
         if len(data) > MAX_FILE_BYTES:
             raise GymError(ErrorCode.TOO_LARGE, f"{self.path}: more than {MAX_FILE_BYTES} bytes of API keys")
         try:
-            return _Document.model_validate_json(data).keys
+            return _KeysDocument.model_validate_json(data).keys
         except ValidationError as error:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

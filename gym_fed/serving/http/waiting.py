@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.openai.answers import Chunk
+from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import error_body
 
@@ -82,7 +82,7 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, pending: Pending, first: Chunk, rest: AsyncIterator[Chunk], patience: Patience
+        self, pending: Pending, first: StreamChunk, rest: AsyncIterator[StreamChunk], patience: Patience
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]

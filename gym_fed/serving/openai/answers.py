@@ -12,11 +12,11 @@ from typing import Any
 from gym_fed.serving.engine.request import Event, TokenLogprob
 from gym_fed.serving.openai.tools import Call, FreeCalls, RequiredCall
 
-Chunk = dict[str, Any]
+StreamChunk = dict[str, Any]
 
 
 @dataclass
-class Choice:
+class AnswerChoice:
     """What one answer has so far."""
 
     parser: FreeCalls | RequiredCall | None = None
@@ -64,7 +64,7 @@ class Answer(ABC):
         self,
         model: str,
         prompt_tokens: int,
-        choices: list[Choice],
+        choices: list[AnswerChoice],
         *,
         with_logprobs: bool,
         include_usage: bool,
@@ -97,23 +97,23 @@ class Answer(ABC):
         return {**self._head(self._object), "choices": choices, "usage": self.usage()}
 
     @abstractmethod
-    def opening(self) -> list[Chunk]:
+    def opening(self) -> list[StreamChunk]:
         """What a stream begins with."""
 
     @abstractmethod
-    def take(self, index: int, event: Event) -> list[Chunk]:
+    def take(self, index: int, event: Event) -> list[StreamChunk]:
         """Add an event of a choice; gives the chunks that tell it."""
 
-    def closing(self) -> list[Chunk]:
+    def closing(self) -> list[StreamChunk]:
         """What a stream ends with: the counts, where they were asked for."""
         if not self._include_usage:
             return []
         return [{**self._head(self._chunk_object), "choices": [], "usage": self.usage()}]
 
     @abstractmethod
-    def _whole(self, index: int, choice: Choice) -> dict[str, Any]: ...
+    def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]: ...
 
-    def _chunk(self, choice: dict[str, Any]) -> Chunk:
+    def _chunk(self, choice: dict[str, Any]) -> StreamChunk:
         chunk = {**self._head(self._chunk_object), "choices": [choice]}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
@@ -134,11 +134,11 @@ class ChatAnswer(Answer):
     _object = "chat.completion"
     _chunk_object = "chat.completion.chunk"
 
-    def opening(self) -> list[Chunk]:
+    def opening(self) -> list[StreamChunk]:
         delta = {"role": "assistant", "content": ""}
         return [self._delta(index, delta) for index in range(len(self.choices))]
 
-    def take(self, index: int, event: Event) -> list[Chunk]:
+    def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
         told = len(choice.calls)
         shown, calls = choice.take(event)
@@ -159,7 +159,7 @@ class ChatAnswer(Answer):
         delta: dict[str, Any],
         tokens: Iterable[TokenLogprob] = (),
         finish_reason: str | None = None,
-    ) -> Chunk:
+    ) -> StreamChunk:
         told = list(tokens)
         return self._chunk(
             {
@@ -170,7 +170,7 @@ class ChatAnswer(Answer):
             }
         )
 
-    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
             message["content"] = choice.text.strip() or None
@@ -196,15 +196,15 @@ class CompletionAnswer(Answer):
     _chunk_object = "text_completion"
 
     def __init__(
-        self, model: str, prompt_tokens: int, choices: list[Choice], *, echoes: list[str], **more: Any
+        self, model: str, prompt_tokens: int, choices: list[AnswerChoice], *, echoes: list[str], **more: Any
     ) -> None:
         super().__init__(model, prompt_tokens, choices, **more)
         self._echoes = echoes
 
-    def opening(self) -> list[Chunk]:
+    def opening(self) -> list[StreamChunk]:
         return [self._piece(index, text) for index, text in enumerate(self._echoes) if text]
 
-    def take(self, index: int, event: Event) -> list[Chunk]:
+    def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
         offset = sum(len(told.text) for told in choice.logprobs)
         shown, _ = choice.take(event)
@@ -219,12 +219,12 @@ class CompletionAnswer(Answer):
         tokens: Iterable[TokenLogprob] = (),
         offset: int = 0,
         finish_reason: str | None = None,
-    ) -> Chunk:
+    ) -> StreamChunk:
         told = list(tokens)
         found = logprobs_of_completion(told, offset) if told else None
         return self._chunk({"index": index, "text": text, "logprobs": found, "finish_reason": finish_reason})
 
-    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         return {
             "index": index,
             "text": self._echoes[index] + choice.text,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import Event
-from gym_fed.serving.openai.answers import Answer, Chunk
+from gym_fed.serving.openai.answers import Answer, StreamChunk
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.generation import Generation, PendingEmbedding
@@ -57,7 +57,7 @@ class Pending:
             pass
         return self._answer.body()
 
-    def chunks(self) -> Generator[Chunk]:
+    def chunks(self) -> Generator[StreamChunk]:
         """The answer piece by piece; of several choices one after the other."""
         try:
             for index, generation in enumerate(self._generations):
@@ -70,7 +70,7 @@ class Pending:
         finally:
             self.end()
 
-    async def achunks(self) -> AsyncGenerator[Chunk]:
+    async def achunks(self) -> AsyncGenerator[StreamChunk]:
         """As ``chunks``."""
         try:
             for index, generation in enumerate(self._generations):
@@ -84,7 +84,7 @@ class Pending:
         finally:
             self.end()
 
-    def _first(self) -> list[Chunk]:
+    def _first(self) -> list[StreamChunk]:
         """The opening, once the engine has begun: what it refuses until then is no stream yet."""
         if self._opened:
             return []

@@ -146,7 +146,7 @@ class PlainFormat(RequestModel):
     type: Literal["text", "json_object"]
 
 
-class JsonSchema(RequestModel):
+class NamedSchema(RequestModel):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
@@ -158,7 +158,7 @@ class JsonSchema(RequestModel):
 
 class SchemaFormat(RequestModel):
     type: Literal["json_schema"]
-    json_schema: JsonSchema
+    json_schema: NamedSchema
 
 
 ResponseFormat = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from gym_fed.serving.openai.answers import Answer, ChatAnswer, Choice, Chunk, CompletionAnswer
+from gym_fed.serving.openai.answers import Answer, AnswerChoice, ChatAnswer, CompletionAnswer, StreamChunk
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.fields import SamplingFields, parse
 from gym_fed.serving.openai.pending import Pending, PendingVectors
@@ -116,7 +116,7 @@ class OpenAIService:
             )
         return self.begin(url, body, caller).run()
 
-    def stream(self, url: str, body: Any, caller: Caller) -> Generator[Chunk]:
+    def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
         """Answer a request piece by piece, whether or not it says ``stream``; raises as ``handle``."""
         return self.begin(url, body, caller).chunks()
 
@@ -189,7 +189,7 @@ class OpenAIService:
         answer = ChatAnswer(
             model.name,
             len(ids),
-            [Choice(parser()) for _ in generations],
+            [AnswerChoice(parser()) for _ in generations],
             with_logprobs=bool(request.logprobs),
             include_usage=request.include_usage,
             fingerprint=self._fingerprint,
@@ -211,7 +211,7 @@ class OpenAIService:
         answer = CompletionAnswer(
             model.name,
             sum(map(len, prompts)),
-            [Choice() for _ in generations],
+            [AnswerChoice() for _ in generations],
             echoes=[text for text in shown for _ in range(times)] or [""] * len(generations),
             with_logprobs=request.logprobs is not None,
             include_usage=request.include_usage,

@@ -41,7 +41,7 @@ _SCHEMA = (
 )
 
 
-class Registry:
+class VariantRegistry:
     """The rows of variants, and the keys that may sign for an owner beside the one its id is the hash of."""
 
     def __init__(self, path: Path) -> None:
@@ -207,13 +207,13 @@ class Registry:
 
 
 class Transaction:
-    """What can be read on a connection, and be changed inside ``Registry.writing``."""
+    """What can be read on a connection, and be changed inside ``VariantRegistry.writing``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def get(self, name: str) -> VariantRecord | None:
-        """As ``Registry.get``."""
+        """As ``VariantRegistry.get``."""
         if not is_encodable(name):  # no column can hold it
             return None
         row = self._connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
@@ -238,14 +238,14 @@ class Transaction:
         return found.fetchone() is not None
 
     def key_state(self, owner: str, public_key: bytes) -> str | None:
-        """As ``Registry.key_state``."""
+        """As ``VariantRegistry.key_state``."""
         row = self._connection.execute(
             "SELECT revoked FROM keys WHERE owner = ? AND public_key = ?", (owner, public_key.hex())
         ).fetchone()
         return None if row is None else ("revoked" if row[0] else "trusted")
 
     def set_key(self, owner: str, public_key: bytes, *, revoked: bool) -> None:
-        """As ``Registry.set_key``."""
+        """As ``VariantRegistry.set_key``."""
         key = public_key.hex()
         if not revoked and self.key_state(owner, public_key) == "revoked":
             raise GymError(

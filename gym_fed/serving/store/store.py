@@ -13,9 +13,9 @@ from gym_fed.identity.variant import SignedVariant
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
-from gym_fed.serving.store.registry import Registry
-from gym_fed.serving.store.residency import Residency
+from gym_fed.serving.store.registry import VariantRegistry
 from gym_fed.serving.store.stats import StoreStats
+from gym_fed.serving.store.variant_cache import VariantCache
 from gym_fed.serving.store.verification import admit_key, check_replaceable, describe, numbered, open_verified
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class VariantStore:
         self._layout = layout
         self._loader = loader or _load
         self._objects = DeltaObjects(folder)
-        self._registry = Registry(folder / "variants.db")
-        self._residency = Residency(
+        self._registry = VariantRegistry(folder / "variants.db")
+        self._cache = VariantCache(
             self._page_in, cache_bytes, fingerprint=lambda record: self._objects.identity(record.sha256)
         )
 
@@ -196,7 +196,7 @@ class VariantStore:
         failpoint("variant-removed")
         if record is not None:
             self._forget(record.sha256)
-        self._residency.retire(name)
+        self._cache.retire(name)
         return record
 
     def get(self, name: str) -> VariantRecord:
@@ -276,7 +276,7 @@ class VariantStore:
 
     def prefetch(self, name: str) -> None:
         """Begin to page a variant in, unless others need the room. Raises as ``get``."""
-        self._residency.prefetch(self._servable(name))
+        self._cache.prefetch(self._servable(name))
 
     def poll(self, name: str) -> LoadedVariant | None:
         """The variant, pinned until ``release``, if it is in memory; else its load begins, and None.
@@ -286,16 +286,16 @@ class VariantStore:
         Raises:
             GymError: ``NOT_FOUND``; naming variant, file and remedy, why it cannot be loaded.
         """
-        return self._residency.poll(self._servable(name))
+        return self._cache.poll(self._servable(name))
 
     def lacks_room(self, name: str) -> bool:
         """Whether its load waits until variants that are in use are released."""
-        return self._residency.lacks_room(name)
+        return self._cache.lacks_room(name)
 
     def acquire(self, name: str) -> LoadedVariant:
         """The variant, pinned until ``release``; waits for it. Raises as ``poll``."""
         while True:
-            found = self._residency.acquire(self._servable(name))
+            found = self._cache.acquire(self._servable(name))
             if found is not None:
                 return found
 
@@ -305,14 +305,14 @@ class VariantStore:
         Raises:
             GymError: ``USAGE`` when it is not in use.
         """
-        self._residency.release(variant)
+        self._cache.release(variant)
 
     def stats(self) -> StoreStats:
         """How the cache does; without looking at the disk."""
-        return self._residency.stats()
+        return self._cache.stats()
 
     def close(self) -> None:
-        self._residency.close()
+        self._cache.close()
         self._registry.close()
 
     def __enter__(self) -> VariantStore:
@@ -330,7 +330,7 @@ class VariantStore:
     def _servable(self, name: str) -> VariantRecord:
         record = self._registry.get(name)
         if record is None:
-            self._residency.retire(name)
+            self._cache.retire(name)
             raise _unknown(name)
         if self._base is None:
             raise GymError(ErrorCode.USAGE, "the variant store was opened without a base", "open it with one")

@@ -15,7 +15,7 @@ from gym_fed.identity.keys import contributor_id
 from gym_fed.identity.variant import SignedVariant
 from gym_fed.serving.store.objects import DeltaObjects, Staged
 from gym_fed.serving.store.records import VariantRecord, is_account
-from gym_fed.serving.store.registry import Registry, Transaction
+from gym_fed.serving.store.registry import Transaction, VariantRegistry
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
@@ -165,7 +165,7 @@ _REMEDIES = {
 def open_verified(
     record: VariantRecord,
     objects: DeltaObjects,
-    registry: Registry,
+    registry: VariantRegistry,
     base: BaseSpec | None,
     *,
     require_signature: bool,
@@ -197,7 +197,7 @@ def open_verified(
         raise GymError(error.code, f"variant {record.name!r}{where}: {error.message}", remedy) from error
 
 
-def check_signature(record: VariantRecord, registry: Registry, *, required: bool) -> None:
+def check_signature(record: VariantRecord, registry: VariantRegistry, *, required: bool) -> None:
     """Whether a row is what its owner signed.
 
     The key must be the owner's: the one whose hash the account's id is, or one that the store was told of

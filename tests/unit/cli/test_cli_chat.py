@@ -11,24 +11,24 @@ import pytest
 from gym_fed.cli.chat.settings import ChatSettings
 from gym_fed.cli.chat.terminal import Terminal
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.chat.conversation import Conversation
+from gym_fed.serving.chat.session import ChatSession
 from tests.support.chat_writer import RuleWriter
 
 
 def talk(
     lines: str, monkeypatch: pytest.MonkeyPatch, writer: RuleWriter | None = None, **options: object
-) -> Conversation:
+) -> ChatSession:
     """A session with these lines on standard input."""
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     settings = ChatSettings.of({})
     given = writer or RuleWriter()
-    conversation = Conversation(given, sampling=settings.fields(), system=options.get("system"))  # type: ignore[arg-type]
+    conversation = ChatSession(given, sampling=settings.fields(), system=options.get("system"))  # type: ignore[arg-type]
     Terminal(conversation, settings, as_json=bool(options.get("as_json"))).run()
     return conversation
 
 
 def test_answers_stream_and_are_remembered_until_reset() -> None:
-    conversation = Conversation(writer := RuleWriter(), system="be loud")
+    conversation = ChatSession(writer := RuleWriter(), system="be loud")
     assert list(conversation.say("hey")) == ["H", "E", "Y"]
     list(conversation.say("you"))
     assert [m["content"] for m in writer.asked[-1]["messages"]] == ["be loud", "hey", "HEY", "you"]
@@ -38,7 +38,7 @@ def test_answers_stream_and_are_remembered_until_reset() -> None:
 
 
 def test_the_oldest_turns_go_when_the_context_is_full_but_stay_in_the_history() -> None:
-    conversation = Conversation(writer := RuleWriter(context=20), system="12345")
+    conversation = ChatSession(writer := RuleWriter(context=20), system="12345")
     for text in ("aaaa", "bbbb", "cccc"):
         list(conversation.say(text))
     sent = [m["content"] for m in writer.asked[-1]["messages"]]
@@ -52,7 +52,7 @@ def test_the_oldest_turns_go_when_the_context_is_full_but_stay_in_the_history() 
 
 
 def test_an_answer_that_is_broken_off_is_kept_as_far_as_it_came() -> None:
-    conversation = Conversation(writer := RuleWriter())
+    conversation = ChatSession(writer := RuleWriter())
     pieces = conversation.say("hello")
     assert next(pieces) + next(pieces) == "HE"
     pieces.close()
@@ -62,7 +62,7 @@ def test_an_answer_that_is_broken_off_is_kept_as_far_as_it_came() -> None:
 
 
 def test_a_variant_is_switched_without_losing_what_was_said() -> None:
-    conversation = Conversation(writer := RuleWriter(), variant="ada")
+    conversation = ChatSession(writer := RuleWriter(), variant="ada")
     list(conversation.say("one"))
     conversation.switch("ben")
     list(conversation.say("two"))
@@ -77,12 +77,12 @@ def test_a_variant_is_switched_without_losing_what_was_said() -> None:
 
 def test_a_model_without_template_continues_each_text_and_refuses_what_needs_memory() -> None:
     writer = RuleWriter(remembers=False)
-    conversation = Conversation(writer)
+    conversation = ChatSession(writer)
     assert "".join(conversation.say("once")) == "ONCE"
     assert (writer.asked[0]["url"], writer.asked[0]["prompt"]) == ("/v1/completions", "once")
     assert conversation.messages == []
     with pytest.raises(GymError, match="has none"):
-        Conversation(writer, system="be loud")
+        ChatSession(writer, system="be loud")
 
 
 def test_a_pipe_gets_plain_answers_and_long_messages(
@@ -168,7 +168,7 @@ def test_a_file_that_is_none_of_the_conversations_own_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ada.key").write_text("secret")
-    conversation = Conversation(RuleWriter())
+    conversation = ChatSession(RuleWriter())
     with pytest.raises(GymError, match="nothing was said"):
         conversation.save(tmp_path / "talk.json")
     list(conversation.say("hey"))
@@ -198,7 +198,7 @@ def test_a_file_that_is_none_of_the_conversations_own_is_not_replaced(
 )
 def test_what_is_no_conversation_is_not_loaded(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "talk.json").write_text(text)
-    conversation = Conversation(RuleWriter())
+    conversation = ChatSession(RuleWriter())
     list(conversation.say("kept"))
     with pytest.raises(GymError, match=message):
         conversation.load(tmp_path / "talk.json")
@@ -228,7 +228,7 @@ def test_a_command_that_is_off_ends_a_script_with_its_reason(
 
 def test_a_question_that_fails_again_keeps_its_old_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = RuleWriter()
-    conversation = Conversation(writer)
+    conversation = ChatSession(writer)
     list(conversation.say("hey"))
     writer.context = 1
     monkeypatch.setattr("sys.stdin", io.StringIO("/retry\n"))

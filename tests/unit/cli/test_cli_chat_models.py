@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.chat.conversation import Conversation
 from gym_fed.serving.chat.local_writer import LocalWriter, open_engine, open_plain
 from gym_fed.serving.chat.remote_writer import RemoteWriter
+from gym_fed.serving.chat.session import ChatSession
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ GREEDY = {"max_tokens": 20, "temperature": 0.0}
 
 def test_engine_and_plain_generation_stream_the_same_answer(engine: LocalWriter, plain: LocalWriter) -> None:
     for writer in (engine, plain):
-        conversation = Conversation(writer, sampling=GREEDY)
+        conversation = ChatSession(writer, sampling=GREEDY)
         pieces = list(conversation.say("copy: hello"))
         assert "".join(pieces) == "hello"
         assert len(pieces) > 2
@@ -47,7 +47,7 @@ def test_engine_and_plain_generation_stream_the_same_answer(engine: LocalWriter,
 
 
 def test_the_oldest_turns_go_when_a_models_context_is_full(engine: LocalWriter) -> None:
-    conversation = Conversation(engine, sampling=GREEDY)
+    conversation = ChatSession(engine, sampling=GREEDY)
     for index in range(9):
         list(conversation.say(f"copy: {index} is a number"))
     assert 2 <= conversation.forgotten < len(conversation.messages) == 18
@@ -59,7 +59,7 @@ def test_the_oldest_turns_go_when_a_models_context_is_full(engine: LocalWriter) 
 def test_a_prompt_that_the_engine_alone_finds_too_long_makes_turns_go_too(
     engine: LocalWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conversation = Conversation(engine, sampling=GREEDY)
+    conversation = ChatSession(engine, sampling=GREEDY)
     list(conversation.say("copy: " + "a" * 60))
     monkeypatch.setattr("gym_fed.data.encoding.prompt_ids", lambda tokenizer, prompt: [0])
     list(conversation.say("x" * 180))
@@ -79,7 +79,7 @@ def test_an_adapter_of_virtual_tokens_is_told_apart_before_it_is_loaded(tmp_path
 def test_an_answer_that_nobody_reads_on_is_stopped(engine: LocalWriter, plain: LocalWriter) -> None:
     threads = threading.active_count()
     for writer in (engine, plain):
-        conversation = Conversation(writer, sampling=GREEDY)
+        conversation = ChatSession(writer, sampling=GREEDY)
         pieces = conversation.say("copy: hello")
         next(pieces)
         pieces.close()
@@ -92,14 +92,14 @@ def test_sampling_is_repeatable_by_seed(engine: LocalWriter, plain: LocalWriter)
     for writer in (engine, plain):
         said = set()
         for seed in (1, 1, 2, 3, 4):
-            conversation = Conversation(writer, sampling={"max_tokens": 12, "temperature": 2.0, "seed": seed})
+            conversation = ChatSession(writer, sampling={"max_tokens": 12, "temperature": 2.0, "seed": seed})
             said.add("".join(conversation.say("words")))
         assert 2 <= len(said) <= 4
 
 
 def test_plain_generation_refuses_what_it_cannot_do(plain: LocalWriter) -> None:
     with pytest.raises(GymError, match="presence_penalty is not supported"):
-        list(Conversation(plain, sampling={"presence_penalty": 1.0}).say("hey"))
+        list(ChatSession(plain, sampling={"presence_penalty": 1.0}).say("hey"))
 
 
 def test_a_model_that_the_engine_cannot_serve_answers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_folder_without_variants_is_refused_before_the_model_is_loaded(tmp_pat
 @pytest.mark.shared
 def test_a_model_without_template_continues_the_text(shared_folder: Path) -> None:
     writer = open_engine(str(shared_folder / "models/stories260K"), device="cpu")
-    conversation = Conversation(writer, sampling=GREEDY)
+    conversation = ChatSession(writer, sampling=GREEDY)
     assert len("".join(conversation.say("Once upon a time")).split()) > 3
     assert conversation.messages == []
     writer.close()
@@ -210,7 +210,7 @@ def remote(stub: Stub, model: str | None = None, key: str = "secret") -> RemoteW
 def test_a_server_is_talked_to_as_openais_clients_do(stub: Stub) -> None:
     writer = remote(stub)
     assert (writer.base, writer.variants()) == ("nano", ["ada", "ben"])
-    conversation = Conversation(writer, variant="ben", sampling={"temperature": 0.5})
+    conversation = ChatSession(writer, variant="ben", sampling={"temperature": 0.5})
     assert list(conversation.say("hello")) == ["h", "ey"]
     asked = stub.asked[0]
     assert (asked["path"], asked["model"]) == ("/v1/chat/completions", "nano:ben")
@@ -221,7 +221,7 @@ def test_a_server_is_talked_to_as_openais_clients_do(stub: Stub) -> None:
 def test_a_servers_context_makes_the_oldest_turns_go(stub: Stub) -> None:
     refusal = b'{"error": {"message": "too long", "code": "context_length_exceeded"}}'
     stub.answer = lambda body: (400, {}, refusal) if len(body["messages"]) > 3 else (200, {}, events("x"))
-    conversation = Conversation(remote(stub))
+    conversation = ChatSession(remote(stub))
     for _ in range(3):
         list(conversation.say("hello"))
     assert conversation.forgotten == 2
@@ -251,7 +251,7 @@ def test_a_servers_refusals_keep_their_meaning(
 ) -> None:
     stub.answer = lambda body: (status, headers, data)
     with pytest.raises(GymError) as caught:
-        list(Conversation(remote(stub)).say("hello"))
+        list(ChatSession(remote(stub)).say("hello"))
     assert caught.value.code is code
     assert told in str(caught.value)
 

@@ -14,7 +14,7 @@ import torch
 
 from gym_fed.delta.file import DeltaFile
 from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.forward.multi_variant import MixedModel
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.store.store import VariantStore
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -44,23 +44,23 @@ def test_a_side_that_runs_another_kernel_than_it_is_named_for_is_refused(
     file = scripts.models.one_bit(base, tmp_path, 0)
     other = {"exact": "lookup", "lookup": "exact"}[kernel]
     load = sides.Load(1, 4, 3, 128)
-    with MixedModel(twin, kernel=kernel) as mixed:
+    with MultiVariantModel(twin, kernel=kernel) as served:
         opening = VariantStore.open(
-            tmp_path / "store", base=base.spec, layout=mixed.layout, require_signature=False
+            tmp_path / "store", base=base.spec, layout=served.layout, require_signature=False
         )
-        with opening as store, Engine(mixed, base.tokenizer, store) as engine:
+        with opening as store, Engine(served, base.tokenizer, store) as engine:
             store.add(file, None, name="v0", owner="me")
             speeds = sides.Speeds()
-            sides.EngineSide(engine, mixed, "v", kernel)(load, speeds)
+            sides.EngineSide(engine, served, "v", kernel)(load, speeds)
             assert speeds.ran[kernel] == 8 * 3  # seven matrices and the head, the prompt and two more steps
             assert (speeds.ran[other], speeds.ran["rows with variants"]) == (0, 3)
             with pytest.raises(RuntimeError, match=f"the side of kernel {other} ran"):
-                sides.EngineSide(engine, mixed, "v", other)(load, speeds)
-            mixed.kernel = other  # type: ignore[attr-defined]  # nothing reads it
+                sides.EngineSide(engine, served, "v", other)(load, speeds)
+            served.kernel = other  # type: ignore[attr-defined]  # nothing reads it
             with pytest.raises(RuntimeError, match=f"the side of kernel {other} ran"):
-                sides.EngineSide(engine, mixed, "v", other)(load, speeds)
+                sides.EngineSide(engine, served, "v", other)(load, speeds)
             with pytest.raises(RuntimeError, match="the side of kernel exact ran"):
-                sides.EngineSide(engine, mixed, None, "exact")(load, speeds)
+                sides.EngineSide(engine, served, None, "exact")(load, speeds)
 
 
 def test_swapping_is_refused_when_the_model_that_answers_is_not_the_merged_one(
@@ -70,10 +70,10 @@ def test_swapping_is_refused_when_the_model_that_answers_is_not_the_merged_one(
     twin = scripts.models.twin(base.model)
     with (
         DeltaFile.open(file, base.spec) as delta,
-        MixedModel(twin) as mixed,
-        Engine(mixed, base.tokenizer) as engine,
+        MultiVariantModel(twin) as served,
+        Engine(served, base.tokenizer) as engine,
     ):
-        side, load = sides.EngineSide(engine, mixed, None, None), sides.Load(2, 4, 2, 128)
+        side, load = sides.EngineSide(engine, served, None, None), sides.Load(2, 4, 2, 128)
         before = twin.lm_head.weight.clone()
         swap, speeds = sides.SwapSide(side, twin, [delta]), sides.Speeds()
         swap(load, speeds)

@@ -120,16 +120,16 @@ async def test_every_refusal_has_openai_s_form(
 
 
 async def test_a_body_without_a_declared_size_is_cut_off_at_the_cap(client: httpx.AsyncClient) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 2**20
 
-    answer = await client.post(COMPLETIONS, content=pieces(), headers={"content-type": "application/json"})
+    answer = await client.post(COMPLETIONS, content=chunks(), headers={"content-type": "application/json"})
     assert answer.status_code == 413
 
 
 async def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
-    engine = ScriptedEngine(error=GymError(ErrorCode.BUSY, "256 requests wait already", "try again"))
+    engine = ScriptedEngine(error=GymError(ErrorCode.BUSY, "256 requests are waiting already", "try again"))
     async with client_of(gateway_over(engine)) as client:
         answer = await client.post(COMPLETIONS, json=BODY)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
@@ -190,7 +190,7 @@ async def test_embeddings_that_take_too_long_are_called_off_and_what_was_read_is
         too_many = await client.post(EMBEDDINGS, json={**body, "input": ["x"] * 21})
         assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "input")
         assert len(engine.embeddings) == 3
-    engine = ScriptedEngine(error=GymError(ErrorCode.BUSY, "64 wait already"), after=2)
+    engine = ScriptedEngine(error=GymError(ErrorCode.BUSY, "64 are waiting already"), after=2)
     async with client_of(gateway_over(engine)) as client:
         assert (await client.post(EMBEDDINGS, json=body)).status_code == 429
     assert [made.cancelled for made in engine.embeddings] == [True, True]

@@ -547,7 +547,7 @@ def test_closing_a_stream_cancels_and_what_was_used_is_told_once(tokenizer: Any)
 
 
 def test_when_one_choice_finds_no_room_those_before_are_cancelled(tokenizer: Any) -> None:
-    engine = ScriptedEngine(error=GymError(ErrorCode.BUSY, "256 requests wait already", "2"), after=2)
+    engine = ScriptedEngine(error=GymError(ErrorCode.BUSY, "256 requests are waiting already", "2"), after=2)
     with pytest.raises(GymError) as caught:
         service(tokenizer, engine).handle(CHAT, {"model": "nano", "messages": USER, "n": 3}, LOCAL)
     assert error_body(caught.value)["error"]["code"] == "rate_limit_exceeded"

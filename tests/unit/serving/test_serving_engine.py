@@ -13,8 +13,8 @@ from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_model, load_tokenizer
 from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.engine.request import Completion, GenerationRequest, SamplingParams
-from gym_fed.serving.forward.multi_variant import MixedModel
+from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.toy_engine import ToyModel, ToySource
 from tests.support.variants import load, write_random_delta
 
@@ -34,8 +34,8 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def nano() -> Iterator[Any]:
     loaded = load_model("gym-nano")
-    with MixedModel(loaded.model) as mixed:
-        yield mixed, loaded.tokenizer
+    with MultiVariantModel(loaded.model) as served:
+        yield served, loaded.tokenizer
 
 
 def chat(tokenizer: Any, text: str) -> list[int]:
@@ -63,7 +63,7 @@ def requests(count: int, variants: list[str | None]) -> list[GenerationRequest]:
     return found
 
 
-def said(completion: Completion) -> tuple[Any, ...]:
+def said(completion: CompletionOutput) -> tuple[Any, ...]:
     return completion.token_ids, completion.text, completion.finish_reason
 
 
@@ -106,9 +106,9 @@ def test_what_is_written_goes_on_while_a_long_prompt_is_read(tokenizer: Any) -> 
 
 
 def test_greedy_answers_are_those_of_generate(nano: Any) -> None:
-    mixed, tokenizer = nano
+    served, tokenizer = nano
     prompts = [chat(tokenizer, question) for question in QUESTIONS]
-    with Engine(mixed, tokenizer, config=EngineConfig(max_batch_tokens=32)) as engine:
+    with Engine(served, tokenizer, config=EngineConfig(max_batch_tokens=32)) as engine:
         asked = [
             engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=16)))
             for ids in prompts
@@ -133,7 +133,7 @@ def test_a_model_with_two_end_tokens_and_word_pieces_is_continued_as_generate_do
     loaded = load_model(folder)
     ids = loaded.tokenizer("Once upon a time, there was a")["input_ids"]
     wanted = loaded.model.generate(torch.tensor([ids]), max_new_tokens=60, do_sample=False)[0].tolist()
-    with MixedModel(loaded.model) as mixed, Engine(mixed, loaded.tokenizer) as engine:
+    with MultiVariantModel(loaded.model) as served, Engine(served, loaded.tokenizer) as engine:
         assert engine.end_ids == {1, 2}
         generation = engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=60)))
         text = "".join(event.text for event in generation)
@@ -144,15 +144,15 @@ def test_a_model_with_two_end_tokens_and_word_pieces_is_continued_as_generate_do
 
 
 def test_variants_of_a_real_model_answer_in_one_batch_as_they_do_alone(nano: Any, tmp_path: Path) -> None:
-    mixed, tokenizer = nano
+    served, tokenizer = nano
 
     def signs(_name: str, shape: tuple[int, ...]) -> Any:
         return ("bitdelta", {}) if len(shape) == 2 else None
 
     source = ToySource("a", "b")
     for number, name in enumerate(source.variants):
-        path = write_random_delta(mixed.model, tmp_path / f"{name}.gymdelta", signs, seed=number, size=0.02)
-        source.variants[name] = load(path, mixed.layout)
+        path = write_random_delta(served.model, tmp_path / f"{name}.gymdelta", signs, seed=number, size=0.02)
+        source.variants[name] = load(path, served.layout)
     asked = [
         GenerationRequest(
             chat(tokenizer, question),
@@ -161,7 +161,7 @@ def test_variants_of_a_real_model_answer_in_one_batch_as_they_do_alone(nano: Any
         )
         for question, heat, name in zip(QUESTIONS[:3], (0.0, 0.7, 0.0), ("a", "b", None), strict=True)
     ]
-    with Engine(mixed, tokenizer, source) as engine:
+    with Engine(served, tokenizer, source) as engine:
         alone = [engine.submit(request).result(60) for request in asked]
         together = [generation.result(60) for generation in [engine.submit(request) for request in asked]]
         assert engine.stats().rows_with_variants > 0
@@ -184,7 +184,7 @@ def test_drawn_answers_of_a_large_vocabulary_are_the_same_alone_and_among_others
         )
         for number in range(4)
     ]
-    with MixedModel(model) as mixed, Engine(mixed, tokenizer) as engine:
+    with MultiVariantModel(model) as served, Engine(served, tokenizer) as engine:
         alone = [engine.submit(request).result(60) for request in asked]
         together = [generation.result(60) for generation in [engine.submit(request) for request in asked]]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
@@ -192,10 +192,10 @@ def test_drawn_answers_of_a_large_vocabulary_are_the_same_alone_and_among_others
 
 
 def test_logprobs_are_those_of_a_plain_forward(nano: Any) -> None:
-    mixed, tokenizer = nano
+    served, tokenizer = nano
     ids = chat(tokenizer, QUESTIONS[1])
     sampling = SamplingParams(temperature=1.5, presence_penalty=1.0, max_tokens=6, seed=2, logprobs=3)
-    with Engine(mixed, tokenizer) as engine:
+    with Engine(served, tokenizer) as engine:
         found = engine.submit(GenerationRequest(ids, sampling)).result(60)
     stock = load_model("gym-nano").model
     with torch.inference_mode():

@@ -17,7 +17,7 @@ from gym_fed.config.serving import EngineConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.models import load_tokenizer
 from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.engine.fair_queue import FairQueue, Shares
+from gym_fed.serving.engine.fair_queue import FairQueue, TokenCounters
 from gym_fed.serving.engine.generation import Generation
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from tests.support.toy_engine import ToyModel, ToySource
@@ -67,21 +67,21 @@ def test_tokens_decide_whose_turn_it_is_and_absence_earns_none() -> None:
         def __init__(self, user: str) -> None:
             self.user = user
 
-    shares = Shares()
-    queue = FairQueue(shares)
+    counters = TokenCounters()
+    queue = FairQueue(counters)
     jobs = [Job("a"), Job("a"), Job("b")]
     for job in jobs:
-        shares.arrive(job.user)
+        counters.arrive(job.user)
         queue.put(job)
-    shares.charge("a", 10)
-    assert list(queue.in_turn()) == [jobs[2], jobs[0], jobs[1]]
-    shares.charge("b", 30)
+    counters.charge("a", 10)
+    assert list(queue.by_priority()) == [jobs[2], jobs[0], jobs[1]]
+    counters.charge("b", 30)
     late = Job("c")
-    shares.arrive("c")
+    counters.arrive("c")
     queue.put(late)
-    assert shares.served("c") == 10
-    shares.running["a"] += 1  # as much served, but c has nothing running
-    assert [job.user for job in queue.in_turn()] == ["c", "a", "a", "b"]
+    assert counters.served("c") == 10
+    counters.running["a"] += 1  # as much served, but c has nothing running
+    assert [job.user for job in queue.by_priority()] == ["c", "a", "a", "b"]
     assert queue.remove(late)
     assert not queue.remove(late)
     assert (len(queue), queue.count("a"), queue.count("c")) == (3, 2, 0)
@@ -100,8 +100,8 @@ def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: A
         more = refused(lambda: engine.submit(ask("c")))
         assert own.code is more.code is ErrorCode.BUSY
         assert (own.message, more.message) == (
-            "2 requests of this user wait already",
-            "3 requests wait already",
+            "2 requests of this user are waiting already",
+            "3 requests are waiting already",
         )
         assert f"{engine.retry_after_seconds()} seconds" in more.hint
         toy.gate.set()
@@ -159,7 +159,7 @@ def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
             asked.append(engine.submit(ask("a", "first", tokens=200)))
         assert generation.result(20).token_ids
 
-    monkeypatch.setattr("gym_fed.serving.engine.loop._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("gym_fed.serving.engine.loop._BYPASS_TIMEOUT_SECONDS", 0.0)
     source = ToySource("first", "second")
     source.no_room.add("second")
     config = EngineConfig(max_concurrent=2)
@@ -196,8 +196,8 @@ def test_the_kv_budget_is_kept_and_a_long_request_is_not_passed_for_ever(tokeniz
 def test_only_the_request_that_breaks_a_step_fails(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     toy, source = ToyModel(), ToySource("bad", "good")
 
-    def fail(pieces: Any) -> None:
-        if any(piece.variant is not None and piece.variant.name == "bad" for piece in pieces):
+    def fail(chunks: Any) -> None:
+        if any(chunk.variant is not None and chunk.variant.name == "bad" for chunk in chunks):
             raise RuntimeError("the shapes do not fit")
 
     toy.fail = fail
@@ -321,7 +321,7 @@ def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) ->
         for thread in threads:
             thread.join(60)
         stats = engine.stats()
-        assert engine._loop._shares._present == Counter()
+        assert engine._loop._tokens._present == Counter()
     assert sum(ended.values()) == 200
     assert set(ended) <= {"length", "stop", "cancelled", "embedded", "busy", "hash-mismatch"}
     assert min(ended["length"], ended["cancelled"], ended["embedded"], ended["hash-mismatch"]) > 0
@@ -332,7 +332,7 @@ def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) ->
 def test_a_variant_that_takes_long_to_load_is_passed_all_the_while(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_fed.serving.engine.loop._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("gym_fed.serving.engine.loop._BYPASS_TIMEOUT_SECONDS", 0.0)
     source = ToySource("slow", "warm")
     source.cold.add("slow")
     with Engine(ToyModel(), tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
@@ -420,7 +420,7 @@ async def test_an_embedding_that_nobody_awaits_any_more_is_called_off(tokenizer:
 
 
 def test_an_idle_engine_holds_no_variant(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_fed.serving.engine.engine._REST_SECONDS", 0.001)
+    monkeypatch.setattr("gym_fed.serving.engine.engine._IDLE_SECONDS", 0.001)
     toy = ToyModel()
     rested = threading.Event()
     toy.rest = rested.set  # type: ignore[method-assign]

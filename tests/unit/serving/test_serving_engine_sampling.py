@@ -12,7 +12,7 @@ from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsW
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import GenerationRequest, Limits, SamplingParams
-from gym_fed.serving.engine.sampling import Choice, Row, RowSampler, _draw, _warpers, choose, noise_size
+from gym_fed.serving.engine.sampling import Row, RowSampler, SampledToken, _draw, _warpers, choose, noise_size
 
 VOCAB = 1000
 
@@ -21,7 +21,7 @@ def row(**params: Any) -> Row:
     return Row(RowSampler(SamplingParams(**params), [1, 2, 3]))
 
 
-def pick(logits: torch.Tensor, *rows: Row) -> list[Choice]:
+def pick(logits: torch.Tensor, *rows: Row) -> list[SampledToken]:
     return choose(logits.expand(len(rows), -1), rows, str)
 
 

@@ -1,4 +1,4 @@
-"""What the reader sees of an answer: whole characters, no end tokens, no piece of a stop text, JSON where asked."""
+"""What the reader sees of an answer: whole characters, no end tokens, no chunk of a stop text, JSON where asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_fed.models import load_tokenizer
 from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.guided import GuideFactory
-from gym_fed.serving.engine.request import Completion, Event, GenerationRequest, SamplingParams
+from gym_fed.serving.engine.request import CompletionOutput, Event, GenerationRequest, SamplingParams
 from tests.support.toy_engine import END, ToyModel
 
 PERSON = {
@@ -33,7 +33,7 @@ def tokenizer() -> Any:
     return load_tokenizer("gym-nano")
 
 
-def answer(tokenizer: Any, script: list[int], **sampling: Any) -> tuple[list[Event], Completion]:
+def answer(tokenizer: Any, script: list[int], **sampling: Any) -> tuple[list[Event], CompletionOutput]:
     """What is shown of an answer of these tokens."""
     toy = ToyModel()
     toy.script = [*script, *[END] * 50]

@@ -234,7 +234,7 @@ def test_a_flipped_byte_of_a_delta_is_found_before_use(store: VariantStore, tmp_
 def test_a_change_that_keeps_size_and_time_is_found_too(store: VariantStore, tmp_path: Path) -> None:
     add(store, tmp_path)
     assert served(store)
-    store._residency.retire("alice")
+    store._cache.retire("alice")
     path = store.path("alice")
     before = path.stat()
     flip(path, -1)
@@ -254,7 +254,7 @@ def test_a_file_is_hashed_once_while_it_does_not_change(
     with open_store(store.folder) as other:
         for _ in range(3):
             served(other)
-            other._residency.retire("alice")
+            other._cache.retire("alice")
         assert len(hashed) == 1
         path = other.path("alice")
         path.write_bytes(path.read_bytes())  # the same bytes: hashed again, and good

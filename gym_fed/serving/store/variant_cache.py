@@ -56,7 +56,7 @@ class _Load:
         self.lacks_room = False
 
 
-class Residency:
+class VariantCache:
     """An LRU by bytes with pins, one load at a time for each variant, and threads that do the loading.
 
     Args:

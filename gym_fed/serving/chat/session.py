@@ -43,7 +43,7 @@ class Writer(Protocol):
         """Free what it holds."""
 
 
-class Conversation:
+class ChatSession:
     """What was said, and how the next answer is asked for.
 
     Args:

@@ -17,13 +17,13 @@ from gym_quant.resident import Transposed
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.forward.multi_variant import MixedModel, Piece
+from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
 from gym_fed.serving.forward.target_modules import ModelLayout
-from gym_fed.serving.forward.variant_weights import DenseOperand, PackedOperand
+from gym_fed.serving.forward.variant_weights import DenseWeight, PackedWeight
 from tests.support.codec_settings import settings_of
 from tests.support.variants import load, merged, off
-from tests.unit.serving.test_serving_mixed import llama, reference
-from tests.unit.serving.test_serving_mixed_models import build
+from tests.unit.serving.test_multi_variant_models import build
+from tests.unit.serving.test_multi_variant_step import llama, reference
 
 LONG, SHORT = [5, 9, 2, 44, 17, 3, 8], [7, 1]
 BULK = 4
@@ -67,20 +67,20 @@ def variants_of(model: Any, folder: Path, *names: str) -> list[Path]:
     return paths
 
 
-def answers(mixed: MixedModel, paths: list[Path]) -> tuple[torch.Tensor, torch.Tensor]:
+def answers(served: MultiVariantModel, paths: list[Path]) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits after the long and the short prompt of every variant, all in one step beside the base's own."""
-    mixed._bulk_rows = BULK
-    held = [load(path, mixed.layout) for path in paths]
-    pieces = [Piece(ids, mixed.new_cache(), variant) for variant in held for ids in (LONG, SHORT)]
-    found = mixed.step([*pieces, Piece(LONG, mixed.new_cache())])[:-1]
+    served._bulk_rows = BULK
+    held = [load(path, served.layout) for path in paths]
+    chunks = [Chunk(ids, served.new_cache(), variant) for variant in held for ids in (LONG, SHORT)]
+    found = served.step([*chunks, Chunk(LONG, served.new_cache())])[:-1]
     return found[::2], found[1::2]
 
 
 def require_merged_answers(model: Any, paths: list[Path], name: str) -> None:
     """Bulk and few rows alike: what each merged model answers, in float32."""
     wanted = [merged(model, path) for path in paths]
-    with MixedModel(model) as mixed:
-        bulk, few = answers(mixed, paths)
+    with MultiVariantModel(model) as served:
+        bulk, few = answers(served, paths)
     for at, peer in enumerate(wanted):
         assert off(bulk[at], reference(peer, LONG)[-1]) < 1e-4, settings_of(name)[at]
         assert off(few[at], reference(peer, SHORT)[-1]) < 1e-4, settings_of(name)[at]
@@ -98,8 +98,8 @@ def test_bfloat16_answers_are_as_near_to_the_truth_as_the_merged_model_s(tmp_pat
     model, wide = llama().to(torch.bfloat16), llama().to(torch.bfloat16).to(torch.float32)
     paths = variants_of(model, tmp_path, name)
     truth, peers = ([merged(base, path) for path in paths] for base in (wide, model))
-    with MixedModel(model) as mixed:
-        found = answers(mixed, paths)
+    with MultiVariantModel(model) as served:
+        found = answers(served, paths)
     for ids, rows in zip((LONG, SHORT), found, strict=True):
         for at, row in enumerate(rows):
             true = reference(truth[at], ids)[-1]
@@ -112,28 +112,28 @@ def test_matrices_that_lie_the_other_way_round_stay_packed_too(tmp_path: Path, n
     model = build("GPT2", n_embd=48, n_layer=1, n_head=4, n_positions=64)
     paths = variants_of(model, tmp_path, name)
     require_merged_answers(model, paths, name)
-    operand = load(paths[0], ModelLayout.of(model)).operands["transformer.h.0.mlp.c_proj.weight"]
+    weight = load(paths[0], ModelLayout.of(model)).weights["transformer.h.0.mlp.c_proj.weight"]
     made = encoded(name, 0, (192, 48))
     form = get_codec(name).resident(made.payload, (192, 48), made.params, torch.device("cpu"))
-    assert isinstance(operand, DenseOperand) == (form is None)
-    assert not isinstance(operand, PackedOperand) or isinstance(operand.held, Transposed)
+    assert isinstance(weight, DenseWeight) == (form is None)
+    assert not isinstance(weight, PackedWeight) or isinstance(weight.held, Transposed)
 
 
 def test_products_are_counted_by_form_and_signs_by_kernel(tmp_path: Path) -> None:
     model = llama()
     paths = {path.stem: path for path in variants_of(model, tmp_path, "binary", "int4", "lora")}
     linear = ("lm_head", "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj")
-    with MixedModel(model, kernel="lookup") as mixed:
-        held = {name: load(path, mixed.layout) for name, path in paths.items() if name.endswith("0")}
-        mixed.step([Piece(SHORT, mixed.new_cache(), held[name]) for name in ("lora0", "int40")])
-        assert not any(mixed.sign_products.values())
-        assert mixed.packed_products == {"levels": len(linear)}
-        mixed.step([Piece(SHORT, mixed.new_cache(), held["binary0"])])
-        assert mixed.sign_products == {"exact": 0, "lookup": len(linear), "decoded": 0}
-        mixed._bulk_rows = BULK
-        mixed.step([Piece(LONG, mixed.new_cache(), held["binary0"], wants_logits=False)])
-        assert mixed.sign_products == {"exact": 0, "lookup": len(linear), "decoded": 2}
-        assert mixed.packed_products == {"levels": len(linear)}
+    with MultiVariantModel(model, kernel="lookup") as served:
+        held = {name: load(path, served.layout) for name, path in paths.items() if name.endswith("0")}
+        served.step([Chunk(SHORT, served.new_cache(), held[name]) for name in ("lora0", "int40")])
+        assert not any(served.sign_products.values())
+        assert served.packed_products == {"levels": len(linear)}
+        served.step([Chunk(SHORT, served.new_cache(), held["binary0"])])
+        assert served.sign_products == {"exact": 0, "lookup": len(linear), "decoded": 0}
+        served._bulk_rows = BULK
+        served.step([Chunk(LONG, served.new_cache(), held["binary0"], wants_logits=False)])
+        assert served.sign_products == {"exact": 0, "lookup": len(linear), "decoded": 2}
+        assert served.packed_products == {"levels": len(linear)}
 
 
 def test_look_up_refuses_groups_of_signs_that_it_cannot_read_and_no_other_form(tmp_path: Path) -> None:
@@ -182,14 +182,14 @@ def test_a_codec_of_another_package_is_dense_or_stays_as_it_says(
         model = llama()
         paths = variants_of(model, tmp_path, "silent", "speaking")
         wanted = [reference(merged(model, path), LONG)[-1] for path in paths]
-        with MixedModel(model) as mixed:
-            bulk, _ = answers(mixed, paths)
-            held = [load(path, mixed.layout).operands["model.embed_tokens.weight"] for path in paths]
-            assert mixed.packed_products["levels"] > 0
+        with MultiVariantModel(model) as served:
+            bulk, _ = answers(served, paths)
+            held = [load(path, served.layout).weights["model.embed_tokens.weight"] for path in paths]
+            assert served.packed_products["levels"] > 0
     finally:
         for clear in forget:
             clear()
-    assert [type(operand) for operand in held] == [DenseOperand, PackedOperand]
+    assert [type(weight) for weight in held] == [DenseWeight, PackedWeight]
     for row, peer in zip(bulk, wanted, strict=True):
         assert off(row, peer) < 1e-4
 
@@ -199,6 +199,6 @@ def test_symmetric_binary_is_served_in_the_bytes_of_bitdelta(tmp_path: Path) -> 
     layout = ModelLayout.of(model)
     held = [load(variants_of(model, tmp_path, name)[0], layout) for name in ("binary", "bitdelta")]
     assert held[0].resident_bytes == held[1].resident_bytes
-    operand = held[0].operands["model.layers.0.mlp.down_proj.weight"]
-    assert isinstance(operand, PackedOperand)
-    assert isinstance(operand.held, ResidentSigns)
+    weight = held[0].weights["model.layers.0.mlp.down_proj.weight"]
+    assert isinstance(weight, PackedWeight)
+    assert isinstance(weight.held, ResidentSigns)

@@ -11,7 +11,7 @@ import torch
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.errors import ErrorCode, GymError
-from gym_fed.serving.forward.multi_variant import MixedModel, Piece
+from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
 from gym_fed.serving.forward.target_modules import ModelLayout
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
@@ -62,23 +62,23 @@ def reference(model: Any, ids: list[int]) -> torch.Tensor:
 
 
 def generate(
-    mixed: MixedModel, prompts: list[list[int]], variants: list[Any], cut: int, more: int
+    served: MultiVariantModel, prompts: list[list[int]], variants: list[Any], cut: int, more: int
 ) -> list[Any]:
-    """Prompts in pieces of ``cut`` tokens, all requests at once, then ``more`` tokens of each; logits of all steps."""
-    caches = [mixed.new_cache(4) for _ in prompts]
+    """Prompts in chunks of ``cut`` tokens, all requests at once, then ``more`` tokens of each; logits of all steps."""
+    caches = [served.new_cache(4) for _ in prompts]
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     todo = [[*p, *range(10, 10 + more)] for p in prompts]
     while any(todo):
         live = [at for at, left in enumerate(todo) if left]
-        pieces, ends = [], []
+        chunks, ends = [], []
         for at in live:
             read = caches[at].length
             n = min(cut, len(prompts[at]) - read) if read < len(prompts[at]) else 1
-            pieces.append(Piece(todo[at][:n], caches[at], variants[at], read + n >= len(prompts[at])))
+            chunks.append(Chunk(todo[at][:n], caches[at], variants[at], read + n >= len(prompts[at])))
             todo[at] = todo[at][n:]
             ends.append(at)
-        logits = mixed.step(pieces)
-        wanting = [at for at, piece in zip(ends, pieces, strict=True) if piece.wants_logits]
+        logits = served.step(chunks)
+        wanting = [at for at, chunk in zip(ends, chunks, strict=True) if chunk.wants_logits]
         for at, row in zip(wanting, logits, strict=True):
             found[at].append(row)
     return [torch.stack(rows) for rows in found]
@@ -98,9 +98,9 @@ def test_every_row_of_a_mixed_batch_gets_what_its_merged_model_says(tmp_path: Pa
     for name, prompt in zip(names, prompts, strict=True):
         target = merged(model, paths[name]) if name else model
         wanted.append(reference(target, [*prompt, 10, 11, 12])[len(prompt) - 1 :])
-    with MixedModel(model) as mixed:
-        loaded = {name: load(path, mixed.layout) for name, path in paths.items()}
-        found = generate(mixed, prompts, [loaded.get(name) for name in names], cut, 3)
+    with MultiVariantModel(model) as served:
+        loaded = {name: load(path, served.layout) for name, path in paths.items()}
+        found = generate(served, prompts, [loaded.get(name) for name in names], cut, 3)
     for name, a, b in zip(names, found, wanted, strict=True):
         assert off(a, b) < 1e-4, name
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
@@ -109,11 +109,11 @@ def test_every_row_of_a_mixed_batch_gets_what_its_merged_model_says(tmp_path: Pa
 def test_rows_without_a_variant_get_what_the_base_s_own_step_gives_them(tmp_path: Path) -> None:
     model = llama()
     path = write_random_delta(model, tmp_path / "v.gymdelta", signs(), seed=0)
-    with MixedModel(model) as mixed:
-        variant = load(path, mixed.layout)
-        alone = mixed.step([Piece(p, mixed.new_cache()) for p in PROMPTS])
-        beside = mixed.step(
-            [Piece(p, mixed.new_cache(), variant if n == 1 else None) for n, p in enumerate(PROMPTS)]
+    with MultiVariantModel(model) as served:
+        variant = load(path, served.layout)
+        alone = served.step([Chunk(p, served.new_cache()) for p in PROMPTS])
+        beside = served.step(
+            [Chunk(p, served.new_cache(), variant if n == 1 else None) for n, p in enumerate(PROMPTS)]
         )
     others = [0, 2, 3, 4]
     assert torch.equal(beside[others], alone[others])
@@ -123,12 +123,12 @@ def test_rows_without_a_variant_get_what_the_base_s_own_step_gives_them(tmp_path
 def test_long_prompts_are_multiplied_as_matrices_and_give_the_same(tmp_path: Path) -> None:
     model = llama()
     path = write_random_delta(model, tmp_path / "v.gymdelta", signs(group_size=16), seed=0)
-    with MixedModel(model) as mixed:
-        variant = load(path, mixed.layout)
+    with MultiVariantModel(model) as served:
+        variant = load(path, served.layout)
         found = []
         for bulk in (1, 3, 1000):
-            mixed._bulk_rows = bulk
-            found.append(mixed.step([Piece(p, mixed.new_cache(), variant) for p in PROMPTS]))
+            served._bulk_rows = bulk
+            found.append(served.step([Chunk(p, served.new_cache(), variant) for p in PROMPTS]))
     assert off(found[0], found[2]) < 1e-5
     assert off(found[1], found[2]) < 1e-5
 
@@ -141,13 +141,13 @@ def test_every_kernel_s_path_gives_the_same(tmp_path: Path, path: str) -> None:
         pytest.skip(f"no path {path} here")
     model = llama()
     delta = write_random_delta(model, tmp_path / "v.gymdelta", signs(group_size=16), seed=0)
-    with MixedModel(model) as mixed:
-        held = load(delta, mixed.layout)
-        best = mixed.step([Piece(p, mixed.new_cache(), held) for p in PROMPTS])
+    with MultiVariantModel(model) as served:
+        held = load(delta, served.layout)
+        best = served.step([Chunk(p, served.new_cache(), held) for p in PROMPTS])
         with dispatch.using(path):
-            made_here = load(delta, mixed.layout)
+            made_here = load(delta, served.layout)
             for variant in (held, made_here):
-                found = mixed.step([Piece(p, mixed.new_cache(), variant) for p in PROMPTS])
+                found = served.step([Chunk(p, served.new_cache(), variant) for p in PROMPTS])
                 assert off(found, best) < 1e-5
 
 
@@ -164,12 +164,12 @@ def test_a_variant_that_overflows_spoils_its_own_rows_alone(tmp_path: Path, kern
     rules = {"lora": lora, "signs": signs()}
     for at, (known, rule) in enumerate(rules.items()):
         write_random_delta(model, tmp_path / f"{known}.gymdelta", rule, seed=at)
-    with MixedModel(model, kernel=kernel) as mixed:
-        good = [load(tmp_path / f"{n}.gymdelta", mixed.layout) for n in rules]
-        bad = [load(tmp_path / f"{n}.gymdelta", mixed.layout) for n in ("bomb", "loud")]
-        alone = mixed.step([Piece(p, mixed.new_cache(), v) for p, v in zip(PROMPTS, good, strict=False)])
-        both = mixed.step(
-            [Piece(p, mixed.new_cache(), v) for p, v in zip(PROMPTS, [*good, *bad], strict=False)]
+    with MultiVariantModel(model, kernel=kernel) as served:
+        good = [load(tmp_path / f"{n}.gymdelta", served.layout) for n in rules]
+        bad = [load(tmp_path / f"{n}.gymdelta", served.layout) for n in ("bomb", "loud")]
+        alone = served.step([Chunk(p, served.new_cache(), v) for p, v in zip(PROMPTS, good, strict=False)])
+        both = served.step(
+            [Chunk(p, served.new_cache(), v) for p, v in zip(PROMPTS, [*good, *bad], strict=False)]
         )
     assert off(both[:2], alone) < 1e-5
     assert not torch.isfinite(both[2:]).all()
@@ -202,14 +202,14 @@ def test_a_delta_beyond_the_base_s_number_format_is_refused_when_loaded(tmp_path
 def test_the_kernel_that_multiplied_is_counted_and_no_other(tmp_path: Path, kernel: Any) -> None:
     model = llama()
     delta = write_random_delta(model, tmp_path / "v.gymdelta", signs(), seed=0)
-    with MixedModel(model, kernel=kernel) as mixed:
-        held, cache = load(delta, mixed.layout), mixed.new_cache()
-        mixed.step([Piece(PROMPTS[0], cache), Piece(PROMPTS[1], mixed.new_cache())])
-        assert not any(mixed.sign_products.values())
-        mixed.step([Piece([3], cache), Piece(PROMPTS[2], mixed.new_cache(), held)])
-        sites = sum(site.kind == "linear" for site in mixed.layout.sites)
-        wanted = {"exact": 0, "lookup": 0, "decoded": 0, kernel: sites}
-        assert dict(mixed.sign_products) == wanted
-        mixed._bulk_rows = 4
-        mixed.step([Piece(PROMPTS[2], mixed.new_cache(), held, wants_logits=False)])
-        assert dict(mixed.sign_products) == {**wanted, "decoded": sites - 1}
+    with MultiVariantModel(model, kernel=kernel) as served:
+        held, cache = load(delta, served.layout), served.new_cache()
+        served.step([Chunk(PROMPTS[0], cache), Chunk(PROMPTS[1], served.new_cache())])
+        assert not any(served.sign_products.values())
+        served.step([Chunk([3], cache), Chunk(PROMPTS[2], served.new_cache(), held)])
+        target_modules = sum(target.kind == "linear" for target in served.layout.target_modules)
+        wanted = {"exact": 0, "lookup": 0, "decoded": 0, kernel: target_modules}
+        assert dict(served.sign_products) == wanted
+        served._bulk_rows = 4
+        served.step([Chunk(PROMPTS[2], served.new_cache(), held, wants_logits=False)])
+        assert dict(served.sign_products) == {**wanted, "decoded": target_modules - 1}

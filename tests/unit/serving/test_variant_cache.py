@@ -11,9 +11,9 @@ import pytest
 
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.store import residency
+from gym_fed.serving.store import variant_cache
 from gym_fed.serving.store.records import VariantRecord
-from gym_fed.serving.store.residency import Residency
+from gym_fed.serving.store.variant_cache import VariantCache
 from tests.support.wait import SECONDS
 
 
@@ -46,14 +46,14 @@ def loads() -> Loads:
 
 
 @pytest.fixture
-def cache(loads: Loads) -> Iterator[Residency]:
-    found = Residency(loads, 30)
+def cache(loads: Loads) -> Iterator[VariantCache]:
+    found = VariantCache(loads, 30)
     yield found
     loads.gate.set()
     found.close()
 
 
-def use(cache: Residency, *names: str) -> None:
+def use(cache: VariantCache, *names: str) -> None:
     for name in names:
         variant = cache.acquire(row(name))
         assert variant is not None
@@ -67,7 +67,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def test_the_least_recently_used_goes_first(cache: Residency, loads: Loads) -> None:
+def test_the_least_recently_used_goes_first(cache: VariantCache, loads: Loads) -> None:
     use(cache, "a", "b", "c", "a", "d")
     assert list(cache._current) == ["c", "a", "d"]
     use(cache, "c", "a", "d")
@@ -77,7 +77,7 @@ def test_the_least_recently_used_goes_first(cache: Residency, loads: Loads) -> N
     assert (stats.hits, stats.misses, stats.loads) == (4, 4, 4)
 
 
-def test_what_is_in_use_stays_and_the_next_waits_for_room(cache: Residency) -> None:
+def test_what_is_in_use_stays_and_the_next_waits_for_room(cache: VariantCache) -> None:
     pinned = [cache.acquire(row(name)) for name in "abc"]
     assert cache.poll(row("d")) is None
     with ThreadPoolExecutor(1) as pool:
@@ -92,7 +92,7 @@ def test_what_is_in_use_stays_and_the_next_waits_for_room(cache: Residency) -> N
     assert sorted(cache._current) == ["a", "c", "d"]
 
 
-def test_a_variant_is_loaded_once_for_all_who_want_it(cache: Residency, loads: Loads) -> None:
+def test_a_variant_is_loaded_once_for_all_who_want_it(cache: VariantCache, loads: Loads) -> None:
     loads.gate.clear()
     with ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(cache.acquire, row("a")) for _ in range(8)]
@@ -105,7 +105,7 @@ def test_a_variant_is_loaded_once_for_all_who_want_it(cache: Residency, loads: L
 
 
 def test_three_variants_take_turns_in_a_cache_for_two(loads: Loads) -> None:
-    cache, done = Residency(loads, 20), set()
+    cache, done = VariantCache(loads, 20), set()
     end = time.monotonic() + SECONDS
     while len(done) < 3:
         assert time.monotonic() < end
@@ -119,7 +119,7 @@ def test_three_variants_take_turns_in_a_cache_for_two(loads: Loads) -> None:
 
 
 def test_prefetch_fills_free_room_and_takes_none_from_another_prefetch(
-    cache: Residency, loads: Loads
+    cache: VariantCache, loads: Loads
 ) -> None:
     for name in "abcd":
         cache.prefetch(row(name))
@@ -134,7 +134,7 @@ def test_prefetch_fills_free_room_and_takes_none_from_another_prefetch(
     assert loads.asked.count("a") == 1
 
 
-def test_what_is_prefetched_gives_way_to_what_a_request_waits_for(cache: Residency) -> None:
+def test_what_is_prefetched_gives_way_to_what_a_request_waits_for(cache: VariantCache) -> None:
     for name in "abc":  # one after another: two threads load, and what came first goes first
         cache.prefetch(row(name))
         wait_for(lambda: not cache.stats().loading)
@@ -143,7 +143,7 @@ def test_what_is_prefetched_gives_way_to_what_a_request_waits_for(cache: Residen
 
 
 def test_what_is_asked_for_overtakes_what_is_prefetched(loads: Loads) -> None:
-    cache = Residency(loads, 1000, threads=1)
+    cache = VariantCache(loads, 1000, threads=1)
     loads.gate.clear()
     for name in "abcde":
         cache.prefetch(row(name))
@@ -156,7 +156,7 @@ def test_what_is_asked_for_overtakes_what_is_prefetched(loads: Loads) -> None:
 
 
 def test_an_error_reaches_all_who_wait_and_is_forgotten(
-    cache: Residency, loads: Loads, monkeypatch: pytest.MonkeyPatch
+    cache: VariantCache, loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads.errors["a"] = GymError(ErrorCode.HASH_MISMATCH, "a is damaged")
     loads.gate.clear()
@@ -175,14 +175,14 @@ def test_an_error_reaches_all_who_wait_and_is_forgotten(
     assert not cache.stats().loading
     assert loads.asked == ["a"]
     loads.errors.clear()
-    monkeypatch.setattr(residency.time, "monotonic", lambda later=time.monotonic() + 60: later)
+    monkeypatch.setattr(variant_cache.time, "monotonic", lambda later=time.monotonic() + 60: later)
     use(cache, "a")
     assert cache.stats().errors == 1
 
 
 def test_a_failure_is_not_told_of_another_row_or_file(loads: Loads) -> None:
     file = ["old"]
-    cache = Residency(loads, 30, fingerprint=lambda record: file[0])
+    cache = VariantCache(loads, 30, fingerprint=lambda record: file[0])
     loads.errors["a"] = GymError(ErrorCode.HASH_MISMATCH, "a is damaged")
     for _ in range(2):
         with pytest.raises(GymError, match="damaged"):
@@ -194,7 +194,7 @@ def test_a_failure_is_not_told_of_another_row_or_file(loads: Loads) -> None:
     cache.close()
 
 
-def test_a_defect_of_the_loader_is_told_and_the_next_load_goes_on(cache: Residency, loads: Loads) -> None:
+def test_a_defect_of_the_loader_is_told_and_the_next_load_goes_on(cache: VariantCache, loads: Loads) -> None:
     loads.errors["a"] = ZeroDivisionError("oh")
     with pytest.raises(GymError, match="ZeroDivisionError: oh") as caught:
         cache.acquire(row("a"))
@@ -202,7 +202,9 @@ def test_a_defect_of_the_loader_is_told_and_the_next_load_goes_on(cache: Residen
     use(cache, "b", "c")
 
 
-def test_a_variant_larger_than_the_cache_is_refused_with_both_sizes(cache: Residency, loads: Loads) -> None:
+def test_a_variant_larger_than_the_cache_is_refused_with_both_sizes(
+    cache: VariantCache, loads: Loads
+) -> None:
     loads.sizes["a"] = 31
     with pytest.raises(GymError, match="31 bytes of memory, and cache_size is 30") as caught:
         cache.acquire(row("a"))
@@ -210,7 +212,7 @@ def test_a_variant_larger_than_the_cache_is_refused_with_both_sizes(cache: Resid
     assert cache.stats().resident_bytes == 0
 
 
-def test_a_variant_larger_than_its_file_waits_for_what_it_takes(cache: Residency, loads: Loads) -> None:
+def test_a_variant_larger_than_its_file_waits_for_what_it_takes(cache: VariantCache, loads: Loads) -> None:
     loads.sizes["big"] = 25
     pinned = cache.acquire(row("a"))
     assert pinned is not None
@@ -224,7 +226,7 @@ def test_a_variant_larger_than_its_file_waits_for_what_it_takes(cache: Residency
     assert list(cache._current) == ["big"]
 
 
-def test_a_variant_replaced_while_it_is_loading_is_not_handed_out(cache: Residency, loads: Loads) -> None:
+def test_a_variant_replaced_while_it_is_loading_is_not_handed_out(cache: VariantCache, loads: Loads) -> None:
     loads.gate.clear()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(cache.acquire, row("a"))
@@ -240,7 +242,7 @@ def test_a_variant_replaced_while_it_is_loading_is_not_handed_out(cache: Residen
 
 
 def test_close_ends_every_wait(loads: Loads) -> None:
-    cache = Residency(loads, 10)
+    cache = VariantCache(loads, 10)
     pinned = cache.acquire(row("a"))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(cache.acquire, row("b"))
@@ -254,7 +256,7 @@ def test_close_ends_every_wait(loads: Loads) -> None:
 
 
 def test_threads_that_use_many_variants_never_exceed_the_cache(loads: Loads) -> None:
-    cache, highest = Residency(loads, 50), []
+    cache, highest = VariantCache(loads, 50), []
 
     def work(seed: int) -> None:
         for turn in range(40):
@@ -275,7 +277,7 @@ def test_threads_that_use_many_variants_never_exceed_the_cache(loads: Loads) -> 
 
 
 def test_a_row_that_breaks_the_loading_itself_ends_that_load_and_no_thread(loads: Loads) -> None:
-    cache = Residency(loads, 30, threads=1)
+    cache = VariantCache(loads, 30, threads=1)
     for name in ("a", "b"):
         broken = row(name, size="x")  # type: ignore[arg-type]
         with pytest.raises(GymError) as caught:
@@ -288,7 +290,7 @@ def test_a_row_that_breaks_the_loading_itself_ends_that_load_and_no_thread(loads
 
 
 def test_a_load_that_takes_long_does_not_lack_room_and_one_that_finds_none_does(
-    cache: Residency, loads: Loads
+    cache: VariantCache, loads: Loads
 ) -> None:
     held = [cache.acquire(row(name)) for name in "ab"]
     loads.gate.clear()

@@ -13,8 +13,8 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.engine.generation import HiddenMean
 from gym_fed.serving.forward.attention import KVCache
 from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.forward.multi_variant import MixedModel, Piece
-from gym_fed.serving.forward.variant_weights import FactorOperand, ModelLayout, PackedOperand
+from gym_fed.serving.forward.multi_variant import Chunk, MultiVariantModel
+from gym_fed.serving.forward.variant_weights import FactorWeight, ModelLayout, PackedWeight
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
 SIZES = {
@@ -84,13 +84,13 @@ def test_a_family_s_rows_equal_its_merged_models(tmp_path: Path, kind: str, chan
         wanted = [
             tuned(ids, use_cache=False).logits[0, 7:] for tuned in (*(merged(model, p) for p in paths), model)
         ]
-    with MixedModel(model) as mixed:
-        variants = [load(path, mixed.layout) for path in paths] + [None]
-        caches = [mixed.new_cache() for _ in variants]
+    with MultiVariantModel(model) as served:
+        variants = [load(path, served.layout) for path in paths] + [None]
+        caches = [served.new_cache() for _ in variants]
         found = []
         for part in (IDS[:6], IDS[6:8], IDS[8:9], IDS[9:10], IDS[10:]):
-            pieces = [Piece(part, c, v) for c, v in zip(caches, variants, strict=True)]
-            found.append(mixed.step(pieces))
+            chunks = [Chunk(part, c, v) for c, v in zip(caches, variants, strict=True)]
+            found.append(served.step(chunks))
     for number, logits in enumerate(wanted):
         assert off(torch.stack([step[number] for step in found[1:]]), logits) < 1e-4, number
 
@@ -99,10 +99,10 @@ def test_experts_are_served_but_not_changed(tmp_path: Path) -> None:
     model = build("Mixtral", num_local_experts=4, num_experts_per_tok=2)
     path = write_random_delta(model, tmp_path / "experts.gymdelta", lambda *_: ("dense", {}), seed=0)
     with (
-        MixedModel(model) as mixed,
+        MultiVariantModel(model) as served,
         pytest.raises(GymError, match=r"layers\.0\.mlp\.experts.*MixtralExperts") as error,
     ):
-        load(path, mixed.layout)
+        load(path, served.layout)
     assert error.value.code is ErrorCode.MODEL_INVALID
 
 
@@ -118,7 +118,7 @@ def test_a_model_that_packed_steps_cannot_compute_is_refused(
     kind: str, changes: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(GymError, match=why) as error:
-        MixedModel(build(kind, **changes))
+        MultiVariantModel(build(kind, **changes))
     assert error.value.code is ErrorCode.MODEL_INVALID
 
 
@@ -130,13 +130,13 @@ def test_a_model_with_state_besides_keys_and_values_is_found_out_by_its_logits()
 
     model.model.layers[0].mlp.register_forward_hook(carry)
     with pytest.raises(GymError, match="state besides keys and values"):
-        MixedModel(model)
+        MultiVariantModel(model)
     assert model.config._attn_implementation != "gym_fed_packed"
 
 
 def test_a_window_that_the_attention_does_not_ask_for_is_found_out() -> None:
     with pytest.raises(GymError, match="layer 0 should have a sliding window of 8"):
-        MixedModel(build("Llama", sliding_window=8))  # whose attention knows no windows
+        MultiVariantModel(build("Llama", sliding_window=8))  # whose attention knows no windows
 
 
 def test_adapters_routers_and_half_precision_are_refused() -> None:
@@ -146,13 +146,13 @@ def test_adapters_routers_and_half_precision_are_refused() -> None:
     adapted.peft_config = {"default": object()}  # as peft and transformers mark a model with an adapter
     for model in (adapted, torch.nn.ModuleList([adapted])):
         with pytest.raises(GymError, match="no plain transformers model"):
-            MixedModel(model)
+            MultiVariantModel(model)
     routed = build("Llama")
     convert_to_mixture_of_depths(routed, capacity=0.5, every=2, router_loss_weight=0.1)
     with pytest.raises(GymError, match="mixture of depths"):
-        MixedModel(routed)
+        MultiVariantModel(routed)
     with pytest.raises(GymError, match="its weights are float16"):
-        MixedModel(build("Llama").half())
+        MultiVariantModel(build("Llama").half())
 
 
 def test_a_model_is_served_by_one_at_a_time_and_is_itself_again_after_close() -> None:
@@ -160,14 +160,14 @@ def test_a_model_is_served_by_one_at_a_time_and_is_itself_again_after_close() ->
     ids = torch.tensor([IDS])
     with torch.inference_mode():
         before = model(ids).logits
-    mixed = MixedModel(model)
+    served = MultiVariantModel(model)
     with pytest.raises(GymError, match="served already") as error:
-        MixedModel(model)
+        MultiVariantModel(model)
     assert error.value.code is ErrorCode.USAGE
     with pytest.raises(GymError, match="packed step"), torch.inference_mode():
         model(ids)
-    mixed.close()
-    mixed.close()
+    served.close()
+    served.close()
     with torch.inference_mode():
         assert torch.equal(model(ids).logits, before)
     assert not any(module._forward_hooks for module in model.modules())
@@ -185,66 +185,68 @@ def test_bfloat16_rows_are_as_near_to_the_truth_as_their_merged_models(tmp_path:
     with torch.inference_mode():
         truth = [merged(wide, p)(ids).logits[0, -1] for p in paths]
         rounded = [merged(model, p)(ids).logits[0, -1].float() for p in paths]
-    with MixedModel(model) as mixed:
-        found = mixed.step([Piece(IDS, mixed.new_cache(), load(p, mixed.layout)) for p in paths])
+    with MultiVariantModel(model) as served:
+        found = served.step([Chunk(IDS, served.new_cache(), load(p, served.layout)) for p in paths])
     for row, true, peer in zip(found, truth, rounded, strict=True):
         assert off(row, true) < 2 * off(peer, true) + 1e-3
         assert off(row, true) < 0.03 * float(true.abs().max())
 
 
 def test_a_cache_grows_without_changing_what_it_holds() -> None:
-    with MixedModel(build("Llama")) as mixed:
-        small, large = mixed.new_cache(1), mixed.new_cache(64)
+    with MultiVariantModel(build("Llama")) as served:
+        small, large = served.new_cache(1), served.new_cache(64)
         for at in range(40):
-            logits = mixed.step([Piece([at + 3], small), Piece([at + 3], large)])
+            logits = served.step([Chunk([at + 3], small), Chunk([at + 3], large)])
             assert off(logits[0], logits[1]) < 1e-5
         assert (small.length, small.capacity) == (40, 64)
-        assert small.bytes == large.bytes == 64 * mixed.bytes_per_token
+        assert small.bytes == large.bytes == 64 * served.bytes_per_token
 
 
 def test_a_cache_that_is_cut_back_goes_on_from_there() -> None:
-    with MixedModel(build("Llama")) as mixed:
-        cache = mixed.new_cache()
-        first = mixed.step([Piece(IDS[:4], cache)])
-        mixed.step([Piece([7, 7, 7], cache, None, False)])
+    with MultiVariantModel(build("Llama")) as served:
+        cache = served.new_cache()
+        first = served.step([Chunk(IDS[:4], cache)])
+        served.step([Chunk([7, 7, 7], cache, None, False)])
         cache.truncate(3)
-        assert off(mixed.step([Piece(IDS[3:4], cache)]), first) < 1e-5
+        assert off(served.step([Chunk(IDS[3:4], cache)]), first) < 1e-5
         with pytest.raises(ValueError, match="length 9"):
             cache.truncate(9)
 
 
 def test_a_step_that_fails_can_be_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MixedModel(build("Llama")) as mixed:
-        cache, other = mixed.new_cache(), mixed.new_cache()
-        wanted = mixed.step([Piece(IDS[:4], other)])
+    with MultiVariantModel(build("Llama")) as served:
+        cache, other = served.new_cache(), served.new_cache()
+        wanted = served.step([Chunk(IDS[:4], other)])
         with monkeypatch.context() as patch:
-            patch.setattr(mixed.model.lm_head, "forward", lambda _: 1 / 0)
+            patch.setattr(served.model.lm_head, "forward", lambda _: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                mixed.step([Piece(IDS[:4], cache)])
+                served.step([Chunk(IDS[:4], cache)])
         assert cache.length == 0
-        assert torch.equal(mixed.step([Piece(IDS[:4], cache)]), wanted)
+        assert torch.equal(served.step([Chunk(IDS[:4], cache)]), wanted)
         with pytest.raises(GymError, match="same cache"):
-            mixed.step([Piece([1], cache), Piece([2], cache)])
+            served.step([Chunk([1], cache), Chunk([2], cache)])
         with pytest.raises(GymError, match="at least one token"):
-            mixed.step([Piece([], KVCache())])
+            served.step([Chunk([], KVCache())])
 
 
 def test_no_logits_are_computed_where_none_are_wanted() -> None:
-    with MixedModel(build("Llama")) as mixed:
+    with MultiVariantModel(build("Llama")) as served:
         sizes: list[int] = []
-        mixed.model.lm_head.register_forward_hook(lambda _m, args, _o: sizes.append(args[0].shape[1]))
-        found = mixed.step([Piece(IDS[:4], mixed.new_cache(), None, False)])
+        served.model.lm_head.register_forward_hook(lambda _m, args, _o: sizes.append(args[0].shape[1]))
+        found = served.step([Chunk(IDS[:4], served.new_cache(), None, False)])
         assert (found.shape, sizes) == ((0, 97), [])
-        mixed.step([Piece(IDS[:4], mixed.new_cache(), None, n == 1) for n in range(3)])
+        served.step([Chunk(IDS[:4], served.new_cache(), None, n == 1) for n in range(3)])
         assert sizes == [1]
 
 
 def test_layouts_are_made_without_serving_and_know_a_tied_head() -> None:
     model = build("Llama", tie_word_embeddings=True)
     layout = ModelLayout.of(model)
-    assert set(layout.slots) == set(dict(model.named_parameters()))
-    assert not any(slot.refusal for slot in layout.slots.values())
-    assert len([site for site in layout.sites if site.weight == "model.embed_tokens.weight"]) == 2
+    assert set(layout.parameters) == set(dict(model.named_parameters()))
+    assert not any(parameter.refusal for parameter in layout.parameters.values())
+    assert (
+        len([target for target in layout.target_modules if target.weight == "model.embed_tokens.weight"]) == 2
+    )
 
 
 def test_operands_are_of_the_codec_s_kind_and_other_bases_are_refused(tmp_path: Path) -> None:
@@ -253,11 +255,11 @@ def test_operands_are_of_the_codec_s_kind_and_other_bases_are_refused(tmp_path: 
     signs = load(write_random_delta(model, tmp_path / "s.gymdelta", rows, seed=0), layout)
     lora = load(write_random_delta(model, tmp_path / "l.gymdelta", factors, seed=0), layout)
     key = "model.layers.0.mlp.up_proj.weight"
-    packed, low_rank = signs.operands[key], lora.operands[key]
-    assert isinstance(packed, PackedOperand)
+    packed, low_rank = signs.weights[key], lora.weights[key]
+    assert isinstance(packed, PackedWeight)
     assert isinstance(packed.held, ResidentSigns)
-    assert isinstance(low_rank, FactorOperand)
-    assert signs.resident_bytes == sum(o.resident_bytes for o in signs.operands.values())
+    assert isinstance(low_rank, FactorWeight)
+    assert signs.resident_bytes == sum(o.resident_bytes for o in signs.weights.values())
     other = ModelLayout.of(build("Llama", intermediate_size=88))
     with pytest.raises(GymError, match=r"mlp\.down_proj\.weight.*does not fit the base") as error:
         load(tmp_path / "s.gymdelta", other)
@@ -275,20 +277,20 @@ def test_look_up_refuses_groups_that_it_cannot_read_and_is_near_to_exact(tmp_pat
     whole = write_random_delta(model, tmp_path / "rows.gymdelta", rows, seed=0)
     found = {}
     for kernel in ("exact", "lookup"):
-        with MixedModel(model, kernel=kernel) as mixed:
-            found[kernel] = mixed.step([Piece(IDS, mixed.new_cache(), load(whole, mixed.layout))])
+        with MultiVariantModel(model, kernel=kernel) as served:
+            found[kernel] = served.step([Chunk(IDS, served.new_cache(), load(whole, served.layout))])
             if kernel == "lookup":
                 with pytest.raises(GymError, match="group_size 5 is no multiple of 8") as error:
-                    load(odd, mixed.layout)
+                    load(odd, served.layout)
                 assert error.value.code is ErrorCode.DELTA_INVALID
     assert 0 < off(found["lookup"], found["exact"]) < 0.1 * float(found["exact"].abs().max())
 
 
-def embedded(mixed: MixedModel, variant: LoadedVariant | None = None) -> torch.Tensor:
-    """As the engine makes one: in pieces, without logits."""
-    hidden, cache = HiddenMean(), mixed.new_cache()
+def embedded(served: MultiVariantModel, variant: LoadedVariant | None = None) -> torch.Tensor:
+    """As the engine makes one: in chunks, without logits."""
+    hidden, cache = HiddenMean(), served.new_cache()
     for part in (IDS[:3], IDS[3:]):
-        mixed.step([Piece(part, cache, variant, False, hidden)])
+        served.step([Chunk(part, cache, variant, False, hidden)])
     return hidden.unit()
 
 
@@ -297,10 +299,10 @@ def test_an_embedding_of_a_text_has_length_one_and_is_the_variant_s(tmp_path: Pa
     path = write_random_delta(model, tmp_path / "v.gymdelta", rows, seed=0)
     with torch.inference_mode():
         hidden = merged(model, path).model(torch.tensor([IDS])).last_hidden_state[0].mean(dim=0)
-    with MixedModel(model) as mixed:
-        found = embedded(mixed, load(path, mixed.layout))
+    with MultiVariantModel(model) as served:
+        found = embedded(served, load(path, served.layout))
         assert off(found, hidden / hidden.norm()) < 1e-5
-        assert off(found, embedded(mixed)) > 1e-3
+        assert off(found, embedded(served)) > 1e-3
 
 
 def test_a_variant_of_signs_takes_less_than_a_fifteenth_of_the_bfloat16_model(tmp_path: Path) -> None:
