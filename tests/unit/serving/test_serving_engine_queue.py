@@ -422,8 +422,8 @@ async def test_an_embedding_that_nobody_awaits_any_more_is_called_off(tokenizer:
 def test_an_idle_engine_holds_no_variant(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_fed.serving.engine.engine._IDLE_SECONDS", 0.001)
     toy = ToyModel()
-    rested = threading.Event()
-    toy.rest = rested.set  # type: ignore[method-assign]
+    released = threading.Event()
+    toy.release_variants = released.set  # type: ignore[method-assign]
     with Engine(toy, tokenizer, ToySource("alice")) as engine:
         engine.submit(ask(variant="alice")).result(20)
-        assert rested.wait(20)
+        assert released.wait(20)
