@@ -14,6 +14,7 @@ from gym_fed.wire.limits import DELTA_STYPE
 from gym_fed.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, random_delta
 from tests.support.hub import HubProcess
+from tests.support.quick import quick
 
 MIB = 1 << 20
 OBJECT = bytes(4 * MIB)
@@ -92,7 +93,7 @@ def commit_with(hub: HubProcess, honest: list[RawContributor], folder: Path, bas
     hub.wait_for("a commit", lambda: hub.ask("status")["version"] == before + 1, 120)
 
 
-@pytest.mark.parametrize("count", [500, 1_400])
+@pytest.mark.parametrize("count", quick([500, 1_400], 1_400))
 def test_a_reply_with_many_references_to_one_object_is_refused_and_memory_stays_flat(
     hub: HubProcess, attacker: RawContributor, tmp_path: Path, tiny_base: Path, count: int
 ) -> None:
@@ -109,7 +110,7 @@ def test_a_reply_with_many_references_to_one_object_is_refused_and_memory_stays_
         one.close()
 
 
-@pytest.mark.parametrize("update", [False, True])
+@pytest.mark.parametrize("update", quick([False, True], True))
 def test_a_poisonous_reply_in_the_database_is_set_aside_and_the_round_commits_with_the_others(
     hub: HubProcess, attacker: RawContributor, tmp_path: Path, tiny_base: Path, update: bool
 ) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from gym_fed.flower_env import VARIABLES
 from tests.support.hub import BIN, HubProcess
 from tests.support.wait import SECONDS
@@ -79,6 +81,7 @@ def logs_of(folder: Path) -> str:
     return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(folder.glob("*.log")))
 
 
+@pytest.mark.slow  # a dozen processes that import torch, one after the other
 def test_the_two_apps_merge_two_rounds_on_a_stock_superlink(tmp_path: Path, tiny_base: Path) -> None:
     hub = HubProcess(
         tmp_path / "hub",

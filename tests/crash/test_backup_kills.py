@@ -31,7 +31,8 @@ def manifests(place: Path) -> list[Path]:
     return sorted(place.rglob("manifest.json"))
 
 
-@pytest.mark.timeout(900)  # some thirty processes one after the other
+@pytest.mark.slow  # some thirty processes one after the other
+@pytest.mark.timeout(900)
 def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
     federation: Federation, tmp_path: Path
 ) -> None:

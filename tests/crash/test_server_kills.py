@@ -29,12 +29,12 @@ SERVER_KILLS = [
 ]
 
 
-@pytest.mark.parametrize("line", quick(SERVER_KILLS, "after-submit", "before-commit", "after-commit"))
+@pytest.mark.parametrize("line", quick(SERVER_KILLS, "after-submit", "before-commit"))
 def test_a_server_killed_at_any_line_goes_on_from_there(federation: Federation, line: str) -> None:
     goes_on_after_a_kill(federation, line)
 
 
-@pytest.mark.parametrize("line", quick(SERVER_KILLS, "before-commit"))
+@pytest.mark.parametrize("line", quick(SERVER_KILLS))
 def test_a_server_on_postgresql_killed_at_any_line_goes_on_from_there(
     federation_on_postgres: Federation, line: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow  # six rounds of four contributors that train
 @pytest.mark.timeout(600)
 def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -37,6 +38,26 @@ def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_pat
     assert result["bytes"]["times_smaller"] > 10
     assert result["heldout_loss"]["after"] < 0.5 * result["heldout_loss"]["before"]
     assert "shout" in done.stdout
+
+
+def test_the_parts_of_the_demo_fit_the_commands_of_today(tmp_path: Path) -> None:
+    from gym_server.federation import read_config
+
+    import demo.malicious
+    from demo.community import CONTRIBUTORS, MALICIOUS, joiners, make_hub, write_data
+
+    make_hub(tmp_path / "hub")
+    write_data(tmp_path)
+    config = read_config(tmp_path / "hub")
+    assert config.rounds.min_contributors == len(CONTRIBUTORS) + 1
+    assert (tmp_path / "hub" / config.gate.heldout).is_file()
+    commands = joiners(tmp_path)
+    assert commands.keys() == {*CONTRIBUTORS, MALICIOUS}
+    for name, command in commands.items():
+        assert str(tmp_path / f"{name}.jsonl") in map(str, command("127.0.0.1:1", "f"))
+    module = list(map(str, commands[MALICIOUS]("127.0.0.1:1", "f")))[1:]
+    assert module[:2] == ["-m", demo.malicious.__name__]
+    assert len(module[2:]) == demo.malicious.main.__code__.co_argcount
 
 
 def test_a_word_that_is_no_folder_starts_no_demo() -> None:

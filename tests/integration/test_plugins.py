@@ -276,6 +276,7 @@ def test_a_variant_in_a_codec_of_an_installed_package_is_served(site: Path, tmp_
     assert from_merged < 1e-4 < from_base
 
 
+@pytest.mark.slow  # five processes that import torch; merging reads the same codec
 def test_gym_delta_encode_writes_by_a_codec_of_an_installed_package(
     site: Path, deltas: list[Path], tmp_path: Path
 ) -> None:
@@ -304,6 +305,7 @@ def hub_config(folder: Path, base: Path, **more: Any) -> None:
     file.write_text(yaml.safe_dump(config))
 
 
+@pytest.mark.slow  # ten processes that import torch
 def test_a_round_is_merged_recorded_and_replayed_with_members_of_an_installed_package(
     site: Path, tmp_path: Path, tiny_base: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def quick(names: Iterable[str], *tried: str) -> list[Any]:
+def quick(names: Iterable[Any], *tried: Any) -> list[Any]:
     """Parameters of a test: ``names``, of which all but ``tried`` are for `make test-all`."""
     listed = list(names)
     unknown = set(tried) - set(listed)
