@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -21,6 +22,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.renamed import RenamedWarning
 from gym_fed.system_errors import system_error
 from gym_fed.text import harmless
 from gym_fed.version import __version__
@@ -125,6 +127,7 @@ VersionOption = Annotated[
 
 def run_app(app: typer.Typer) -> NoReturn:
     """Run a typer app; a ``GymError`` becomes two readable lines (JSON with ``--json``) and an exit code."""
+    warnings.showwarning = _one_line_if_renamed(warnings.showwarning)
     # Torch and transformers make a million objects that stay; Python's own threshold goes through them seven times.
     gc.set_threshold(5_000, 10, 10)
     try:
@@ -159,6 +162,20 @@ def _usage_error(error: click.ClickException) -> GymError:
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context is not None else ""
     return GymError(ErrorCode.USAGE, message[:1].lower() + message[1:], hint)
+
+
+def _one_line_if_renamed(before: Callable[..., None]) -> Callable[..., None]:
+    """``warnings.showwarning`` that prints a ``RenamedWarning`` as one line, and leaves others to ``before``."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, RenamedWarning):
+            err.print(f"warning: {message}")
+        else:
+            before(message, category, *place, **more)
+
+    return show
+
+
 
 
 def fail(error: GymError) -> NoReturn:

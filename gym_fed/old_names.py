@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from gym_fed.console import err
+from gym_fed.renamed import old_name_message
 
 
 def warn_old_name(old: str, new: str) -> None:
     """Print on standard error that ``old`` is now called ``new``."""
-    err.print(f"warning: `{old}` is now `{new}`; the old name will be removed")
+    err.print(f"warning: {old_name_message(old, new)}")
 
 
-def keep_old_command(app: typer.Typer, old: str, new: str, command: Callable[..., Any]) -> None:
+def keep_old_command(
+    app: typer.Typer, old: str, new: str, command: Callable[..., Any], cls: type[TyperCommand] | None = None
+) -> None:
     """Accept a renamed command under its earlier name, too.
 
     Args:
@@ -24,6 +29,7 @@ def keep_old_command(app: typer.Typer, old: str, new: str, command: Callable[...
         old: The whole earlier command (``gym configs ls``); its last word is registered.
         new: The whole command to use instead (``gym configs list``).
         command: The function behind both.
+        cls: The class of the command, such as one of ``old_options``.
     """
 
     @functools.wraps(command)
@@ -31,7 +37,7 @@ def keep_old_command(app: typer.Typer, old: str, new: str, command: Callable[...
         warn_old_name(old, new)
         return command(*args, **options)
 
-    app.command(old.split()[-1], hidden=True)(with_warning)
+    app.command(old.split()[-1], hidden=True, cls=cls)(with_warning)
 
 
 def old_flag(old: str, new: str) -> Any:
@@ -43,3 +49,25 @@ def old_flag(old: str, new: str) -> Any:
         return value
 
     return typer.Option(old, hidden=True, callback=warn)
+
+
+def old_options(names: Mapping[str, str]) -> type[TyperCommand]:
+    """A class of commands that accepts earlier names of options, with a warning; none is in ``--help``.
+
+    Args:
+        names: New name by earlier name, such as ``{"--allow-untranslated": "--ignore-unsupported"}``.
+    """
+
+    class Command(TyperCommand):
+        def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+            end = args.index("--") if "--" in args else len(args)
+            return super().parse_args(ctx, [*map(current, args[:end]), *args[end:]])
+
+    def current(word: str) -> str:
+        option, equals, value = word.partition("=")
+        if option not in names:
+            return word
+        warn_old_name(option, names[option])
+        return f"{names[option]}{equals}{value}"
+
+    return Command

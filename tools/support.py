@@ -21,7 +21,7 @@ KEYS = {"tuning method": "finetuning"}
 
 FACTS = {
     "algorithm": {
-        "needs_graders": "`rewards`",
+        "needs_graders": "`graders`",
         "forgets": "`role: forget`",
         "packs": "`packing: bfd`",
         "per_example": "`privacy`",

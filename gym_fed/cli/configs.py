@@ -11,16 +11,18 @@ import typer
 from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
-from gym_fed.old_names import keep_old_command
+from gym_fed.old_names import keep_old_command, old_options
 
 app = typer.Typer(
     help="Training recipes: list, copy, check, and take over from LLaMA-Factory.", no_args_is_help=True
 )
 
+ReadsLlamaFactory = old_options({"--allow-untranslated": "--ignore-unsupported"})
+"""A command that reads LLaMA-Factory's files."""
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
-Allow = Annotated[
+IgnoreUnsupported = Annotated[
     bool,
-    typer.Option("--allow-untranslated", help="Leave out LLaMA-Factory's keys that have no counterpart."),
+    typer.Option("--ignore-unsupported", help="Ignore LLaMA-Factory's keys that have no counterpart."),
 ]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the file.")
@@ -70,7 +72,7 @@ keep_old_command(app, "gym configs ls", "gym configs list", list_recipes)
 keep_old_command(app, "gym configs cp", "gym configs copy", copy_recipe)
 
 
-@app.command("validate")
+@app.command("validate", cls=ReadsLlamaFactory)
 def validate_file(
     file: Annotated[Path, typer.Argument(help="A YAML file of gym train, or of LLaMA-Factory.")],
     set_: Set = None,
@@ -81,13 +83,13 @@ def validate_file(
             "--schema-only", help="Look at the file alone: not for models and rows, nor what can run here."
         ),
     ] = False,
-    allow_untranslated: Allow = False,
+    ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a config without training: every key, whether model, rows and rewards are there, and the machine."""
+    """Check a config without training: every key, whether model, rows and graders are there, and the machine."""
     from gym_fed.config.llamafactory.files import load_training_config
 
-    settings, notes = load_training_config(file, set_ or [], allow_untranslated=allow_untranslated)
+    settings, notes = load_training_config(file, set_ or [], ignore_unsupported=ignore_unsupported)
     if not schema_only:
         from gym_fed.training.run.checks import check_config, check_inputs
 
@@ -127,21 +129,21 @@ def print_schema(
         out.print(line)
 
 
-@app.command("import")
+@app.command("import", cls=ReadsLlamaFactory)
 def import_file(
     file: Annotated[Path, typer.Argument(help="LLaMA-Factory's YAML file.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Our file; standard output if absent.")
     ] = None,
     overwrite: Overwrite = False,
-    allow_untranslated: Allow = False,
+    ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a LLaMA-Factory file in our words; comments say what was left out, and why."""
     from gym_fed.config.llamafactory.files import as_yaml, load_training_config
 
-    text, notes = as_yaml(file, allow_untranslated=allow_untranslated)
-    load_training_config(file, allow_untranslated=allow_untranslated)  # what is written can be read
+    text, notes = as_yaml(file, ignore_unsupported=ignore_unsupported)
+    load_training_config(file, ignore_unsupported=ignore_unsupported)  # what is written can be read
     if output is not None:
         _write(output, text, overwrite)
     if as_json:

@@ -1,4 +1,4 @@
-"""`gym grade`: what graders say of a model's answers, or of answers in a file."""
+"""`gym grade`: graders' values of a model's answers, or of answers in a file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ def grade(
     rows: Annotated[
         Path, typer.Argument(metavar="ROWS", help="Prompts (with --model), or prompts and completions.")
     ],
-    rewards: Annotated[
-        Path, typer.Option("--rewards", help="A YAML file with a `rewards` list, as in a training config.")
+    graders: Annotated[
+        Path, typer.Option("--graders", help="A YAML file with a `graders` list, as in a training config.")
     ],
     model: Annotated[
-        str | None, typer.Option("--model", help="Who answers: gym-nano, a model folder or a run folder.")
+        str | None,
+        typer.Option("--model", help="The model that answers: gym-nano, a model folder or a run folder."),
     ] = None,
     num: Annotated[int | None, typer.Option("--num", min=1, help="Only the first so many rows.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 64,
@@ -31,25 +32,25 @@ def grade(
     as_json: AsJson = False,
 ) -> None:
     """Print the mean reward of each grader, and of their weighted sum."""
-    from gym_fed.config.train.rewards import RewardSections
+    from gym_fed.config.train.graders import GraderSections
     from gym_fed.config.yaml.file import load_config
     from gym_fed.data.reading import load_rows
     from gym_fed.evaluation.graders._combined import build_graders
 
     if output is not None and output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output}: exists", "choose another name")
-    graders = build_graders(load_config(rewards, RewardSections).rewards)
+    built = build_graders(load_config(graders, GraderSections).graders)
     chosen = load_rows(rows, "prompt" if model is None else "auto")[:num]
     if model is None:
         from gym_fed.evaluation.grading import grade_answers
 
-        grades = grade_answers(chosen, graders)
+        grades = grade_answers(chosen, built)
     else:
         from gym_fed.evaluation.grading import grade as grade_model
         from gym_fed.models import load_model
 
         loaded = load_model(model, device=device)
-        grades = grade_model(loaded.model, loaded.tokenizer, chosen, graders, max_new_tokens=max_new_tokens)
+        grades = grade_model(loaded.model, loaded.tokenizer, chosen, built, max_new_tokens=max_new_tokens)
     if output is not None:
         from gym_fed.files import write_atomically
 

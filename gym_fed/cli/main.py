@@ -7,6 +7,7 @@ import typer
 from gym_fed.cli.api.app import app as api_app
 from gym_fed.cli.batch import batch
 from gym_fed.cli.chat.command import chat
+from gym_fed.cli.configs import ReadsLlamaFactory
 from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data.app import app as data_app
 from gym_fed.cli.delta.app import app as delta_app
@@ -18,6 +19,7 @@ from gym_fed.cli.train.train import train
 from gym_fed.cli.train.tune import tune
 from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.console import VersionOption, run_app
+from gym_fed.old_names import old_options
 
 app = typer.Typer(
     name="gym",
@@ -33,11 +35,11 @@ def _options(version: VersionOption = False) -> None:
     """Train language models on this machine, and inspect what a community trains together."""
 
 
-app.command()(train)
+app.command(cls=ReadsLlamaFactory)(train)
 app.command()(tune)
 app.command()(chat)
 app.command()(batch)
-app.command()(grade)
+app.command(cls=old_options({"--rewards": "--graders"}))(grade)
 app.command()(doctor)
 app.add_typer(api_app, name="api")
 app.add_typer(configs_app, name="configs")

@@ -14,6 +14,7 @@ import yaml
 from gym_fed import console
 from gym_fed.console import AsJson, print_columns
 from gym_fed.errors import ErrorCode, GymError
+from gym_fed.renamed import with_new_names
 from gym_fed.tracking.trackers.base import flat
 
 app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is_help=True)
@@ -223,6 +224,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is no mapping.
     """
+    from gym_fed.config.train.graders import GraderSections
+
     file = folder / "config.yaml"
     if not file.is_file():
         raise GymError(
@@ -234,7 +237,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
     if not isinstance(config, dict):
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
-    return config
+    return with_new_names(config, GraderSections.renamed_keys)
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

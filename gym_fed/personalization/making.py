@@ -29,6 +29,7 @@ from gym_fed.personalization.made import AGAIN, Listener, begin
 from gym_fed.personalization.recipe import Encoding
 from gym_fed.personalization.rows import PersonalKind, PersonalRows
 from gym_fed.quantization.refining import distiller
+from gym_fed.renamed import with_new_names
 from gym_fed.training.algorithms.preference._answers import cut_answers, encode_answers
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.trainer import Trainer
@@ -230,6 +231,8 @@ def _claim(order: Order, base: Base, rows: PersonalRows) -> None:
     path = order.folder / "order.json"
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(training := found.get("training"), dict):
+            found["training"] = with_new_names(training, type(order.training).renamed_keys)
         changed = [key for key, value in what.items() if found.get(key) != value]
         if changed:
             raise GymError(

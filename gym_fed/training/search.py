@@ -20,6 +20,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.renamed import with_new_names
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.folder_lock import FolderLock
 from gym_fed.training.run.hooks import ShouldStop, StepReport
@@ -321,7 +322,7 @@ def _tried_alone(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
 
 
 def _question(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load(text)
+    values = with_new_names(yaml.safe_load(text), SearchConfig.renamed_keys)
     return {
         **{
             key: value

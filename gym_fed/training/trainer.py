@@ -62,7 +62,7 @@ class Trainer:
         model: Train this model in place instead of loading ``config.model`` (under ``finetuning: lora`` its weights
             stay as they are, and the result's model is a PEFT wrapper; ``unload()`` gives the model back).
         tokenizer: Goes with ``model``.
-        graders: What rewards answers, beside those of ``config.rewards``.
+        graders: What rewards answers, beside those of ``config.graders``.
         on_step: Called after every optimiser step with ``(step, total, loss)``.
         on_rows: Called before the work with what became of the rows: ``("data", counts)``, and of ``eval_data`` where
             there is some. Without it many lost rows are warned of.
@@ -91,7 +91,7 @@ class Trainer:
         self.config = config
         self._given = None if model is None else (model, tokenizer)
         check_config(config)
-        self._graders = [*graders, *build_graders(config.rewards)]
+        self._graders = [*graders, *build_graders(config.graders)]
         check_graders(config, self._graders)
         self._on_step = on_step
         self._on_rows = on_rows

@@ -171,11 +171,11 @@ def test_gym_train_runs_an_algorithm_and_a_tuning_method_of_an_installed_package
 
 
 def test_gym_grade_and_gym_train_use_a_grader_of_an_installed_package(site: Path, tmp_path: Path) -> None:
-    rewards = tmp_path / "rewards.yaml"
-    rewards.write_text("rewards: [{grader: example_vowels, vowels: ab}]\n")
+    graders = tmp_path / "graders.yaml"
+    graders.write_text("graders: [{grader: example_vowels, vowels: ab}]\n")
     answers = tmp_path / "answers.jsonl"
     answers.write_text('{"prompt": "x", "completion": "abcd"}\n')
-    graded = json.loads(good(site, "gym", "grade", answers, "--rewards", rewards, "--json"))
+    graded = json.loads(good(site, "gym", "grade", answers, "--graders", graders, "--json"))
     assert "0.5" in json.dumps(graded)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "say", "answer": "a"}\n' * 8)
@@ -184,7 +184,7 @@ def test_gym_grade_and_gym_train_use_a_grader_of_an_installed_package(site: Path
         algorithm="grpo",
         finetuning="full",
         data=[{"path": str(prompts)}],
-        rewards=[{"grader": "example_vowels"}],
+        graders=[{"grader": "example_vowels"}],
         max_steps=1,
         grpo={"num_generations": 2, "max_completion_length": 8},
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.data.formats.base import Format, string
 from gym_fed.data.tasks.base import Task
 from gym_fed.doctor.check import Check, Finding, Level

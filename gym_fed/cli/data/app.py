@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gym_fed.cli.configs import ReadsLlamaFactory
 from gym_fed.cli.data.files import convert, dedup, mix
 from gym_fed.cli.data.show import show
 from gym_fed.console import AsJson, out, print_json, print_result
@@ -20,8 +21,8 @@ app = typer.Typer(
     help="Show datasets, convert, mix and share them; and text tasks made on this machine.",
     no_args_is_help=True,
 )
-app.command()(show)
-keep_old_command(app, "gym data inspect", "gym data show", show)
+app.command(cls=ReadsLlamaFactory)(show)
+keep_old_command(app, "gym data inspect", "gym data show", show, cls=ReadsLlamaFactory)
 app.command()(convert)
 app.command()(mix)
 app.command()(dedup)

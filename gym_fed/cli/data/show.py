@@ -46,8 +46,11 @@ def show(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value of the config.")
     ] = None,
-    allow_untranslated: Annotated[
-        bool, typer.Option("--allow-untranslated", help="Of a LLaMA-Factory file: leave out what we lack.")
+    ignore_unsupported: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-unsupported", help="Of a LLaMA-Factory file: ignore keys without a counterpart."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,12 +60,12 @@ def show(
         "--columns": columns is not None,
         "--max-length": max_length is not None,
     }
-    of_configs = {"--set": bool(set_), "--allow-untranslated": allow_untranslated}
+    of_configs = {"--set": bool(set_), "--ignore-unsupported": ignore_unsupported}
     if source.endswith((".yaml", ".yml")):
         _refuse(of_files, "data files", "a config says it itself")
         from gym_fed.config.llamafactory.files import load_training_config
 
-        config, notes = load_training_config(source, set_ or [], allow_untranslated=allow_untranslated)
+        config, notes = load_training_config(source, set_ or [], ignore_unsupported=ignore_unsupported)
         for note in notes:
             err.print(f"note: {note}")
         view = _of_config(config, model, limit)

@@ -39,15 +39,18 @@ def train(
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, help="Train in so many processes of this machine.")
     ] = None,
-    allow_untranslated: Annotated[
-        bool, typer.Option("--allow-untranslated", help="Of a LLaMA-Factory file: leave out what we lack.")
+    ignore_unsupported: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-unsupported", help="Of a LLaMA-Factory file: ignore keys without a counterpart."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON.")] = False,
 ) -> None:
     """Train a model as a config file says, ours or LLaMA-Factory's. Stopped runs are continued by the same command."""
     if not overwrite:
         _require_plugins(config, set_ or [])
-    settings, notes = load_training_config(config, set_ or [], allow_untranslated=allow_untranslated)
+    settings, notes = load_training_config(config, set_ or [], ignore_unsupported=ignore_unsupported)
     from gym_fed.training.processes.ranks import is_main
 
     out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes speaks

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from gym_fed.config.llamafactory.translate import translate
 from gym_fed.config.llamafactory.translation import is_llamafactory
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.config.yaml.file import _set as set_value
-from gym_fed.config.yaml.file import load_config, parse_overrides, validate
+from gym_fed.config.yaml.file import load_config, place_overrides, validate
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config, read_config_text
 from gym_fed.errors import ErrorCode, GymError
 
 
 def load_training_config(
-    path: str | Path, overrides: Sequence[str] = (), *, allow_untranslated: bool = False
+    path: str | Path, overrides: Sequence[str] = (), *, ignore_unsupported: bool = False
 ) -> tuple[TrainingConfig, list[str]]:
     """Read the config of a run.
 
     Args:
         path: A YAML file of ours, or of LLaMA-Factory.
         overrides: ``a.b=value`` settings in our words; they win over the file.
-        allow_untranslated: Go on without the keys that have no counterpart; they are among the notes then.
+        ignore_unsupported: Ignore the keys that have no counterpart; the notes name them.
 
     Returns:
         The config, and for a LLaMA-Factory file a line for every key that was left out.
@@ -52,13 +50,14 @@ def load_training_config(
 
     lost = [f"{at(key)}: {key}: no counterpart: {why}" for key, why in done.lost.items()]
     notes = [f"{at(key)}: {key}: {text}" for key, text in done.notes.items()]
-    if lost and not allow_untranslated:
+    if lost and not ignore_unsupported:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             "\n".join(lost),
-            "remove these keys, or pass --allow-untranslated to go on without them",
+            "remove these keys, or pass --ignore-unsupported to train without them",
         )
-    values, placed = _overridden(done.values, overrides)
+    values = done.values
+    placed = place_overrides(values, overrides, TrainingConfig.renamed_keys)
     ours: dict[KeyPath, Mark] = {
         key: marks[(origin,)]
         for key, origin in done.origins.items()
@@ -67,11 +66,7 @@ def load_training_config(
     return validate(values, TrainingConfig, str(file), ours, placed), [*lost, *notes]
 
 
-def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], set[KeyPath]]:
-    return values, {set_value(values, path, value) for path, value in parse_overrides(overrides)}
-
-
-def as_yaml(path: str | Path, *, allow_untranslated: bool = False) -> tuple[str, list[str]]:
+def as_yaml(path: str | Path, *, ignore_unsupported: bool = False) -> tuple[str, list[str]]:
     """A LLaMA-Factory file in our words, and the lines of comment that say what was left out of it.
 
     Raises:
@@ -86,7 +81,7 @@ def as_yaml(path: str | Path, *, allow_untranslated: bool = False) -> tuple[str,
             "ours need no import; check one with: gym configs validate",
         )
     done = translate(given)
-    if done.lost and not allow_untranslated:
+    if done.lost and not ignore_unsupported:
         load_training_config(file)  # names each with its line
     left = {**done.lost, **done.notes}
     comments = [f"# {key}: {text}" for key, text in left.items()]

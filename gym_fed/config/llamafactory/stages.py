@@ -88,7 +88,7 @@ def _ppo(translator: Translator) -> None:
     if kind == "api":
         translator.lose("reward_model_type", "use our grader remote, which has a wire format of its own")
     elif model is not None:
-        translator.put("rewards", [{"grader": "reward_model", "model": str(model)}], "reward_model")
+        translator.put("graders", [{"grader": "reward_model", "model": str(model)}], "reward_model")
     translator.move("ppo_epochs", "ppo.num_iterations", 4)
     buffer = translator.take("ppo_buffer_size", 1)
     if buffer != 1:

@@ -17,10 +17,10 @@ from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.train.compute import ComputeSections
 from gym_fed.config.train.data_source import DataConfig, DataSections
 from gym_fed.config.train.distributed import DistributedSections
+from gym_fed.config.train.graders import GraderSections
 from gym_fed.config.train.model_init import ModelInit
 from gym_fed.config.train.optimization import OptimizationSections
 from gym_fed.config.train.private_training import PrivacySections
-from gym_fed.config.train.rewards import RewardSections
 from gym_fed.config.train.run import RunSections
 from gym_fed.config.train.tracking import TrackingSections
 from gym_fed.config.train.tuning import LoraSettings, TuningSections
@@ -36,7 +36,7 @@ class TrainingConfig(
     VisionSections,
     OptimizationSections,
     DataSections,
-    RewardSections,
+    GraderSections,
     ComputeSections,
     DistributedSections,
     PrivacySections,
@@ -58,10 +58,10 @@ class TrainingConfig(
     """Instead of ``model``: train from random weights."""
 
     @model_validator(mode="after")
-    def _rows_and_rewards_are_read(self) -> TrainingConfig:
-        if self.rewards and not ALGORITHMS.type_of(self.algorithm).needs_graders:
+    def _rows_and_graders_are_read(self) -> TrainingConfig:
+        if self.graders and not ALGORITHMS.type_of(self.algorithm).needs_graders:
             those = ", ".join(ALGORITHMS.own_with("needs_graders"))
-            raise ValueError(f"rewards: {self.algorithm} does not use them; {those} do")
+            raise ValueError(f"graders: {self.algorithm} does not use them; {those} do")
         forgets = any(source.role == "forget" for source in (*self.data, *self.eval_data))
         if forgets and not ALGORITHMS.type_of(self.algorithm).forgets:
             those = " and ".join(ALGORITHMS.own_with("forgets"))

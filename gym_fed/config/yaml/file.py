@@ -8,13 +8,14 @@ from the command line names ``--set``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import ByMember
 from gym_fed.config.schema.named_members import models_in, place_of
 from gym_fed.config.schema.open_keys import OpenModel
@@ -30,6 +31,7 @@ from gym_fed.config.yaml.strict import (
 )
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import UnusableMember
+from gym_fed.renamed import warn_renamed, with_new_names
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -42,14 +44,17 @@ def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str
         schema: A pydantic model.
         overrides: ``a.b=value`` settings that win over the file; values are parsed as YAML.
 
+    A key of ``schema.renamed_keys`` is read under its new name, with a ``RenamedWarning`` that names file and line.
+
     Raises:
         GymError: ``FILE_NOT_FOUND``, ``USAGE`` for a malformed override, ``MISSING_DEPENDENCY`` for the first member
             that cannot be used, or ``CONFIG_INVALID`` listing every problem, a line each.
     """
     file = Path(path)
-    values, marks = parse_config(file, read_config_text(file))
+    names = schema.renamed_keys if issubclass(schema, StrictModel) else {}
+    values, marks = _with_new_names(file, *parse_config(file, read_config_text(file)), names)
     values = _unshared(values)
-    placed = place_overrides(values, overrides)
+    placed = place_overrides(values, overrides, names)
     marks = {k: v for k, v in marks.items() if not any(k[: len(place)] == place for place in placed)}
     return validate(values, schema, str(file), marks, placed)
 
@@ -96,9 +101,51 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
     return parsed
 
 
-def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[KeyPath]:
-    """Put settings into plain values; gives where they stand. Raises as ``parse_overrides``."""
-    return {_set(values, key_path, value) for key_path, value in parse_overrides(overrides)}
+def place_overrides(
+    values: dict[str, Any], overrides: Sequence[str], renamed: Mapping[str, str] | None = None
+) -> set[KeyPath]:
+    """Put settings into plain values.
+
+    Args:
+        values: Where to put them.
+        overrides: ``a.b=value`` settings.
+        renamed: New name by old name, of first keys; an old one is put under the new name, with a warning.
+
+    Returns:
+        Where they stand.
+
+    Raises:
+        GymError: As ``parse_overrides``.
+    """
+    placed = set()
+    for path, value in parse_overrides(overrides):
+        first = str(path[0])
+        if renamed and first in renamed:
+            warn_renamed(first, renamed[first], "--set")
+            path = (renamed[first], *path[1:])
+        placed.add(_set(values, path, value))
+    return placed
+
+
+def _with_new_names(
+    file: Path, values: dict[str, Any], marks: dict[KeyPath, Mark], names: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[KeyPath, Mark]]:
+    """Values and marks of a file with each old key under its new name, and a warning with its place."""
+    for old, new in names.items():
+        if old not in values:
+            continue
+        line, column = marks[(old,)]
+        if new in values:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{file}:{line}:{column}: {old}: is now {new}, and the file has both",
+                f"put everything under {new}",
+            )
+        warn_renamed(old, new, f"{file}:{line}:{column}")
+    renamed = {
+        (names.get(str(path[0]), path[0]), *path[1:]) if path else path: m for path, m in marks.items()
+    }
+    return with_new_names(values, names), renamed
 
 
 def dump_yaml(config: BaseModel) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.kinds import GRADERS
@@ -72,14 +72,14 @@ class CombinedGrader(Grader):
         self._ready.close()
 
 
-def build_graders(rewards: Sequence[GraderConfig]) -> list[Grader]:
-    """A grader for each entry of ``config.rewards``; their values add up to the reward, weights and clips included.
+def build_graders(entries: Sequence[GraderConfig]) -> list[Grader]:
+    """A grader for each entry of ``config.graders``; their values add up to the reward, weights and clips included.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an entry that cannot be honoured.
     """
     built: list[Grader] = []
-    for entry in rewards:
+    for entry in entries:
         grader: Grader = GRADERS.type_of(entry.grader)(entry)
         if entry.weight != 1 or entry.clip is not None:
             grader = CombinedGrader([(grader, entry.weight)], name=grader.name, clips=[entry.clip])

@@ -19,7 +19,7 @@ def from_environment(variable: str | None, grader: str, key: str) -> str | None:
     if not value:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"rewards: {grader}: {key} names {variable}, which is not set",
+            f"graders: {grader}: {key} names {variable}, which is not set",
             f"export {variable}=... before the run",
         )
     return value

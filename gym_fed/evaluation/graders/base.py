@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 
 
@@ -53,11 +53,11 @@ class Grader(ABC):
     """Gives every sample a number, higher is better. Used by reinforcement learning and by evaluation alike.
 
     Args:
-        config: Its entry of ``rewards``, of the type ``Settings``; None for one that is built in Python.
+        config: Its entry of ``graders``, of the type ``Settings``; None for one that is built in Python.
     """
 
     Settings: ClassVar[type[GraderConfig]] = GraderConfig
-    """By which its entry of ``rewards`` is validated."""
+    """By which its entry of ``graders`` is validated."""
 
     config: GraderConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 
@@ -65,7 +65,7 @@ class JsonSchemaGrader(Grader):
         except Unresolvable as error:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"rewards: {self.name}: the schema refers to {error.ref!r}, which is outside it and is not fetched",
+                f"graders: {self.name}: the schema refers to {error.ref!r}, which is outside it and is not fetched",
                 "put the definition into the schema under $defs",
             ) from error
         except RecursionError:

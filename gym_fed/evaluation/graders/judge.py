@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._answers_kept import AnswersKept
 from gym_fed.evaluation.graders._secrets import from_environment
@@ -87,19 +87,19 @@ class Judge(Grader):
 
     def __init__(self, config: JudgeConfig) -> None:
         super().__init__(config)
-        require_package("openai", "rewards[].grader: judge", "judge")
+        require_package("openai", "graders[].grader: judge", "judge")
         self._key = from_environment(config.api_key_env, self.name, "api_key_env")
         try:
             self._pattern = re.compile(config.score_pattern)
         except re.error as error:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"rewards: {self.name}: score_pattern is no regular expression: {error}",
+                f"graders: {self.name}: score_pattern is no regular expression: {error}",
             ) from error
         if not self._pattern.groups:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"rewards: {self.name}: score_pattern {config.score_pattern!r} has no group",
+                f"graders: {self.name}: score_pattern {config.score_pattern!r} has no group",
                 "put the part that says the score in parentheses",
             )
         self._client: Any = None

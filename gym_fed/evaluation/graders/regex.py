@@ -13,7 +13,7 @@ from typing import Literal
 import regex  # type: ignore[import-untyped]
 from pydantic import Field
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 
@@ -48,13 +48,13 @@ class Regex(Grader):
         except regex.error as error:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"rewards: {self.name}: pattern {config.pattern!r} is no regular expression: {error}",
+                f"graders: {self.name}: pattern {config.pattern!r} is no regular expression: {error}",
                 "correct the pattern; in YAML, put it in single quotes",
             ) from error
         if config.column is not None and not self._pattern.groups:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"rewards: {self.name}: pattern {config.pattern!r} has no group to compare with {config.column!r}",
+                f"graders: {self.name}: pattern {config.pattern!r} has no group to compare with {config.column!r}",
                 "put the part that says the answer in parentheses, or remove column",
             )
         self._group = "answer" if "answer" in self._pattern.groupindex else 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._secrets import from_environment
 from gym_fed.evaluation.graders.base import Grader, Sample

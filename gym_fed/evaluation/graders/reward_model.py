@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gym_fed.config.train.rewards import Device, GraderConfig
+from gym_fed.config.train.graders import Device, GraderConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.models import load_tokenizer, pick_device, quiet_loading, resolve

@@ -33,7 +33,7 @@ class Algorithm(ABC):
     (``gym_fed/config/algorithms``), which says its type, and needs none here."""
 
     needs_graders: ClassVar[bool] = False
-    """Whether answers are rewarded by graders; without any the run is refused, and for others ``rewards`` is."""
+    """Whether answers are rewarded by graders; without any the run is refused, and for others ``graders`` is."""
 
     generates: ClassVar[bool] = False
     """Whether every batch is made of whole groups of answers that the trained model writes."""

@@ -62,18 +62,18 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
     if ALGORITHMS.new(config.algorithm).needs_graders and not names:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"rewards: {config.algorithm} learns from rewards, and nothing gives any",
-            "list at least one grader, such as: rewards: [{grader: exact}]",
+            f"graders: {config.algorithm} learns from rewards, and nothing gives any",
+            "list at least one grader, such as: graders: [{grader: exact}]",
         )
     for name in names:
         if names.count(name) > 1:
             raise GymError(
-                ErrorCode.CONFIG_INVALID, f"rewards: two graders are called {name!r}", "name them differently"
+                ErrorCode.CONFIG_INVALID, f"graders: two graders are called {name!r}", "name them differently"
             )
 
 
 def check_inputs(config: TrainingConfig) -> None:
-    """Refuse a config whose model, rows or rewards are not there, or whose chat template does not take the rows.
+    """Refuse a config whose model, rows or graders are not there, or whose chat template does not take the rows.
 
     Of every source the first thousand rows are read; none of the hub's.
 
@@ -100,4 +100,4 @@ def check_inputs(config: TrainingConfig) -> None:
                 f"data: {source.path or source.dataset} holds no rows",
                 "give at least one",
             )
-    check_graders(config, build_graders(config.rewards))
+    check_graders(config, build_graders(config.graders))

@@ -23,6 +23,7 @@ from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.files import write_atomically
+from gym_fed.renamed import with_new_names
 from gym_fed.training.processes.ranks import world_size
 from gym_fed.training.run.folder_lock import LOCK_FILE, FolderLock
 
@@ -235,13 +236,14 @@ class RunFolder:
         return True
 
     def _require_same(self, config: TrainingConfig, data_digest: str, eval_digest: str | None) -> None:
-        old = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        stored = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        old = with_new_names(stored, type(config).renamed_keys)
         new = config.model_dump(mode="json")
         free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
         changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
         remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
         if changed:
-            what = ", ".join(told for k in changed for told in _differences(k, old.get(k), new.get(k)))
+            what = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
             raise GymError(
                 ErrorCode.FILE_EXISTS,
                 f"{self.path}: holds an unfinished run of another config: {what}",
@@ -270,6 +272,6 @@ def _differences(key: str, old: Any, new: Any) -> list[str]:
     """What differs, of sections the single keys."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
-        return [told for k in keys for told in _differences(f"{key}.{k}", old.get(k), new.get(k))]
+        return [text for k in keys for text in _differences(f"{key}.{k}", old.get(k), new.get(k))]
     before, now = ("a section" if isinstance(value, dict) else repr(value) for value in (old, new))
     return [f"{key} was {before} and is {now}"]

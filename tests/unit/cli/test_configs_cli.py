@@ -113,7 +113,7 @@ def test_a_valid_file_is_said_to_be_so_and_a_wrong_one_told_in_full(tmp_path: Pa
         ("model: gym-nano\ndata: [{path: no.jsonl}]", r"no data file at no\.jsonl"),
         (
             "model: gym-nano\nalgorithm: grpo\ndata: [{tasks: [copy], num_examples: 4}]",
-            "rewards: grpo learns from rewards",
+            "graders: grpo learns from rewards",
         ),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_llamafactory_file_is_written_in_our_words(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({**COMMON, "use_dft_loss": True}))
     with pytest.raises(GymError, match="use_dft_loss"):
         gym("import", file)
-    assert "# use_dft_loss:" in gym("import", file, "--allow-untranslated").stdout
+    assert "# use_dft_loss:" in gym("import", file, "--ignore-unsupported").stdout
     with pytest.raises(GymError, match="use_dft_loss"):
         gym("validate", file)
 

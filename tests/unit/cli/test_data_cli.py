@@ -100,7 +100,7 @@ def test_show_takes_a_config_of_llamafactory_as_the_trainer_does(tmp_path: Path)
     assert [part["text"] for part in row["sequences"][0]["segments"] if part["learnt"]] == ["b<|im_end|>"]
     config.write_text(f"{settings}shift_attn_kind: new\n")
     assert "shift_attn_kind" in error_of(gym("show", config)).message
-    assert figures("show", config, "--allow-untranslated")["rows"] == 1
+    assert figures("show", config, "--ignore-unsupported")["rows"] == 1
 
 
 def test_show_names_the_row_that_the_template_leaves_half_out(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ SHAPES: dict[str, Shape] = {
         {"stage": "ppo", "reward_model": "saves/reward", "max_new_tokens": 512, "top_k": 0, "top_p": 0.9},
         {
             "algorithm": "ppo",
-            "rewards.0.grader": "reward_model",
-            "rewards.0.model": "saves/reward",
+            "graders.0.grader": "reward_model",
+            "graders.0.model": "saves/reward",
             "ppo.max_completion_length": 512,
             "ppo.top_k": 0,
             "ppo.top_p": 0.9,
@@ -362,7 +362,7 @@ def test_what_decides_the_result_and_has_no_counterpart_stops_the_run_with_its_l
     with pytest.raises(GymError, match=words) as caught:
         load_training_config(file)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
-    assert "--allow-untranslated" in caught.value.hint
+    assert "--ignore-unsupported" in caught.value.hint
     lines = file.read_text().splitlines()
     for problem in caught.value.message.splitlines():
         place, key = problem.removeprefix(f"{file}:").split(":")[0], problem.split(": ")[1]
@@ -374,10 +374,10 @@ def test_all_of_them_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> No
     with pytest.raises(GymError) as caught:
         load_training_config(file)
     assert len(caught.value.message.splitlines()) == 3
-    config, notes = load_training_config(file, ["max_steps=3"], allow_untranslated=True)
+    config, notes = load_training_config(file, ["max_steps=3"], ignore_unsupported=True)
     assert config.max_steps == 3
     assert sum("no counterpart" in note for note in notes) == 3
-    assert "# use_dft_loss: there is no such" in as_yaml(file, allow_untranslated=True)[0]
+    assert "# use_dft_loss: there is no such" in as_yaml(file, ignore_unsupported=True)[0]
 
 
 def test_a_wrong_value_is_told_by_the_line_of_the_file(tmp_path: Path) -> None:

@@ -170,10 +170,10 @@ def test_the_command_grades_answers_in_a_file_and_a_models_own(
     ]
     for name, rows in (("said.jsonl", said), ("asked.jsonl", generate("length", 8))):
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("rewards.yaml").write_text(
-        "rewards: [{grader: exact, weight: 2}, {grader: length, max: 0, soft: 2}]\n"
+    Path("graders.yaml").write_text(
+        "graders: [{grader: exact, weight: 2}, {grader: length, max: 0, soft: 2}]\n"
     )
-    found = gym("grade", "said.jsonl", "--rewards", "rewards.yaml", "--json", "--output", "out.jsonl")
+    found = gym("grade", "said.jsonl", "--graders", "graders.yaml", "--json", "--output", "out.jsonl")
     assert found == {"num_rows": 2, "means": {"exact": 1.0, "length": 0.5, "reward": 1.5}}
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [line["rewards"] for line in lines] == [
@@ -181,7 +181,7 @@ def test_the_command_grades_answers_in_a_file_and_a_models_own(
         {"exact": 0.0, "length": 0.5},
     ]
     answers = gym(
-        "grade", "asked.jsonl", "--rewards", "rewards.yaml", "--json", "--model", "gym-nano", "--num", "5"
+        "grade", "asked.jsonl", "--graders", "graders.yaml", "--json", "--model", "gym-nano", "--num", "5"
     )
     assert answers["num_rows"] == 5
     assert answers["means"]["exact"] > 1.0  # gym-nano knows this task
@@ -217,7 +217,7 @@ def test_graders_of_the_config_and_in_memory_reward_every_algorithm_that_generat
         "output_dir": tmp_path / "run",
         "max_steps": 2,
         "learning_rate": 1e-2,
-        "rewards": [
+        "graders": [
             {"grader": "length", "unit": "characters", "max": 0, "soft": 40, "weight": 0.5},
             {"grader": "exact", "name": "right"},
         ],
@@ -239,7 +239,7 @@ def test_grpo_learns_what_a_grader_of_its_config_rewards(tmp_path: Path) -> None
         "max_steps": 10,
         "learning_rate": 3e-3,
         "per_device_train_batch_size": 32,
-        "rewards": [{"grader": "length", "unit": "characters", "max": 2, "soft": 12}],
+        "graders": [{"grader": "length", "unit": "characters", "max": 2, "soft": 12}],
         "grpo": {"num_generations": 8, "max_completion_length": 16, "temperature": 1.3},
         "save_final": False,
     }
@@ -257,7 +257,7 @@ def test_a_config_whose_grader_cannot_be_had_is_refused_before_anything_is_writt
         "model": str(tiny_base),
         "output_dir": tmp_path / "run",
         "max_steps": 1,
-        "rewards": [{"grader": "reward_model", "model": str(tiny_base)}],
+        "graders": [{"grader": "reward_model", "model": str(tiny_base)}],
     }
     with pytest.raises(GymError, match="no reward model"):
         Trainer(TrainingConfig(**{**CONFIG, **settings}))

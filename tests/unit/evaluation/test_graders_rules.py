@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gym_fed.config.train.rewards import RewardSections
+from gym_fed.config.train.graders import GraderSections
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.errors import ErrorCode, GymError
@@ -18,7 +18,7 @@ from gym_fed.evaluation.graders.numeric import number_in
 
 
 def built(**keys: Any) -> Grader:
-    (grader,) = build_graders(RewardSections.model_validate({"rewards": [keys]}).rewards)
+    (grader,) = build_graders(GraderSections.model_validate({"graders": [keys]}).graders)
     return grader
 
 
@@ -89,7 +89,7 @@ def test_a_pattern_of_exponential_time_is_given_up() -> None:
 
 
 def test_bad_patterns_are_refused_when_the_config_is_built() -> None:
-    with pytest.raises(GymError, match=r"rewards: regex: pattern '\(' is no regular expression"):
+    with pytest.raises(GymError, match=r"graders: regex: pattern '\(' is no regular expression"):
         built(grader="regex", pattern="(")
     with pytest.raises(GymError, match="has no group to compare with 'answer'"):
         built(grader="regex", pattern="x", column="answer")
@@ -211,18 +211,18 @@ def test_weight_clip_and_name_of_an_entry_are_honoured() -> None:
 
 def test_yaml_errors_name_line_and_key(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("algorithm: grpo\nrewards:\n  - grader: exact\n    ignore_cas: true\n  - grader: exakt\n")
+    file.write_text("algorithm: grpo\ngraders:\n  - grader: exact\n    ignore_cas: true\n  - grader: exakt\n")
     with pytest.raises(GymError) as info:
         load_config(file, TrainingConfig)
     assert (
-        f"{file}:4:5: rewards.0.ignore_cas: unknown key (did you mean 'ignore_case'?)" in info.value.message
+        f"{file}:4:5: graders.0.ignore_cas: unknown key (did you mean 'ignore_case'?)" in info.value.message
     )
-    assert f"{file}:5:5: rewards.1" in info.value.message
+    assert f"{file}:5:5: graders.1" in info.value.message
     assert "'exakt'" in info.value.message
 
 
 @pytest.mark.parametrize(
-    ("rewards", "problem"),
+    ("graders", "problem"),
     [
         ([{"grader": "exact"}, {"grader": "exact", "ignore_case": True}], "two graders are called 'exact'"),
         ([{"grader": "exact", "weight": 0}], "every weight is 0"),
@@ -236,9 +236,9 @@ def test_yaml_errors_name_line_and_key(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_configs_that_contradict_themselves_are_refused(rewards: list[Any], problem: str) -> None:
+def test_configs_that_contradict_themselves_are_refused(graders: list[Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        RewardSections.model_validate({"rewards": rewards})
+        GraderSections.model_validate({"graders": graders})
 
 
 class Fixed(Grader):
@@ -291,5 +291,5 @@ def test_combined_refuses_a_wrong_number_of_values_and_those_not_finite(values: 
         CombinedGrader([(Fixed("a", values), 1.0)]).grade([Sample("", ""), Sample("", "")])
 
 
-def test_the_schema_of_rewards_can_be_told_as_json_schema() -> None:
-    assert "discriminator" in str(TypeAdapter(RewardSections).json_schema())
+def test_the_schema_of_graders_as_json_schema_names_the_discriminator() -> None:
+    assert "discriminator" in str(TypeAdapter(GraderSections).json_schema())

@@ -53,8 +53,8 @@ def gym(*words: Any) -> Any:
 
 
 def test_a_grader_is_read_with_its_settings_and_written_again(tmp_path: Path) -> None:
-    found = read(tmp_path, "rewards:\n  - {grader: polite, word: thanks, weight: 2}\n  - grader: plain\n")
-    first: Any = found.rewards[0]
+    found = read(tmp_path, "graders:\n  - {grader: polite, word: thanks, weight: 2}\n  - grader: plain\n")
+    first: Any = found.graders[0]
     assert (type(first).__name__, first.word, first.least, first.weight) == ("PoliteConfig", "thanks", 1, 2.0)
     file = tmp_path / "again.yaml"
     file.write_text(dump_yaml(found), encoding="utf-8")
@@ -65,21 +65,21 @@ def test_a_grader_is_read_with_its_settings_and_written_again(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("{grader: polite, leest: 2}", "run.yaml:3:22: rewards.0.leest: unknown key (did you mean 'least'?)"),
-        ("{grader: polite, least: 0}", "run.yaml:3:22: rewards.0.least: Input should be greater"),
+        ("{grader: polite, leest: 2}", "run.yaml:3:22: graders.0.leest: unknown key (did you mean 'least'?)"),
+        ("{grader: polite, least: 0}", "run.yaml:3:22: graders.0.least: Input should be greater"),
         (
             "{grader: pollite, least: 2}",
-            "run.yaml:3:6: rewards.0.grader: unknown grader 'pollite' (known: code_tests",
+            "run.yaml:3:6: graders.0.grader: unknown grader 'pollite' (known: code_tests",
         ),
-        ("{word: x}", "run.yaml:3:5: rewards.0.grader: required, but not given"),
-        ("polite", "run.yaml:3:5: rewards.0: Input should be a valid dictionary"),
+        ("{word: x}", "run.yaml:3:5: graders.0.grader: required, but not given"),
+        ("polite", "run.yaml:3:5: graders.0: Input should be a valid dictionary"),
     ],
 )
 def test_what_is_wrong_in_an_entry_of_rewards_is_said_with_its_line(
     tmp_path: Path, entry: str, said: str
 ) -> None:
     with pytest.raises(GymError) as caught:
-        read(tmp_path, f"rewards:\n  - {entry}\n")
+        read(tmp_path, f"graders:\n  - {entry}\n")
     assert said in caught.value.message
     assert len(caught.value.message.splitlines()) == 1
 
@@ -88,7 +88,7 @@ def test_settings_of_another_grader_are_refused() -> None:
     from gym_fed.evaluation.graders.exact import ExactConfig
 
     with pytest.raises(ValueError, match="ExactConfig is not what grader 'polite' is set up by"):
-        TrainingConfig(algorithm="grpo", rewards=[ExactConfig(grader="polite")])
+        TrainingConfig(algorithm="grpo", graders=[ExactConfig(grader="polite")])
 
 
 def test_a_grader_whose_package_cannot_be_imported_is_refused_by_that_name(
@@ -96,21 +96,21 @@ def test_a_grader_whose_package_cannot_be_imported_is_refused_by_that_name(
 ) -> None:
     install(monkeypatch, {"gym_fed.graders": {"polite": "tests.support.no_such_module:Polite"}})
     with pytest.raises(GymError, match=r"grader 'polite' of gym-more 1.2 cannot be imported") as caught:
-        read(tmp_path, "rewards: [{grader: polite}]\n")
+        read(tmp_path, "graders: [{grader: polite}]\n")
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
 
 
 def test_gym_grade_calls_an_installed_grader(tmp_path: Path) -> None:
-    rows, rewards = tmp_path / "rows.jsonl", tmp_path / "rewards.yaml"
+    rows, graders = tmp_path / "rows.jsonl", tmp_path / "graders.yaml"
     rows.write_text('{"prompt": "q", "completion": "please, please"}\n{"prompt": "q", "completion": "no"}\n')
-    rewards.write_text("rewards: [{grader: polite, least: 2}, {grader: plain}]\n")
-    means = gym("grade", rows, "--rewards", rewards, "--json")["means"]
+    graders.write_text("graders: [{grader: polite, least: 2}, {grader: plain}]\n")
+    means = gym("grade", rows, "--graders", graders, "--json")["means"]
     assert means == {"polite": 0.5, "plain": 0.5, "reward": 1.0}
 
 
 def test_the_json_schema_lists_what_is_installed() -> None:
     schema = TrainingConfig.model_json_schema()
-    entries = schema["properties"]["rewards"]["items"]["oneOf"]
+    entries = schema["properties"]["graders"]["items"]["oneOf"]
     by_name = {entry["properties"]["grader"]["const"]: entry for entry in entries}
     assert by_name.keys() == set(GRADERS.names())
     assert by_name["polite"]["properties"]["least"]["minimum"] == 1

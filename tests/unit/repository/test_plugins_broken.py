@@ -147,7 +147,7 @@ def test_the_schema_leaves_out_graders_that_cannot_be_used_and_a_warning_names_e
 ) -> None:
     done = gym("configs", "schema")
     assert done.exit_code == 0, done.exception
-    entries = json.loads(done.stdout)["properties"]["rewards"]["items"]["oneOf"]
+    entries = json.loads(done.stdout)["properties"]["graders"]["items"]["oneOf"]
     assert {entry["properties"]["grader"]["const"] for entry in entries} == set(GRADERS.own())
     for said in (
         "grader 'lost' of gym-more 1.2 cannot be imported",
@@ -160,7 +160,7 @@ def test_the_schema_leaves_out_graders_that_cannot_be_used_and_a_warning_names_e
 @pytest.mark.parametrize("name", ["lost", "baseless", "odd"])
 def test_a_grader_that_cannot_be_used_is_refused_where_a_config_names_it(name: str) -> None:
     with pytest.raises(GymError, match=f"grader '{name}'") as caught:
-        TrainingConfig(algorithm="grpo", rewards=[{"grader": name}])  # type: ignore[list-item]
+        TrainingConfig(algorithm="grpo", graders=[{"grader": name}])  # type: ignore[list-item]
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
 
 
@@ -174,12 +174,12 @@ def test_a_grader_that_cannot_be_used_is_refused_where_a_config_names_it(name: s
         ("model: x\nfinetuning: lost\n", ":2:1: finetuning: tuning method 'lost' of gym-more 1.2 cannot"),
         ("output_dir: gone\ngone: true\n", ":2:1: gone: feature 'gone' of gym-more 1.2 cannot be imported"),
         (
-            "algorithm: grpo\nrewards:\n- {grader: exact}\n- weight: 2\n  grader: lost\n",
-            ":5:3: rewards.1.grader: grader 'lost' of gym-more 1.2 cannot be imported",
+            "algorithm: grpo\ngraders:\n- {grader: exact}\n- weight: 2\n  grader: lost\n",
+            ":5:3: graders.1.grader: grader 'lost' of gym-more 1.2 cannot be imported",
         ),
         (
-            "rewards: [{grader: odd}]\n",
-            ":1:12: rewards.0.grader: grader 'odd': its Settings is no GraderConf",
+            "graders: [{grader: odd}]\n",
+            ":1:12: graders.0.grader: grader 'odd': its Settings is no GraderConf",
         ),
     ],
 )

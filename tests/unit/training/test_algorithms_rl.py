@@ -330,7 +330,7 @@ def test_what_cannot_work_is_refused_when_the_config_is_checked(
 
 @pytest.mark.parametrize("algorithm", REWARDED)
 def test_a_run_without_graders_is_refused_before_a_model_is_loaded(tmp_path: Path, algorithm: str) -> None:
-    with pytest.raises(GymError, match=f"rewards: {algorithm} learns from rewards"):
+    with pytest.raises(GymError, match=f"graders: {algorithm} learns from rewards"):
         Trainer(config(tmp_path / "run", algorithm, model="absent"))
     with pytest.raises(GymError, match="two graders are called 'letters'"):
         Trainer(config(tmp_path / "run", algorithm, model="absent"), graders=[Letters(), Letters()])

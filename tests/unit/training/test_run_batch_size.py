@@ -109,4 +109,4 @@ def test_what_cannot_be_honoured_is_refused(tiny_base: Path, tmp_path: Path) -> 
         train(tiny_base, config(tmp_path / "run", auto_batch_size={"memory_gib": 1e-6}))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     with pytest.raises(GymError, match="whole groups of answers"):
-        check_batch_size(config(tmp_path, algorithm="grpo", rewards=[{"grader": "exact"}]))
+        check_batch_size(config(tmp_path, algorithm="grpo", graders=[{"grader": "exact"}]))

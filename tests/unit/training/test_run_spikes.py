@@ -138,4 +138,4 @@ def test_what_cannot_go_back_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="save_steps between 1 and the window of 3"):
             config(tmp_path, save_steps=save_steps)
     with pytest.raises(GymError, match="loss_spikes: the loss of grpo"):
-        check_spikes(config(tmp_path, algorithm="grpo", rewards=[{"grader": "exact"}]))
+        check_spikes(config(tmp_path, algorithm="grpo", graders=[{"grader": "exact"}]))

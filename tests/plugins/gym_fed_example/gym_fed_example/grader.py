@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gym_fed.config.train.rewards import GraderConfig
+from gym_fed.config.train.graders import GraderConfig
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 
 class VowelsConfig(GraderConfig):
-    """Its entry of ``rewards``."""
+    """Its entry of ``graders``."""
 
     vowels: str = "aeiou"
 

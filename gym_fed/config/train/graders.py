@@ -1,0 +1,71 @@
+"""The graders that reward answers: the ``graders`` list of a config, one entry per grader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import ByMember, Chosen, MemberOf
+from gym_fed.kinds import GRADERS, Kind
+from gym_fed.renamed import warn_renamed, with_new_names
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+class GraderConfig(ByMember):
+    """The keys that every entry has, besides those of its own grader."""
+
+    member_key: ClassVar[str] = "grader"
+    member_kind: ClassVar[Kind[Any]] = GRADERS
+
+    grader: Annotated[str, MemberOf(GRADERS)]
+    weight: float = 1.0
+    """The grader's value is multiplied by this; a negative weight is a penalty."""
+
+    clip: tuple[float, float] | None = None
+    """Lowest and highest value of the grader, before the weight."""
+
+    name: str | None = Field(default=None, min_length=1)
+    """Name of the reward in metrics; by default the grader's own name."""
+
+    @model_validator(mode="after")
+    def _clip_is_a_range(self) -> GraderConfig:
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise ValueError("clip: the first number must be below the second")
+        return self
+
+
+class GraderSections(StrictModel):
+    """Keys of the YAML's top level."""
+
+    renamed_keys: ClassVar[Mapping[str, str]] = {"rewards": "graders"}
+
+    graders: list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]] = Field(default_factory=list)
+    """What rewards an answer, for ``ppo``, ``grpo``, ``gspo`` and ``rloo``; the rewards are summed by weight."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_names(cls, values: Any) -> Any:
+        """Values that were given in Python; ``load_config`` has renamed those of a file, and gives the place."""
+        if not isinstance(values, dict):
+            return values
+        for old, new in cls.renamed_keys.items():
+            if old not in values:
+                continue
+            if new in values:
+                raise ValueError(f"{old}: is now {new}, and both are given; keep {new}")
+            warn_renamed(old, new)
+        return with_new_names(values, cls.renamed_keys)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> GraderSections:
+        names = [entry.name or entry.grader for entry in self.graders]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"graders: two graders are called {twice!r}; give one of them another name")
+        if self.graders and all(entry.weight == 0 for entry in self.graders):
+            raise ValueError("graders: every weight is 0")
+        return self
