@@ -176,8 +176,6 @@ def _one_line_if_renamed(before: Callable[..., None]) -> Callable[..., None]:
     return show
 
 
-
-
 def fail(error: GymError) -> NoReturn:
     """Report and leave with the error's exit code."""
     if "--json" in sys.argv:

@@ -20,7 +20,12 @@ def warn_renamed(old: str, new: str, place: str = "") -> None:
         place: Where it was used, such as ``run.yaml:3:1``; empty where the name says it.
     """
     where = f"{place}: " if place else ""
-    warnings.warn(f"{where}{old} is now called {new}; the old name still works", RenamedWarning, stacklevel=2)
+    warnings.warn(f"{where}{old_name_message(old, new)}", RenamedWarning, stacklevel=2)
+
+
+def old_name_message(old: str, new: str) -> str:
+    """The text of every warning about an old name."""
+    return f"`{old}` is now `{new}`; the old name will be removed"
 
 
 def with_new_names(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

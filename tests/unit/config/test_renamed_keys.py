@@ -54,9 +54,7 @@ def test_a_problem_below_an_old_key_is_reported_at_its_place(tmp_path: Path) -> 
 
 def test_both_names_in_a_file_are_refused_with_the_line(tmp_path: Path) -> None:
     file = written(tmp_path, f"{NEW}rewards: []\n")
-    with pytest.raises(
-        GymError, match=r"run\.yaml:4:1: rewards: is now graders, and the file has both"
-    ):
+    with pytest.raises(GymError, match=r"run\.yaml:4:1: rewards: is now graders, and the file has both"):
         load_config(file, TrainingConfig)
 
 
