@@ -31,7 +31,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.models import load_model
 from gym_fed.soup.merging import merge
 
-CONTRIBUTORS, LIARS, HELDOUT = 10, 2, 8
+CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8
 LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7
 TEST_SEQUENCES = 200
 Delta = dict[str, Tensor]
@@ -49,7 +49,7 @@ def _sign_flip(own: Delta, honest: list[Delta]) -> Delta:
 
 
 def _inner_product(own: Delta, honest: list[Delta]) -> Delta:
-    """Minus eight times the honest mean: far enough to turn the plain mean of two liars in ten around."""
+    """Minus eight times the honest mean: far enough to turn the plain mean of two malicious clients in ten around."""
     return {name: -8.0 * sum(one[name] for one in honest) / len(honest) for name in own}  # type: ignore[misc]
 
 
@@ -82,7 +82,7 @@ def measure(report: Report, shared: Path, quick: bool) -> None:
                     _merged(model, deltas, rule, attack, Path(folder), number)
             found[rule] = loss_of(model, held)
             print(f"{rule} under {attack}: {base:.3f} > {found[rule]:.3f} nats", file=sys.stderr, flush=True)
-        what = f"stories260K, {attack} by {LIARS} of {CONTRIBUTORS}: held-out loss"
+        what = f"stories260K, {attack} by {MALICIOUS} of {CONTRIBUTORS}: held-out loss"
         report.compare(what, found[DEFAULT], found["mean"], unit="nats", better="lower")
         below = f"stories260K under {attack}: held-out loss, against the base's"
         report.aim(below, figure=found[DEFAULT], aim=base, better="lower")
@@ -90,8 +90,8 @@ def measure(report: Report, shared: Path, quick: bool) -> None:
 
 def _merged(model: Any, deltas: list[Delta], rule: str, attack: str, folder: Path, number: int) -> None:
     """Everybody's file, honest or not, and the soup of all of them added to ``model``."""
-    honest = deltas[:-LIARS]
-    sent = [*honest, *(ATTACKS[attack](own, honest) for own in deltas[-LIARS:])]
+    honest = deltas[:-MALICIOUS]
+    sent = [*honest, *(ATTACKS[attack](own, honest) for own in deltas[-MALICIOUS:])]
     tensors = model_tensors(model)
     spec = BaseSpec.of(tensors, f"stories260K, round {number + 1}")
     with ExitStack() as stack:
@@ -106,8 +106,8 @@ def _merged(model: Any, deltas: list[Delta], rule: str, attack: str, folder: Pat
                 codec = CODEC.model_copy(update={"error_feedback": False})
                 encode_source(delta.__getitem__, codec, path, spec)
             opened.append(stack.enter_context(DeltaFile.open(path, spec)))
-        liars = 0 if rule == "mean" else LIARS
-        recipe = SoupRecipe(aggregator=rule, num_malicious_nodes=liars, codec=SOUP_CODEC)
+        malicious = 0 if rule == "mean" else MALICIOUS
+        recipe = SoupRecipe(aggregator=rule, num_malicious_nodes=malicious, codec=SOUP_CODEC)
         merge(opened, [1.0] * len(opened), recipe, folder / f"{number}-soup.gymdelta", spec)
         soup = stack.enter_context(DeltaFile.open(folder / f"{number}-soup.gymdelta", spec))
         for name in soup.names:

@@ -1,10 +1,10 @@
-"""What liars send, one attack a function, all of them omniscient: they know the honest updates, the rule and all data.
+"""Attacks by malicious clients, one a function. All are omniscient: they know the honest updates, rule and data.
 
 An attack sees a ``Scene`` and answers with ``[S, f, d]`` updates in the format of the round: ``scene.sent`` makes sign
-bits and scales of what it is given where the round is packed. Liars keep no error feedback. Where an attack has a
-strength, it is searched in every round, as in ByzFL, among a few values against the very rule in use; here the search
-takes the one after which the model's loss on training data is largest, which harms more than ByzFL's distance from the
-honest mean. To add an attack, write a function with ``@attack``.
+bits and scales of what it is given where the round is packed. Malicious clients keep no error feedback. Where an attack
+has a strength, it is searched in every round, as in ByzFL, among a few values against the very rule in use; here the
+search takes the one after which the model's loss on training data is largest, which harms more than ByzFL's distance
+from the honest mean. To add an attack, write a function with ``@attack``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TARGET = 0
 
 @dataclass
 class Scene:
-    """A round as liars see it.
+    """A round as malicious clients see it.
 
     Attributes:
         data: The federation.
@@ -39,8 +39,8 @@ class Scene:
         updates: ``[S, h, d]`` honest updates as sent.
         deltas: ``[S, h, d]`` honest updates before their encoding.
         root: ``[S, d]`` the coordinator's own update.
-        generator: The liars' own randomness.
-        memory: What liars keep from round to round.
+        generator: The malicious clients' own randomness.
+        memory: What malicious clients keep from round to round.
     """
 
     data: Digits
@@ -55,8 +55,8 @@ class Scene:
     memory: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def liars(self) -> int:
-        return self.data.liars
+    def malicious(self) -> int:
+        return self.data.malicious
 
     @property
     def mean(self) -> Tensor:
@@ -81,11 +81,11 @@ class Scene:
         return self.data.network.signs(updates) if self.packed else updates
 
     def together(self, update: Tensor) -> Tensor:
-        """``[S, d]``, the same from every liar."""
-        return update[:, None].expand(-1, self.liars, -1)
+        """``[S, d]``, the same from every malicious client."""
+        return update[:, None].expand(-1, self.malicious, -1)
 
     def trained(self, poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        """``[S, f, d]``: what the liars would learn from their samples of everything."""
+        """``[S, f, d]``: what the malicious clients would learn from their samples of everything."""
         who = range(self.data.honest, self.data.contributors)
         return self.data.train(self.model, self.schedule, who, self.generator, poison)
 
@@ -156,14 +156,14 @@ def inflated_scale(scene: Scene) -> Tensor:
 @attack
 def gaussian(scene: Scene) -> Tensor:
     """Noise of three times the honest spread (Blanchard et al. 2017, "Machine Learning with Adversaries")."""
-    shape = (len(scene.model), scene.liars, scene.model.shape[1])
+    shape = (len(scene.model), scene.malicious, scene.model.shape[1])
     return scene.sent(3.0 * scene.updates.std() * torch.randn(shape, generator=scene.generator))
 
 
 @attack
 def zero(scene: Scene) -> Tensor:
     """Nothing learnt: a scale of zero."""
-    return torch.zeros(len(scene.model), scene.liars, scene.model.shape[1])
+    return torch.zeros(len(scene.model), scene.malicious, scene.model.shape[1])
 
 
 @attack
@@ -181,8 +181,9 @@ def inner_product(scene: Scene) -> Tensor:
 
 @attack
 def mimic(scene: Scene) -> Tensor:
-    """All liars copy one honest contributor, the one furthest along the direction in which the honest differ most
-    (Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", section 3)."""
+    """All malicious clients copy one honest contributor: the one furthest along the direction in which
+    the honest differ most (Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via
+    Bucketing", section 3)."""
     centred = scene.deltas - scene.mean[:, None]
     direction = scene.memory.get("direction")
     steps = 2
@@ -235,8 +236,9 @@ def label_flip(scene: Scene) -> Tensor:
 @attack
 def backdoor(scene: Scene) -> Tensor:
     """Model replacement: half of each batch carries the trigger and the target's label, and the update is scaled by
-    n / f so that the mean becomes the liars' model (Bagdasaryan et al. 2020, "How To Backdoor Federated Learning")."""
-    boost = scene.data.contributors / scene.liars
+    n / f so that the mean becomes the malicious clients' model (Bagdasaryan et al. 2020, "How To Backdoor Federated
+    Learning")."""
+    boost = scene.data.contributors / scene.malicious
     return boost * backdoor_unscaled(scene)
 
 
@@ -261,7 +263,7 @@ def triggered(images: Tensor, data: Digits) -> Tensor:
 
 @attack
 def sybil(scene: Scene) -> Tensor:
-    """One opponent under f names: the same ascent, learnt from all liars' samples together, f times."""
+    """One opponent under f names: the same ascent, learnt from all malicious clients' samples together, f times."""
     return scene.sent(scene.together(-scene.trained().mean(1)))
 
 
@@ -271,7 +273,7 @@ def neighbourhood(scene: Scene) -> Tensor:
     as keeps them among the nearest n - f of a share of the honest contributors; direction and share are searched."""
     between = torch.cdist(scene.updates, scene.updates) ** 2
     # Beside f lies there is room for n - 2f honest updates, its own among them.
-    room = scene.data.contributors - 2 * scene.liars - 1
+    room = scene.data.contributors - 2 * scene.malicious - 1
     reach = between.sort(2).values[:, :, room]
 
     def candidates() -> Iterable[Tensor]:
@@ -292,7 +294,7 @@ def neighbourhood(scene: Scene) -> Tensor:
 
 @attack
 def suppression(scene: Scene) -> Tensor:
-    """Against one contributor (this project): the opposite of the update of whoever holds the largest part of a label,
+    """Against one contributor (this project): the opposite of the update of the holder of the largest part of a label,
     in every round, so that the label is forgotten; strength searched."""
     if "victim" not in scene.memory:
         shares = [scene.data.counts(s) for s in range(len(scene.model))]
@@ -313,13 +315,13 @@ def loss_ascent(scene: Scene) -> Tensor:
 
 @attack
 def camouflage(scene: Scene) -> Tensor:
-    """Against filters of spread and of likeness (this project): each liar's update is of honest length and mostly
+    """Against filters of spread and of similarity (this project): each malicious update is of honest length and mostly
     harmless (noise that adds up to nothing, or an honest contributor's update), and hides a part that all share; how
     large it is, its direction and the cover are searched."""
-    seeds, liars = len(scene.model), scene.liars
-    noise = torch.randn(seeds, liars, scene.model.shape[1], generator=scene.generator)
+    seeds, malicious = len(scene.model), scene.malicious
+    noise = torch.randn(seeds, malicious, scene.model.shape[1], generator=scene.generator)
     order = torch.stack(
-        [torch.randperm(scene.data.honest, generator=scene.generator)[:liars] for _ in range(seeds)]
+        [torch.randperm(scene.data.honest, generator=scene.generator)[:malicious] for _ in range(seeds)]
     )
     copies = unit(scene.deltas[torch.arange(seeds)[:, None], order])
     covers = [unit(v - v.mean(1, keepdim=True)) for v in (noise, copies)] + [copies]
@@ -358,7 +360,7 @@ def drift(scene: Scene) -> Tensor:
         wrong = scene.trained(lambda images, labels: (images, 9 - labels)).mean(1)
         scene.memory["drift"] = unit(wrong)
     direction = scene.memory["drift"]
-    noise = torch.randn(len(scene.model), scene.liars, scene.model.shape[1], generator=scene.generator)
+    noise = torch.randn(len(scene.model), scene.malicious, scene.model.shape[1], generator=scene.generator)
     covers = [unit(scene.trained()), unit(noise - noise.mean(1, keepdim=True))]
 
     def candidates() -> Iterable[Tensor]:

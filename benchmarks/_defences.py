@@ -51,16 +51,16 @@ class Defence:
 
     Args:
         rule: Their names.
-        liars: What the coordinator declares, f.
+        malicious: Malicious clients that the coordinator declares, f.
     """
 
-    def __init__(self, rule: str, liars: int) -> None:
+    def __init__(self, rule: str, malicious: int) -> None:
         *before, last = rule.split("+")
         self.rule = rule
         self.pipeline: Pipeline | None = None
         if rule != ROOT_ALONE:
-            # The mean withstands nobody, and says so by refusing any number of liars.
-            declared = 0 if last == "mean" else liars
+            # The mean withstands nobody, and says so by refusing any number of malicious clients.
+            declared = 0 if last == "mean" else malicious
             self.pipeline = Pipeline.of(
                 SoupRecipe(aggregator=last, pre_aggregators=before, num_malicious_nodes=declared)
             )

@@ -1,8 +1,9 @@
 """A federation on images of digits: data split by label, and contributors that all train in one batch.
 
 All contributors of all seeds are one batch of small perceptrons, so that a round takes milliseconds. As in ByzFL, the
-honest contributors hold all of the training data; each liar has a sample of everything, which is more than a real one
-would know. The coordinator has ``ROOT_IMAGES`` clean images of its own, which are nobody's else and not in the test.
+honest contributors hold all of the training data; each malicious client has a sample of everything, which is more than
+a real one would know. The coordinator has ``ROOT_IMAGES`` clean images of its own, which are nobody's else and not in
+the test.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Digits:
 
     Args:
         seeds: Of split, order and first model.
-        contributors: n, liars included.
-        liars: f; they are the last of the n.
+        contributors: n, malicious clients included.
+        malicious: f; they are the last of the n.
         split: How honest contributors differ.
         data: A name of ``_images.SETS``.
         held_out: What judges.
@@ -64,15 +65,15 @@ class Digits:
         self,
         seeds: Sequence[int],
         contributors: int,
-        liars: int,
+        malicious: int,
         split: Split,
         data: str = "digits",
         held_out: HeldOut = "test",
     ) -> None:
-        self.seeds, self.contributors, self.liars = tuple(seeds), contributors, liars
+        self.seeds, self.contributors, self.malicious = tuple(seeds), contributors, malicious
         self.set = image_set(data)
         self.network = self.set.network
-        drawn = [_draw(self.set, seed, contributors, liars, split, held_out) for seed in seeds]
+        drawn = [_draw(self.set, seed, contributors, malicious, split, held_out) for seed in seeds]
         self.images, self.labels, self.test_images, self.test_labels = (
             torch.stack(part) for part in zip(*(one[:4] for one in drawn), strict=True)
         )
@@ -87,7 +88,7 @@ class Digits:
 
     @property
     def honest(self) -> int:
-        return self.contributors - self.liars
+        return self.contributors - self.malicious
 
     @property
     def coordinator(self) -> range:
@@ -140,7 +141,7 @@ class Digits:
 
 
 def _draw(
-    data: Images, seed: int, contributors: int, liars: int, split: Split, held_out: HeldOut
+    data: Images, seed: int, contributors: int, malicious: int, split: Split, held_out: HeldOut
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[np.ndarray]]:
     generator = np.random.default_rng(1000 + seed)
     order = np.random.default_rng(0).permutation(len(data.images)) if data.fixed_test else None
@@ -152,11 +153,11 @@ def _draw(
     if held_out == "validation":
         held, rest = rest[: data.test], rest[data.test :]
     train, train_labels = data.images[rest], data.labels[rest]
-    honest = contributors - liars
+    honest = contributors - malicious
     # The coordinator's images come first; contributors share the others.
     shared = np.arange(ROOT_IMAGES, len(train))
     parts = [shared[part] for part in _parts(train_labels[shared], honest, split, generator)]
-    parts += [generator.choice(shared, len(shared) // honest, replace=False) for _ in range(liars)]
+    parts += [generator.choice(shared, len(shared) // honest, replace=False) for _ in range(malicious)]
     return (
         torch.tensor(train),
         torch.tensor(train_labels),

@@ -62,7 +62,7 @@ def play(
     rule: str,
     attack: str,
     *,
-    liars: int = 4,
+    malicious: int = 4,
     split: Split = "dirichlet",
     packed: bool = True,
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
@@ -72,9 +72,11 @@ def play(
 ) -> Outcome:
     """All rounds of ``attack`` against ``rule``, all seeds at once."""
     schedule = schedule or Schedule()
-    data = Digits(seeds, CONTRIBUTORS, liars, split, images, held_out)
-    defence = Defence(rule, liars)
-    honest_random, liars_random, root_random = (torch.Generator().manual_seed(seed) for seed in (0, 99, 7))
+    data = Digits(seeds, CONTRIBUTORS, malicious, split, images, held_out)
+    defence = Defence(rule, malicious)
+    honest_random, malicious_random, root_random = (
+        torch.Generator().manual_seed(seed) for seed in (0, 99, 7)
+    )
     model = data.first_model()
     memory: dict[str, Any] = {}
     residual = torch.zeros(len(seeds), data.honest, model.shape[1])
@@ -83,7 +85,7 @@ def play(
         deltas = data.train(model, schedule, range(data.honest), honest_random)
         root = data.train(model, schedule, data.coordinator, root_random)[:, 0]
         updates, residual = written(deltas, residual, data.network if packed else None)
-        scene = Scene(data, schedule, defence, packed, model, updates, deltas, root, liars_random, memory)
+        scene = Scene(data, schedule, defence, packed, model, updates, deltas, root, malicious_random, memory)
         lies = ATTACKS[attack](scene)
         rounds = torch.cat([updates, lies], 1)
         model = model + torch.stack([defence.merge(*one)[0] for one in zip(rounds, root, strict=True)])
@@ -104,7 +106,7 @@ def minority(
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     schedule: Schedule | None = None,
 ) -> Shares:
-    """Everybody is honest, ``declared`` liars are still expected; the first contributor is the minority."""
+    """Everybody is honest, ``declared`` malicious clients are still expected; the first contributor is the minority."""
     schedule = schedule or Schedule()
     data = Digits(seeds, CONTRIBUTORS, 0, split)
     defence = Defence(rule, declared)

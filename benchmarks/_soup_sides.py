@@ -85,7 +85,7 @@ def flat(answer: Any) -> np.ndarray[Any, Any]:
 
 
 def measured(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds, and megabytes by which resident memory rose at its highest (Linux alone tells: elsewhere 0)."""
+    """Seconds, and megabytes by which resident memory rose at its highest (measured on Linux; elsewhere 0)."""
     gc.collect()
     if sys.platform == "linux":
         trim = getattr(
@@ -121,7 +121,7 @@ def updates_of(n: int, d: int) -> Tensor:
 
 
 def malicious(rule: str, n: int) -> int:
-    """Liars that every side is told to withstand: a fifth, for Bulyan what its n >= 4f + 3 allows."""
+    """Malicious clients that every side is set to withstand: a fifth, for Bulyan what its n >= 4f + 3 allows."""
     return min(n // 5, (n - 3) // 4) if rule == "bulyan" else n // 5
 
 

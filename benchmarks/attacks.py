@@ -51,14 +51,14 @@ QUICK_RULES, QUICK_ATTACKS = (
 class Setting:
     """A federation, and how updates travel."""
 
-    liars: int
+    malicious: int
     split: Split
     packed: bool
     images: str = "digits"
 
     def __str__(self) -> str:
         form = "packed" if self.packed else "float"
-        return f"{self.images}, {self.split}, {self.liars} of {CONTRIBUTORS} malicious, {form}"
+        return f"{self.images}, {self.split}, {self.malicious} of {CONTRIBUTORS} malicious, {form}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Cell:
 
     rule: str
     attack: str
-    liars: int
+    malicious: int
     split: Split
     packed: bool
     seeds: int
@@ -154,7 +154,7 @@ def planned(arguments: argparse.Namespace, setting: Setting) -> Iterator[Cell]:
             yield Cell(
                 rule,
                 attack,
-                setting.liars,
+                setting.malicious,
                 setting.split,
                 setting.packed,
                 seeds,
@@ -174,7 +174,7 @@ def measured(cell: Cell, file: Path | None) -> Cell:
     outcome = play(
         cell.rule,
         cell.attack,
-        liars=cell.liars,
+        malicious=cell.malicious,
         split=cell.split,
         packed=cell.packed,
         seeds=tuple(range(cell.first_seed, cell.first_seed + cell.seeds)),
@@ -285,7 +285,7 @@ def draw(cells: list[Cell], arguments: argparse.Namespace, setting: Setting) -> 
     panel.set_title(f"accuracy in %: {setting}", fontsize=10)
     figure.tight_layout()
     several = len(list(settings(arguments))) > 1
-    name = f"{setting.images}-{setting.split}-{setting.liars}-{'packed' if setting.packed else 'float'}"
+    name = f"{setting.images}-{setting.split}-{setting.malicious}-{'packed' if setting.packed else 'float'}"
     file = arguments.plot.with_stem(f"{arguments.plot.stem}-{name}") if several else arguments.plot
     figure.savefig(file, dpi=120)
     pyplot.close(figure)

@@ -31,7 +31,7 @@ class Aggregator(Rule):
     """
 
     robust: ClassVar[bool]
-    """Whether f liars among the honest leave the result near what the honest sent."""
+    """Whether the result stays near the honest updates when f of the clients are malicious."""
 
     weighted: ClassVar[bool] = False
     """Whether the rule is defined for updates of unequal weight."""
@@ -50,12 +50,12 @@ class Aggregator(Rule):
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
-        """Liars to withstand among so many contributors where nobody says how many."""
+        """Malicious clients to withstand among so many contributors, by default."""
         return 0
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """Updates that the rule needs to withstand ``malicious`` liars, by its paper."""
+        """Updates that the rule needs to withstand f = ``malicious``, by its paper."""
         return 2 * malicious + 1
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:
@@ -159,7 +159,7 @@ class Aggregator(Rule):
         if malicious and not self.robust:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"aggregator {self.name!r} withstands no liar, but num_malicious_nodes is {malicious}",
+                f"aggregator {self.name!r} withstands no malicious client, but num_malicious_nodes is {malicious}",
                 "choose a robust aggregator such as byzantine_robust",
             )
         if not self.weighted and bool((weights != weights[0]).any()):
@@ -180,14 +180,22 @@ class Aggregator(Rule):
 
 
 class CoordinateRule(Aggregator):
-    """A rule that treats every coordinate alone: give ``_aggregate``."""
+    """A rule that treats every coordinate alone.
+
+    Give ``formula``, and ``_aggregate`` too where a kernel computes the same faster; a rule with ``_aggregate`` needs
+    no ``formula``.
+    """
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         return self._aggregate(rows, weights)
 
-    @abstractmethod
+    def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """The rule as its paper writes it: ``[m, block]`` and ``[m]`` float64 to ``[block]`` float64."""
+        raise NotImplementedError(f"aggregator {self.name!r} gives neither formula nor _aggregate")
+
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         """``[m, block]`` float32 and ``[m]`` float64 weights to ``[block]`` float32, on checked input."""
+        return self.formula(updates.to(torch.float64), weights.to(torch.float64)).to(torch.float32)
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
         drops = self.drops(weights)

@@ -197,7 +197,7 @@ class DeltaSoup:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"merge method {config.method.value!r} trusts every model: it takes no pre_aggregators and withstands "
-                "no liar",
+                "no malicious client",
                 "use an aggregator such as byzantine_robust",
             )
         rule = build(METHODS.type_of(config.method.value), config.method_options, "method_options")

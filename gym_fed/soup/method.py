@@ -35,7 +35,9 @@ class MethodConfig(RuleConfig):
     @classmethod
     def _trusting(cls, malicious: int) -> int:
         if malicious:
-            raise ValueError("merge methods trust every model and withstand no liar; use an aggregator")
+            raise ValueError(
+                "merge methods trust every model and withstand no malicious client; use an aggregator"
+            )
         return malicious
 
 

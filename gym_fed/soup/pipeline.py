@@ -68,7 +68,8 @@ class Pipeline:
         if bool((weights != weights[0]).any()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "updates of unequal weight cannot be put into buckets: one liar's weight would count for its bucket",
+                "updates of unequal weight cannot be put into buckets: one malicious client's weight "
+                "would count for its bucket",
                 "use weighting: uniform, or leave bucketing out",
             )
         self.aggregator.check(torch.ones(rows))

@@ -25,7 +25,7 @@ class PreAggregator(Rule):
         """
 
     def rows(self, count: int) -> int:
-        """How many vectors go on of ``count``; each liar spoils at most one of them, unless a step says otherwise.
+        """How many vectors go on of ``count``; by default each malicious client spoils at most one of them.
 
         Raises:
             GymError: ``CONFIG_INVALID`` when ``count`` updates are too few for the step.

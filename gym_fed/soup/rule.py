@@ -15,7 +15,7 @@ class RuleConfig(StrictModel):
     """What every robust rule knows; a rule with settings of its own derives from this."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
-    """Liars to withstand, f."""
+    """Malicious clients to withstand, f."""
 
 
 class Rule(ABC):

@@ -63,7 +63,7 @@ class Stack(ABC):
 
         Args:
             factors: ``[n]`` float64 powers of two near one over each update's norm; the products are those of the
-                updates times these, so that what a liar sends can not overflow.
+                updates times these, so that what a malicious client sends can not overflow.
         """
 
     @abstractmethod

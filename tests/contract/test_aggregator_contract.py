@@ -318,7 +318,7 @@ def test_more_liars_than_the_rule_can_outvote_are_refused(name: str, malicious: 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ROBUST])
 def test_a_rule_that_withstands_no_liar_says_so(name: str) -> None:
-    with pytest.raises(GymError, match="withstands no liar") as caught:
+    with pytest.raises(GymError, match="withstands no malicious client") as caught:
         merged(name, updates_of(5), malicious=1)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 

@@ -1,9 +1,9 @@
 """Bulyan: Krum chooses among the updates again and again, then each coordinate is averaged around its median.
 
-El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", section 4 (Bulyan of Krum):
-n - 2f updates are selected, each by Krum among those that are left; then every coordinate is the mean of the n - 4f
-selected values nearest to their median. It withstands f liars of n >= 4f + 3, also ones that hide a large change of
-few coordinates in an update that is near the others.
+El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", section 4 (Bulyan of Krum).
+First n - 2f updates are selected, each by Krum among those that are left. Then every coordinate is the mean of the
+n - 4f selected values nearest to their median (``mean_around_median``). It withstands f malicious clients of
+n >= 4f + 3, also ones that hide a large change of few coordinates in an update that is near the others.
 
 The last selections see fewer than f + 3 updates, for which Krum is not defined: they count one neighbour. Two updates
 that are each other's nearest then score the same, and the one nearer to all goes first. Flower 1.41 selects by one
@@ -28,7 +28,7 @@ class Bulyan(Aggregator):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """4f + 3; with no liar to withstand any round will do."""
+        """4f + 3; with no malicious client to withstand any round will do."""
         return 4 * malicious + 3 if malicious else 1
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:

@@ -1,10 +1,10 @@
-"""The default against liars: equal norms, then the covariance-bound filter (CAF).
+"""The default against malicious clients: equal norms, then the covariance-bound filter (CAF).
 
-Of the combinations of this package that were tried against the attacks of ``benchmarks/attacks.py``, the one whose
-worst case was best but for an attack made against it (docs/robustness.md has the table): ``equal_norm`` takes from
-liars the use of size, small or large, and ``caf`` weighs down what then stretches the round most in one direction,
-until nothing stretches it by more than a lone contributor with unlike data would. Both see inner products only, so the
-soup of sign deltas is one vote of whole numbers, and that of LoRA factors is exact.
+``equal_norm`` takes the use of size, small or large, from malicious clients. ``caf`` then lowers the weight of what
+stretches the round most in one direction, until nothing stretches it by more than a lone contributor with unlike data
+would. Among the combinations of this package that were tried against the attacks of ``benchmarks/attacks.py`` this one
+had the best worst case, except against an attack made for it (docs/robustness.md has the table). Both rules see inner
+products only: the soup of sign deltas is one vote of whole numbers, and that of LoRA factors is exact.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.pre_aggregators.equal_norm import EqualNorm
 
 MAX_STRETCH = 1.5
-"""In median squared norms. On digits 1.5 kept a lone contributor and cost nothing under attack; 2 let liars through."""
+"""In median squared norms. On digits 1.5 kept a lone contributor and cost nothing under attack; 2 let attacks pass."""
 
 
 class ByzantineRobust(WeightRule):

@@ -1,10 +1,14 @@
 """CAF, the covariance-bound agnostic filter: what stretches the updates most in one direction is weighed down.
 
 Allouah et al. 2025, "Towards Trustworthy Federated Learning with Untrusted Participants" (arXiv 2505.01874), algorithm
-2: with weights c, all 1 at first, take the mean and the covariance of the updates, its largest eigenvalue and that
-direction; multiply each c by ``1 - tau / tau_max``, tau the squared projection on the direction; go on while the c add
-up to more than n - 2f. The mean of the smallest largest eigenvalue is the result. It withstands f liars of n >= 2f + 1,
-whose harm is bounded by the spectral norm of the honest covariance, with no need to know it.
+2. With weights c, all 1 at first::
+
+    mean, covariance of the updates under c;  v = its eigenvector of the largest eigenvalue
+    tau_i = <v, x_i - mean>^2
+    c_i <- c_i (1 - tau_i / tau_max)         while sum_i c_i > n - 2f
+
+The result is the mean whose covariance had the smallest largest eigenvalue. It withstands f malicious clients of
+n >= 2f + 1: their harm is bounded by the spectral norm of the honest covariance, with no need to know it.
 
 The covariance is never formed: with S the roots of the shares and G the inner products of the centred updates, S G S
 has the same largest eigenvalue. ``tau_max`` is taken over updates that still count. ByzFL 0.0.11 takes it over all, so
@@ -34,8 +38,8 @@ _ROUNDING = 32.0 * float(np.finfo(np.float64).eps)
 class CAFConfig(AggregatorConfig):
     max_stretch: Annotated[float, Field(gt=0)] | None = None
     """Not in the paper: end as soon as the updates that count stretch no direction by more than so many median squared
-    norms, all together. A lone contributor with unlike data stretches its own direction by about one, a coalition of
-    liars of its size by as many as they are; so the first stays in. Absent: filter to the end."""
+    norms, all together. A lone contributor with unlike data stretches its own direction by about one, and stays in; a
+    coalition of malicious clients of its size by as many as they are. Absent: filter to the end."""
 
 
 class CAF(WeightRule):
@@ -78,7 +82,7 @@ def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array
             best, smallest = shares, largest
         if largest <= 0.0 or total <= floor:
             return best
-        if not projections.max() > 0.0:  # too small for float64 to tell apart
+        if not projections.max() > 0.0:  # too small for float64 to distinguish
             return best
         counts = counts * (1.0 - projections / projections.max())
         if not counts.any():  # all that still counted were stretched alike

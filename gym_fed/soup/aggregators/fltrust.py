@@ -1,11 +1,11 @@
-"""FLTrust: the coordinator's own update says whom to trust.
+"""FLTrust: updates count by their cosine to an update of the coordinator's own.
 
-Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", algorithm 2: an update counts
-by the cosine between it and the root update, those that point away (cosine below zero) not at all, and each is scaled
-to the root update's norm. It withstands any number of liars below n as far as the root update, trained on clean data
-of the coordinator's, is right: the result is never longer than the root update.
+Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", algorithm 2. An update counts
+by the cosine between it and the root update, and not at all where that is below zero. Each is scaled to the root
+update's norm. It withstands any number of malicious clients below n as far as the root update, trained on clean data of
+the coordinator's, is right: the result is never longer than the root update.
 
-Where no update points the root's way the paper divides by zero. Here the round is refused: a soup of zeros would look
+Where no update has a positive cosine the paper divides by zero. Here the round is refused: a soup of zeros would look
 like progress. A zero update has no direction and counts as nothing.
 """
 

@@ -1,16 +1,16 @@
-r"""FLTrust decides who is heard, CAF how much: for a coordinator that has clean data of its own.
+r"""FLTrust decides which updates count, CAF how much: for a coordinator that has clean data of its own.
 
-``byzantine_robust`` knows no direction, so that small lies of one direction pass its filter; FLTrust weighs by the
-cosine to the root update, so that who knows that update weighs most. Each closes the other's gap (this project;
+``byzantine_robust`` knows no direction, so small changes in one direction pass its filter. FLTrust weighs by the cosine
+to the root update, so a client that knows that update weighs most. Each closes the other's gap (this project;
 docs/robustness.md has the figures)::
 
     s_i = |g_0| / |g_i| g_i                      every update at the root update's norm (Cao et al. 2021, equation 3)
     c_i = 1 if <g_i, g_0> > 0 else 0             FLTrust's ReLU of the cosine, but not the cosine (equation 2)
     soup = CAF of the s_i with counts c_i        (Allouah et al. 2025, algorithm 2)
 
-CAF ends as it does in ``byzantine_robust``, as soon as nothing stretches the round by more than a lone contributor may.
-The soup is a mean of vectors of the root update's norm, so it is never longer. Where nobody points the root's way the
-round is refused, as by ``fltrust``.
+CAF ends as it does in ``byzantine_robust``: as soon as nothing stretches the round by more than a lone contributor may.
+The soup is a mean of vectors of the root update's norm, so it is never longer. Where no update has a positive cosine,
+the round is refused, as by ``fltrust``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
 """Geometric median: the point whose distances to the updates have the smallest weighted sum, found to the end.
 
-Pillutla et al. 2022, "Robust Aggregation for Federated Learning" (RFA), equation 4. It withstands liars of less than
-half of the weight: for liars of weight L in W, it is no farther from the honest mean than ``2 (W - L) / (W - 2L)``
-times the honest updates' mean distance to it (by the triangle inequality).
+Pillutla et al. 2022, "Robust Aggregation for Federated Learning" (RFA), equation 4, with the step of Weiszfeld 1937::
 
-RFA stops after a few of Weiszfeld's steps on smoothed distances, and ByzFL after three; how far that is from the
-median depends on the data. Here the search ends when the gradient of the mean distance is below ``tolerance``: the
-mean distance is then within ``tolerance`` times the remaining way of the smallest possible. An update may itself be
-the median, where there is no gradient: that is decided first and exactly (Vardi and Zhang 2000, "The multivariate
-L1-median and associated data depth", equation 2.7). Distances are smoothed by the rounding error of a distance alone,
-1e-7 of an update's norm or less. Where many points are medians (an even number of updates on one line), it is the
-middle of those updates that are.
+    v = argmin_v sum_i w_i |x_i - v|
+    v <- sum_i (w_i / |x_i - v|) x_i / sum_i (w_i / |x_i - v|)
+
+It withstands malicious clients of less than half of the weight. For L of W the result is no farther from the honest
+mean than ``2 (W - L) / (W - 2L)`` times the honest updates' mean distance to it (by the triangle inequality).
+
+RFA stops after a few such steps on smoothed distances, ByzFL after three; how far that is from the median depends on
+the data. Here the search takes Newton's steps where they descend (``linalg/spatial_median.py``), and ends when the
+gradient of the mean distance is below ``tolerance``: the mean distance is then within ``tolerance`` times the remaining
+distance of the smallest possible. An update may itself be the median, where there is no gradient: that is decided first
+and exactly (Vardi and Zhang 2000, "The multivariate L1-median and associated data depth", equation 2.7). Distances are
+smoothed by the rounding error of a distance alone, 1e-7 of an update's norm or less. Where many points are medians (an
+even number of updates on one line), it is the middle of those updates that are.
 """
 
 from __future__ import annotations

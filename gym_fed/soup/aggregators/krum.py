@@ -1,9 +1,11 @@
 """Krum: the one update that is nearest to its neighbours.
 
-Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4: the score of
-an update is the sum of squared distances to the n - f - 2 others nearest to it, and the lowest score wins (the first in
-the order of contributors where several are lowest). It withstands f liars of n >= 2f + 3, and follows one contributor
-only: where data differ much, the others are not heard.
+Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4::
+
+    score(i) = sum of |x_i - x_j|^2 over the n - f - 2 updates j nearest to x_i;   the lowest score wins
+
+Of equal scores the first in the order of contributors wins. Krum withstands f malicious clients of n >= 2f + 3. It
+follows one contributor only: where data differ much, the others have no effect.
 
 Flower counts n - f - 2 others too; ByzFL 0.0.11 counts n - f - 1.
 """
@@ -26,7 +28,7 @@ class Krum(WeightRule):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """2f + 3; with no liar to withstand any round will do."""
+        """2f + 3; with no malicious client to withstand any round will do."""
         return 2 * malicious + 3 if malicious else 1
 
     def weigh(self, gram: GramMatrix) -> Tensor:
@@ -41,7 +43,7 @@ def krum_scores(squared_distances: Tensor, malicious: int) -> list[float]:
 
     Args:
         squared_distances: ``[n, n]`` float64, symmetric.
-        malicious: Liars among the n. In rounds of fewer than f + 3, one neighbour is counted.
+        malicious: Malicious clients among the n. In rounds of fewer than f + 3, one neighbour is counted.
 
     Returns:
         n scores, each a sum that is rounded once.

@@ -1,13 +1,16 @@
 """Majority vote on signs, at the magnitude of the middle.
 
-Bernstein et al. 2019, "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", algorithm 1: the sign
-of a coordinate is what most updates say, by weight. A vote alone has no scale (the paper's is its learning rate); here
-it is the weighted median of the coordinate's magnitudes, which no minority can move beyond the honest ones. Sign deltas
-of one scale give a sign delta of that scale.
+Bernstein et al. 2019, "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", algorithm 1, by
+weight, at the weighted median of the coordinate's magnitudes::
 
-An exact tie counts as plus, as in the sign codec, whose bits know no zero; a zero votes for neither side. It withstands
-liars of less than half of the weight: they may turn the sign of a coordinate on which honest updates disagree, never
-its size beyond the largest honest one.
+    sign(sum_i w_i sign(x_i)) * median_i |x_i|
+
+A vote alone has no scale (the paper's is its learning rate); no minority can move this one beyond the honest ones. Sign
+deltas of one scale give a sign delta of that scale.
+
+An exact tie counts as plus, as in the sign codec, whose bits have no zero; a zero votes for neither sign. It withstands
+malicious clients of less than half of the weight: they may turn the sign of a coordinate on which honest updates
+disagree, never its size beyond the largest honest one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plain mean: one contributor, one vote. One liar moves it anywhere."""
+"""The plain mean: one contributor, one vote. One malicious client moves it anywhere."""
 
 from __future__ import annotations
 

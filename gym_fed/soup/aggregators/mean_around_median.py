@@ -1,8 +1,9 @@
 """Mean around the median, coordinate by coordinate.
 
-Xie et al. 2018, "Generalized Byzantine-tolerant SGD", definition 5 (also "meamed"): each coordinate is the mean of the
-n - f values nearest to its median, ties in distance going to the smaller value. It withstands f liars of n >= 2f + 1;
-a liar within the honest spread is averaged in, so that a coordinate may leave the honest values by up to their spread.
+Xie et al. 2018, "Generalized Byzantine-tolerant SGD", definition 5 (also "meamed"). Each coordinate is the mean of the
+n - f values nearest to its median; of two values at the same distance the smaller one is nearer. It withstands f
+malicious clients of n >= 2f + 1. A malicious value within the honest spread is averaged in, so a coordinate may leave
+the honest values by up to their spread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ from gym_fed.soup.aggregator import CoordinateRule
 class MeanAroundMedian(CoordinateRule):
     name = "mean_around_median"
     robust = True
+
+    def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """The mean of the ``n - f`` values nearest to the median."""
+        values, n = updates.sort(dim=0).values, len(updates)
+        median = (values[(n - 1) // 2] + values[n // 2]) / 2
+        nearest = (values - median).abs().argsort(dim=0, stable=True)[: n - self.num_malicious_nodes]
+        return values.gather(0, nearest).mean(dim=0)
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         return kernels.mean_around_median(updates.contiguous(), len(updates) - self.num_malicious_nodes)

@@ -1,8 +1,8 @@
 """Coordinate-wise median, weighted.
 
-Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 1.
-With weights it is the value at which half the weight lies on either side, and the mean of the two middle
-values where that happens between them; equal weights give the ordinary median.
+Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 1. The weighted
+median is the value with half of the weight on either side, or the mean of the two middle values where half of the
+weight is reached between them. With equal weights it is the ordinary median.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ class Median(CoordinateRule):
     majority = True
     bounds_one = True
 
+    def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """Half the sum of the first value that reaches half of the weight, and of the first that exceeds it."""
+        values, order = updates.sort(dim=0, stable=True)
+        reached = weights[order].cumsum(dim=0)
+        half = reached[-1] / 2
+        lower, upper = (reached < half).sum(dim=0), (reached <= half).sum(dim=0)
+        return (values.gather(0, lower[None]) + values.gather(0, upper[None]))[0] / 2
+
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         return weighted_median(updates, weights)
 
@@ -29,7 +37,7 @@ class Median(CoordinateRule):
 
 
 def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
-    """At each coordinate the value at which half the weight lies on either side.
+    """The weighted median of each coordinate; ``Median.formula`` is its mathematics.
 
     Args:
         rows: ``[m, d]`` float32.

@@ -1,14 +1,14 @@
 """Minimum diameter averaging (MDA): the mean of the n - f updates that lie closest together.
 
 El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium" (Brute), after Rousseeuw 1985,
-"Multivariate estimation with high breakdown point". It withstands f liars of n >= 2f + 1: the result is within
-2f / (n - f) of the honest updates' diameter from their mean (Farhadkhani et al. 2022, "Byzantine Machine Learning Made
-Easy by Resilient Averaging of Momentums", table 1).
+"Multivariate estimation with high breakdown point". It withstands f malicious clients of n >= 2f + 1: the result is
+within 2f / (n - f) of the honest updates' diameter from their mean (Farhadkhani et al. 2022, "Byzantine Machine
+Learning Made Easy by Resilient Averaging of Momentums", table 1).
 
-The search is exact. n - f updates have a diameter below t exactly when f updates cover every pair farther apart than
-t, and a vertex cover of at most f is found in about 1.47^f steps (Chen et al. 2001, "Vertex Cover: Further Observations
-and Further Improvements", whose first reductions are used), where trying the subsets, as ByzFL does, takes n over f.
-Where several subsets have the smallest diameter, the next largest distance decides, and so on down: the result does not
+The search is exact. n - f updates have a diameter below t exactly when f updates cover every pair farther apart than t.
+A vertex cover of at most f is found in about 1.47^f steps (Chen et al. 2001, "Vertex Cover: Further Observations and
+Further Improvements", whose first reductions are used). Trying the subsets, as ByzFL does, takes n over f. Where
+several subsets have the smallest diameter, the next largest distance decides, and so on down: the result does not
 depend on the order of contributors unless distances are equal.
 """
 

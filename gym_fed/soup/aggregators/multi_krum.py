@@ -1,8 +1,8 @@
 """Multi-Krum: the mean of the updates with the lowest Krum scores.
 
 Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4. Scores are
-computed once, as in Flower and ByzFL (Bulyan is what computes them anew after each choice); ties go to the first in
-the order of contributors. It withstands f liars of n >= 2f + 3.
+computed once, as in Flower and ByzFL; Bulyan computes them anew after each choice. Of equal scores the first in the
+order of contributors wins. It withstands f malicious clients of n >= 2f + 3.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MultiKrum(WeightRule):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """2f + 3; with no liar to withstand any round will do."""
+        """2f + 3; with no malicious client to withstand any round will do."""
         return 2 * malicious + 3 if malicious else 1
 
     def check(self, weights: Tensor) -> None:

@@ -1,9 +1,9 @@
 """Coordinate-wise trimmed mean, weighted.
 
-Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 2:
-the ``trim`` largest and the ``trim`` smallest values of a coordinate are dropped and the rest averaged.
-Trimming counts contributors and not weights, so that with ``trim >= f`` every value that remains lies between
-two honest ones, whatever weight a liar claims.
+Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 2. The ``trim``
+largest and the ``trim`` smallest values of each coordinate are dropped, and the others averaged. Trimming counts
+contributors, not weights: with ``trim >= f``, every value that is kept lies between two honest ones, whatever weight a
+malicious client claims.
 """
 
 from __future__ import annotations
@@ -50,6 +50,13 @@ class TrimmedMean(CoordinateRule):
                 f"trim {self.trim} leaves nothing of {weights.numel()} updates",
                 "lower trim, or wait for more contributors",
             )
+
+    def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """``sum_k w_k x_k / sum_k w_k`` over the ranks k from ``trim + 1`` to ``n - trim`` of each coordinate."""
+        values, order = updates.sort(dim=0, stable=True)
+        kept = slice(self.trim, len(updates) - self.trim)
+        counted = weights[order][kept]
+        return (counted * values[kept]).sum(dim=0) / counted.sum(dim=0)
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         rows = updates.contiguous()

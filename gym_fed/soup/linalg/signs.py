@@ -19,8 +19,8 @@ TRIMMED_TOTALS = ((1 << 15) - 1, (1 << 31) - 1)
 """So do those of the largest vector that is trimmed by coordinates: as 16 bits hold, or 32, at half the speed."""
 
 TRIMMED_ERROR = 1e-3
-"""What rounding may change the median vector by at most, of the most that it can be at a coordinate. A liar's scale
-sets the unit for all: where honest vectors would get too few votes, the updates are decoded instead."""
+"""The largest change of the median vector by rounding, as a share of its largest possible coordinate. A malicious
+client's scale sets the unit for all: where honest vectors would get too few votes, the updates are decoded instead."""
 
 _BLOCK_ELEMENTS = 1 << 22
 

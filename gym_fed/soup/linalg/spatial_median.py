@@ -1,9 +1,9 @@
 """The geometric median of vectors that are known by their inner products.
 
 Every point is written as a combination of the vectors, measured from the medoid (the vector of smallest summed
-distance), so that a liar at 1e30, whose coefficient is of the order of 1e-30, costs no digits of the others.
-Steps are Newton's, their linear systems solved by conjugate gradients in the same coefficients; where one does not
-descend, Weiszfeld's step does (Weiszfeld 1937).
+distance), so that a malicious client at 1e30, whose coefficient is of the order of 1e-30, costs no digits of the
+others. Steps are Newton's, their linear systems solved by conjugate gradients in the same coefficients; where one does
+not descend, Weiszfeld's step does (Weiszfeld 1937).
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class _Search:
 def _medoids(products: Array, shares: Array) -> NDArray[np.intp]:
     """Indices of the vectors of smallest weighted summed distance, ascending.
 
-    Sums are compared with that of one of them term by term, so that a liar's huge distances do not drown the others.
+    Sums are compared with that of one of them term by term, so that a malicious client's huge distances do not drown
+    the others.
     """
     squares = products.diagonal()
     distances = np.sqrt((squares[:, None] + squares - 2.0 * products).clip(min=0.0))

@@ -1,14 +1,14 @@
 """Bucketing: updates are averaged in small random buckets, and the buckets go on.
 
 Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", algorithm 1 (as in its
-published form: a permutation cut into buckets of s, without resampling). Averages differ less than updates do, at the
-price that a liar spoils a bucket: f liars of ceil(n / s) >= 2f + 1. A bucket is the mean by weight of its updates,
-and weighs as much as they do together; the last may be smaller.
+published form: a permutation cut into buckets of s, without resampling). Averages differ less than updates do. The
+price is that a malicious client spoils a bucket: f of them need ceil(n / s) >= 2f + 1. A bucket is the mean by weight
+of its updates, and weighs as much as they do together; the last may be smaller.
 
-The permutation is a function of ``seed`` and n alone: contributors in the order of sha256("seed:n:index"), so that
-any library in any language can replay a round from its recipe. Whoever runs rounds gives each its own seed
-(``SoupRecipe.for_round`` adds the round's number), or the same positions share a bucket every time. A hub orders
-updates by their digests: a contributor can choose its own, but knows no other's before the round is closed.
+The permutation is a function of ``seed`` and n alone: contributors in the order of sha256("seed:n:index"). So any
+library in any language can replay a round from its recipe. Each round needs its own seed (``SoupRecipe.for_round`` adds
+the round's number), or the same positions share a bucket every time. A hub orders updates by their digests: a
+contributor can choose its own, but knows no other's before the round is closed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Bucketing(PreAggregator):
     config: BucketingConfig
 
     def rows(self, count: int) -> int:
-        """Buckets; refuses so few that liars could spoil half of them."""
+        """Buckets; refuses so few that malicious clients could spoil half of them."""
         buckets, needed = -(-count // self.config.bucket_size), 2 * self.num_malicious_nodes + 1
         if buckets < needed:
             raise GymError(

@@ -1,11 +1,11 @@
 """Equal norms: every update is scaled, up or down, to the median norm of the round.
 
-A cap takes the use of size from a liar who shouts; one who whispers keeps it: updates below the cap stretch the
-round's covariance less, so that a filter by spread (``caf``) overlooks them while their direction, shared by all liars,
-adds up. With equal norms only directions are left to differ. Updates are voices and not amounts here, as in normalised
-averaging (Cutkosky & Mehta 2020, "Momentum Improves Normalized SGD", normalise the step for a like reason); the
-combination is this project's. The median is a norm that occurs, the lower one where it lies between two, so that with f
-liars of n >= 2f + 1 it never exceeds an honest norm. For a sign delta the scale is the norm: exact and free.
+A cap stops malicious clients that send large updates, but not those that send small ones. Updates below the cap stretch
+the round's covariance less, so a filter by spread (``caf``) overlooks them while their common direction adds up. With
+equal norms only directions differ. Cutkosky & Mehta 2020, "Momentum Improves Normalized SGD", normalise the step for a
+similar reason; the combination is this project's. The median is a norm that occurs, the lower one where it lies between
+two: with f malicious clients of n >= 2f + 1 it never exceeds an honest norm. For a sign delta the scale is the norm:
+exact and free.
 """
 
 from __future__ import annotations

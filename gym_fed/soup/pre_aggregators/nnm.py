@@ -1,10 +1,10 @@
 """NNM, nearest-neighbour mixing: every update becomes the mean of those nearest to it.
 
-Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", algorithm 2: the n - f
-nearest, the update itself among them; where distances are equal, the first in the order of contributors. It lessens the
-spread of honest updates, from which every robust rule's error comes, and makes rules of order-optimal error out of
-trimmed mean, median, Krum and geometric median. Here the mean is by weight, and each combination keeps its own update's
-weight; the paper and ByzFL know no weights.
+Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", algorithm 2. The nearest
+are the n - f with the smallest distances, the update itself among them; of equal distances the first in the order of
+contributors. NNM lessens the spread of honest updates, from which every robust rule's error comes. It makes rules of
+order-optimal error out of trimmed mean, median, Krum and geometric median. Here the mean is by weight, and each
+combination keeps its own update's weight; the paper and ByzFL know no weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Norm cap: an update longer than the cap is scaled down to it.
 
 Clipping to a quantile of the round's own norms (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", for a
-fixed bound; the median as in Karimireddy et al. 2022) takes from liars the use of sheer size, and only that: an
-aggregator must still outvote them. The quantile is a norm that occurs, the lower one where it lies between two, so that
-with f liars of n >= 2f + 1 the median never exceeds an honest norm. For a sign delta the scale is the norm: exact.
+fixed bound; the median as in Karimireddy et al. 2022). It takes the use of sheer size from malicious clients, and only
+that: an aggregator must still outvote them. The quantile is a norm that occurs, the lower one where it lies between
+two: with f malicious clients of n >= 2f + 1 the median never exceeds an honest norm. For a sign delta the scale is the
+norm: exact.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class NormCapConfig(RuleConfig):
     @model_validator(mode="after")
     def _one_of_both(self) -> NormCapConfig:
         if self.quantile is not None and self.max_norm is not None:
-            raise ValueError("quantile and max_norm are two ways to say one thing: give one")
+            raise ValueError("quantile and max_norm are two ways to set the cap: give one")
         return self
 
 
@@ -41,12 +42,13 @@ class NormCap(PreAggregator):
     config: NormCapConfig
 
     def rows(self, count: int) -> int:
-        """All; refuses a quantile that liars could set."""
+        """All; refuses a quantile that malicious clients could set."""
         malicious = self.num_malicious_nodes
         if self.config.max_norm is None and self._rank(count) >= count - malicious:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"quantile {self._quantile:g} of {count} norms may be one of num_malicious_nodes: {malicious} liars'",
+                f"quantile {self._quantile:g} of {count} norms may be one of "
+                f"num_malicious_nodes: {malicious} malicious ones",
                 f"lower quantile to {(count - malicious - 1) / max(1, count - 1):.4g} or less, or give max_norm",
             )
         return count

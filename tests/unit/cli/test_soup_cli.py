@@ -243,7 +243,11 @@ def test_wrong_words_are_refused_before_anything_is_written(
     for words, code, told in (
         (("--rule", "meen"), ErrorCode.CONFIG_INVALID, "unknown rule 'meen'"),
         (("--rule", "mean", "--pre", "num"), ErrorCode.CONFIG_INVALID, "unknown pre-aggregator 'num'"),
-        (("--rule", "mean", "--num-malicious-nodes", "1"), ErrorCode.CONFIG_INVALID, "withstands no liar"),
+        (
+            ("--rule", "mean", "--num-malicious-nodes", "1"),
+            ErrorCode.CONFIG_INVALID,
+            "withstands no malicious client",
+        ),
         (("--rule", "krum", "--num-malicious-nodes", "1"), ErrorCode.CONFIG_INVALID, "takes 5"),
         (("--rule", "mean", "--weight", "1,2,3"), ErrorCode.CONFIG_INVALID, "weights differ"),
         (("--rule", "mean", "--weight", "1,2"), ErrorCode.USAGE, "2 weights for 3 updates"),
@@ -259,7 +263,11 @@ def test_wrong_words_are_refused_before_anything_is_written(
         (("--rule", "ties", "--pre", "norm_cap"), ErrorCode.USAGE, "--pre"),
         (("--rule", "ties", "--max-norm", "1"), ErrorCode.USAGE, "--max-norm"),
         (("--rule", "ties", "--root", folder / "0.gymdelta"), ErrorCode.USAGE, "--root"),
-        (("--rule", "ties", "--num-malicious-nodes", "1"), ErrorCode.CONFIG_INVALID, "withstand no liar"),
+        (
+            ("--rule", "ties", "--num-malicious-nodes", "1"),
+            ErrorCode.CONFIG_INVALID,
+            "withstand no malicious client",
+        ),
         (("--rule", "ties", "--set", "density=2"), ErrorCode.CONFIG_INVALID, "density"),
         (("--rule", "ties", "--set", "densty=0.5"), ErrorCode.CONFIG_INVALID, "did you mean 'density'"),
         (("--rule", "ties", "--statistics", fisher), ErrorCode.USAGE, "needs no statistics"),

@@ -1,4 +1,4 @@
-"""DeltaSoup in Python: contributions in, a soup out, liars and broken files told by name."""
+"""DeltaSoup in Python: merging, malicious clients, and broken files that are refused by name."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def test_every_method_moves_the_base_where_the_contributors_moved_it(method: Agg
         assert float(moved.mean()) == pytest.approx(0.02, abs=0.006)
 
 
-def test_liars_move_the_default_hardly_and_the_mean_a_lot() -> None:
-    liars = {f"liar{i}": tuned(10 + i, toward=-0.02) for i in range(2)}
-    robust = change(soup_of({**HONEST, **liars}, num_malicious_nodes=2))
-    mean = change(soup_of({**HONEST, **liars}, method=AggregationMethod.MEAN))
+def test_malicious_clients_move_the_default_hardly_and_the_mean_a_lot() -> None:
+    malicious = {f"malicious{i}": tuned(10 + i, toward=-0.02) for i in range(2)}
+    robust = change(soup_of({**HONEST, **malicious}, num_malicious_nodes=2))
+    mean = change(soup_of({**HONEST, **malicious}, method=AggregationMethod.MEAN))
     assert float(robust.mean()) == pytest.approx(0.02, abs=0.002)
     assert float(mean.mean()) == pytest.approx(0.01, abs=0.002)
 
@@ -87,7 +87,7 @@ def test_one_bit_contributions_make_nearly_the_same_soup() -> None:
     assert float(one_bit.mean()) == pytest.approx(0.02, abs=0.002)
 
 
-def test_a_contribution_far_above_the_median_norm_stays_out_and_is_told_why() -> None:
+def test_a_contribution_far_above_the_median_norm_stays_out_with_the_reason() -> None:
     result = soup_of({**HONEST, "loud": tuned(9, toward=5.0)}).aggregate()
     assert "loud" not in result.merged
     assert "times the median" in result.rejected["loud"]
@@ -142,7 +142,7 @@ def test_a_soup_is_saved_once_and_applies_to_its_base_only(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"method": "fisher"}, "fisher diagonals"),
         ({"method": "greedy_soup"}, "held-out score"),
@@ -152,19 +152,19 @@ def test_a_soup_is_saved_once_and_applies_to_its_base_only(tmp_path: Path) -> No
         ({"method": "trimmed_mean", "method_options": {"colour": 1}}, "colour"),
     ],
 )
-def test_what_a_method_cannot_do_is_refused_with_the_reason(config: dict[str, Any], told: str) -> None:
-    with pytest.raises(GymError, match=told):
+def test_what_a_method_cannot_do_is_refused_with_the_reason(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(GymError, match=message):
         soup_of(HONEST, **config).aggregate()
 
 
-def test_too_few_contributions_are_told_apart_from_a_rule_that_needs_more() -> None:
+def test_too_few_contributions_are_distinguished_from_a_rule_that_needs_more() -> None:
     with pytest.raises(GymError, match="2 of 2 contributions can be merged; 3 are needed") as caught:
         soup_of({"a": tuned(1), "b": tuned(2)}).aggregate(min_contributors=3)
     assert caught.value.code is ErrorCode.ROUND_ABORTED
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"differential_privacy": {"epsilon": 1.0}}, "differential_privacy"),
         ({"codec": CodecPolicy()}, "error_feedback"),
@@ -183,8 +183,8 @@ def test_too_few_contributions_are_told_apart_from_a_rule_that_needs_more() -> N
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(config: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_settings_that_make_no_sense_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         DeltaSoupConfig(**config)
 
 

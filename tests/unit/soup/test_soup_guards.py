@@ -45,7 +45,9 @@ def test_buckets_do_not_hide_one_update_that_holds_half_of_the_weight(rule: str)
         {"pre_aggregators": ["nnm"], "pre_aggregator_options": {"nnm": {"num_malicious_nodes": 0}}},
     ],
 )
-def test_no_option_of_a_rule_overrules_the_liars_of_the_recipe(options: dict[str, object]) -> None:
+def test_no_option_of_a_rule_overrules_the_malicious_clients_of_the_recipe(
+    options: dict[str, object],
+) -> None:
     with pytest.raises(ValidationError, match="num_malicious_nodes"):
         SoupRecipe(aggregator="trimmed_mean", num_malicious_nodes=1, **options)  # type: ignore[arg-type]
 

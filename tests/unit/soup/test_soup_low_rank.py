@@ -36,7 +36,7 @@ WEIGHING = [
     and AGGREGATORS.type_of(name).needs is not Needs.ROOT
     and (AGGREGATORS.type_of(name).robust or not malicious)
 ]
-"""Rules whose result is a combination of the updates, and the liars they are to withstand."""
+"""Rules whose result is a combination of the updates, and the malicious clients they are to withstand."""
 
 
 def factors_of(rank: int, seed: int, spread: float = 0.0, rows: int = ROWS, cols: int = COLS) -> LowRank:

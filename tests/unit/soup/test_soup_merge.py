@@ -185,7 +185,7 @@ def test_an_update_of_another_base_is_refused(updates: list[DeltaFile], tmp_path
     assert not (tmp_path / "soup.gymdelta").exists()
 
 
-def test_a_round_with_too_few_updates_for_its_liars_is_refused(
+def test_a_round_with_too_few_updates_for_its_malicious_clients_is_refused(
     updates: list[DeltaFile], tmp_path: Path
 ) -> None:
     recipe = SoupRecipe(aggregator="median", num_malicious_nodes=2, codec=EXACT)

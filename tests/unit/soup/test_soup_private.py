@@ -47,8 +47,8 @@ def private(**changes: Any) -> PrivateMerge:
     return PrivateMerge(ReleasePrivacy(**changes), **{"seed": SEED, "tensors": tuple(SHAPES), **own})
 
 
-def recipe(aggregator: str = "mean", liars: int = 0, **changes: Any) -> SoupRecipe:
-    return SoupRecipe(aggregator=aggregator, num_malicious_nodes=liars, **{"codec": EXACT, **changes})
+def recipe(aggregator: str = "mean", malicious: int = 0, **changes: Any) -> SoupRecipe:
+    return SoupRecipe(aggregator=aggregator, num_malicious_nodes=malicious, **{"codec": EXACT, **changes})
 
 
 def values(seed: int, scale: float = 0.1) -> dict[str, torch.Tensor]:
@@ -167,15 +167,15 @@ def test_an_update_above_the_bound_releases_nothing() -> None:
 # ---- what the soup is ----
 
 
-@pytest.mark.parametrize(("rule", "liars"), RULES)
+@pytest.mark.parametrize(("rule", "malicious"), RULES)
 @pytest.mark.parametrize("codec", ["dense", "bitdelta"])
 def test_without_audible_noise_the_soup_is_the_rule_on_the_clipped_updates(
-    rule: str, liars: int, codec: str, write: Write, tmp_path: Path
+    rule: str, malicious: int, codec: str, write: Write, tmp_path: Path
 ) -> None:
     updates = [values(seed) for seed in range(4)]
     files = write(updates, codec)
     _, found = soup(
-        files, tmp_path / "soup", recipe(rule, liars), private(noise_multiplier=SILENT, clipping_norm=0.5)
+        files, tmp_path / "soup", recipe(rule, malicious), private(noise_multiplier=SILENT, clipping_norm=0.5)
     )
     for name in SHAPES:
         clipped = torch.stack([f.decode(name).double() * min(1.0, 0.5 / f.norm()) for f in files])
@@ -280,7 +280,7 @@ def test_votes_added_up_under_masks_give_the_soup_of_votes_that_the_hub_adds_up(
 
 @pytest.mark.parametrize("others", [-1, 0, 1])
 def test_behind_noise_a_sum_that_no_votes_have_ends_no_round(others: int, tmp_path: Path) -> None:
-    """A liar adds n of its own: whether the sum is above n would be the others' vote, without any noise."""
+    """A malicious client adds n of its own: whether the sum is above n would be the others' vote, without any noise."""
     sums = [(name, np.full(math.prod(SHAPES[name]), 3 + others, np.int16)) for name in sorted(SHAPES)]
     chosen = private(mechanism="discrete_gaussian", clipping_norm=2.0)
     soup_from_votes(sums, 3, 4, 2.0, recipe("mean"), tmp_path / "noised", SPEC, private=chosen)

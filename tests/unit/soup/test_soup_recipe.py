@@ -61,7 +61,7 @@ def test_every_registered_rule_can_be_named_in_a_recipe() -> None:
         assert build_aggregator(SoupRecipe(aggregator=name)).name == name
 
 
-def test_a_round_needs_two_liars_and_one_more() -> None:
+def test_a_round_needs_two_malicious_clients_and_one_more() -> None:
     recipe = SoupRecipe(aggregator="median", num_malicious_nodes=2)
     recipe.check_feasible(5)
     with pytest.raises(GymError, match="num_malicious_nodes: 2 needs at least 5 updates a round, not 4"):
@@ -74,7 +74,7 @@ def test_nobody_counts_for_more_examples_than_the_cap() -> None:
     assert capped.weights([5, 10_000, 0]) == [5.0, 100.0, 1.0]
 
 
-def test_the_trim_is_the_number_of_liars_and_never_less() -> None:
+def test_the_trim_is_the_number_of_malicious_clients_and_never_less() -> None:
     rows = torch.tensor([[0.0], [1.0], [2.0], [10.0], [100.0]])
     two = build_aggregator(SoupRecipe(aggregator="trimmed_mean", num_malicious_nodes=2))
     assert two.aggregate(rows, torch.ones(5)).tolist() == [2.0]
@@ -106,7 +106,7 @@ def test_the_weighted_median_is_where_half_the_weight_lies() -> None:
     assert rule.aggregate(rows, torch.tensor([1.0, 1.0, 1.0, 3.0])).tolist() == [3.5]
 
 
-def test_liars_who_hold_half_of_the_weight_are_refused_a_median() -> None:
+def test_malicious_clients_who_hold_half_of_the_weight_are_refused_a_median() -> None:
     rule = build_aggregator(SoupRecipe(aggregator="median", num_malicious_nodes=1))
     with pytest.raises(GymError, match="hold half of it") as caught:
         rule.aggregate(torch.ones(3, 1), torch.tensor([1.0, 1.0, 2.0]))

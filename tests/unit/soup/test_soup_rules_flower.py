@@ -92,8 +92,8 @@ def test_flowers_multi_krum_weighs_what_it_selects_by_claimed_examples_and_ours_
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_bulyan_is_flowers_where_one_multi_krum_selects_as_repeated_krum_does(attack: str) -> None:
-    """Without liars both select everybody, and average what is nearest to the median: all of it. With liars Flower
-    selects by the scores of one round of Multi-Krum, the paper and we by a new Krum for every selection."""
+    """Without malicious clients both select every update and average all of them. With some, Flower selects by the
+    scores of one round of Multi-Krum, the paper and we by a new Krum for every selection."""
     updates = round_of(attack, 12, 2)
     equal(by_us("bulyan", updates, 0), by_flower(updates, strategy.Bulyan(num_malicious_nodes=0)))
 

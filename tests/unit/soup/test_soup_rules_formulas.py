@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.kinds import AGGREGATORS
+from gym_fed.soup.aggregator import CoordinateRule
 from gym_fed.soup.building import build_aggregator, build_pre_aggregators
 
 Vectors = NDArray[np.float64]
@@ -18,22 +20,22 @@ ATTACKS = ["none", "huge", "scattered", "colluding", "mimic", "shifted"]
 
 
 def round_of(attack: str, count: int, malicious: int, size: int = 12, seed: int = 0) -> Vectors:
-    """``[count, size]``, the liars in between; values that float32 holds."""
+    """``[count, size]``, the malicious clients in between; values that float32 holds."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((count, size)) + 0.3
-    liars = rng.permutation(count)[:malicious]
-    honest = np.setdiff1d(np.arange(count), liars)
+    attackers = rng.permutation(count)[:malicious]
+    honest = np.setdiff1d(np.arange(count), attackers)
     mean = rows[honest].mean(axis=0)
     if attack == "huge":
-        rows[liars] = 1e30
+        rows[attackers] = 1e30
     elif attack == "scattered":
-        rows[liars] = 1e4 * rng.standard_normal((malicious, size))
+        rows[attackers] = 1e4 * rng.standard_normal((malicious, size))
     elif attack == "colluding":
-        rows[liars] = -5.0 * mean
+        rows[attackers] = -5.0 * mean
     elif attack == "mimic":
-        rows[liars] = rows[honest[0]]
+        rows[attackers] = rows[honest[0]]
     elif attack == "shifted":
-        rows[liars] = mean + 1.5 * rows[honest].std(axis=0)
+        rows[attackers] = mean + 1.5 * rows[honest].std(axis=0)
     return rows.astype(np.float32).astype(np.float64)
 
 
@@ -77,6 +79,30 @@ def close(found: Vectors, wanted: Vectors, tolerance: float = 2e-6) -> None:
 def krum_score(rows: Vectors, index: int, among: list[int], malicious: int) -> float:
     others = sorted(float(np.sum((rows[index] - rows[j]) ** 2)) for j in among if j != index)
     return sum(others[: max(1, len(among) - malicious - 2)])
+
+
+PAGES = [
+    name
+    for name in AGGREGATORS.own()
+    if getattr(AGGREGATORS.type_of(name), "formula", CoordinateRule.formula) is not CoordinateRule.formula
+]
+"""Rules that show their mathematics beside the kernel that computes them."""
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("count", [7, 8])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_kernel_computes_the_formula_of_its_rule(name: str, count: int, attack: str) -> None:
+    rule = build_aggregator(SoupRecipe(aggregator=name, num_malicious_nodes=2))
+    assert isinstance(rule, CoordinateRule)
+    rows = torch.tensor(round_of(attack, count, 2), dtype=torch.float32)
+    for weights in (torch.ones(count), torch.arange(1.0, count + 1.0))[: 1 + rule.weighted]:
+        wanted = rule.formula(rows.double(), weights.double())
+        torch.testing.assert_close(rule.combine(rows, weights.double()), wanted.float(), rtol=1e-6, atol=0)
+
+
+def test_median_trimmed_mean_and_mean_around_median_show_a_formula() -> None:
+    assert {"median", "trimmed_mean", "mean_around_median"} <= set(PAGES)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -153,7 +179,7 @@ def test_a_geometric_median_that_is_an_update_is_that_update_to_the_bit() -> Non
     assert np.array_equal(found, rows[0].astype(np.float32))
 
 
-def test_the_median_of_a_triangle_sees_its_sides_under_equal_angles() -> None:
+def test_the_median_of_a_triangle_sees_its_edges_under_equal_angles() -> None:
     rows = np.array([[0.0, 0.0], [1.0, 0.0], [0.3, 0.9]])
     units = rows - aggregated("geometric_median", rows, 1)
     units /= np.linalg.norm(units, axis=1)[:, None]
@@ -207,7 +233,7 @@ def test_caf(attack: str, count: int, malicious: int) -> None:
             break
         tau = (away @ vectors[:, -1]) ** 2
         shrink = 1 - tau / tau.max()
-        shrink[shrink < 1e-12] = 0.0  # colluding liars lie on one point: all have the largest projection
+        shrink[shrink < 1e-12] = 0.0  # colluding clients lie on one point: all have the largest projection
         counts[part] *= shrink
     close(aggregated("caf", rows, malicious), best, 1e-5)
 

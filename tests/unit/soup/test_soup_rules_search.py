@@ -155,7 +155,7 @@ def test_rounds_that_a_rule_cannot_serve_are_refused_with_what_is_missing(
 
 
 @pytest.mark.parametrize("name", ["median", "geometric_median", "majority_vote"])
-def test_liars_who_hold_half_of_the_weight_are_refused(name: str) -> None:
+def test_malicious_clients_who_hold_half_of_the_weight_are_refused(name: str) -> None:
     rule = build_aggregator(SoupRecipe(aggregator=name, num_malicious_nodes=1))
     with pytest.raises(GymError, match="hold half of it") as caught:
         rule.aggregate(torch.ones(3, 1), torch.tensor([1.0, 1.0, 2.0]))
@@ -188,8 +188,10 @@ def test_updates_that_are_all_stretched_alike_stay_where_the_filter_would_leave_
 
 
 @pytest.mark.parametrize("name", ["minimum_diameter", "bulyan", "caf", "geometric_median"])
-def test_liars_at_1e30_and_a_hundred_contributors_leave_the_honest_their_digits(name: str) -> None:
-    """Where liars count for nothing, their size shows in no bit but those of rounding."""
+def test_malicious_clients_at_1e30_and_a_hundred_contributors_leave_the_honest_their_digits(
+    name: str,
+) -> None:
+    """Where malicious clients count for nothing, their size shows in no bit but those of rounding."""
     honest = torch.randn(90, 50, generator=torch.Generator().manual_seed(0))
     rule = build_aggregator(SoupRecipe(aggregator=name, num_malicious_nodes=10))
     huge, large = (

@@ -151,12 +151,12 @@ def test_inner_products_are_those_of_the_decoded_updates(
     np.testing.assert_allclose(found, rows @ rows.T, rtol=0, atol=2e-6 * max(norms) ** 2)
 
 
-def test_what_a_liar_sends_does_not_spoil_the_products_of_the_honest(tmp_path: Path) -> None:
+def test_what_a_malicious_client_sends_does_not_spoil_the_products_of_the_honest(tmp_path: Path) -> None:
     with written(tmp_path, [("dense", {"dtype": "float32"})] * 4) as updates:
         entries = [DeltaEntry.of(n, torch.full(s, 1e30), "dense", dtype="float32") for n, s in SHAPES.items()]
-        write_delta(tmp_path / "liar.gymdelta", entries, SPEC)
-        with DeltaFile.open(tmp_path / "liar.gymdelta", SPEC) as liar:
-            every = [*updates, liar]
+        write_delta(tmp_path / "malicious.gymdelta", entries, SPEC)
+        with DeltaFile.open(tmp_path / "malicious.gymdelta", SPEC) as malicious:
+            every = [*updates, malicious]
             found = inner_products(stacks_of(every, SPEC), [update.norm() for update in every])
             alone = inner_products(stacks_of(updates, SPEC), [update.norm() for update in updates])
     assert bool(torch.isfinite(found).all())
@@ -196,7 +196,7 @@ def test_an_update_that_leaves_a_tensor_out_counts_as_zero(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("loud", [3.0, 1e2, 1e4, 1e8, 1e30])
 @pytest.mark.parametrize("rule", ["trimmed_mean", "median"])
-def test_a_liars_scale_does_not_make_the_votes_of_the_honest_coarse(
+def test_a_malicious_clients_scale_does_not_make_the_votes_of_the_honest_coarse(
     tmp_path: Path, rule: str, loud: float
 ) -> None:
     with contextlib.ExitStack() as stack:

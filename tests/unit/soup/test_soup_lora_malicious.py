@@ -137,7 +137,9 @@ def honest(count: int, one_a: bool = False) -> list[tuple[Tensor, Tensor, float]
 
 @pytest.mark.parametrize("rule", ["trimmed_mean", "median", "mean_around_median"])
 @pytest.mark.parametrize("steps", [[], ["norm_cap", "nnm"]], ids=str)
-def test_with_one_a_a_b_beyond_float32_is_one_more_liar(tmp_path: Path, rule: str, steps: list[str]) -> None:
+def test_with_one_a_a_b_beyond_float32_is_one_more_malicious_client(
+    tmp_path: Path, rule: str, steps: list[str]
+) -> None:
     sent = [(a * 1e-3, b, s) for a, b, s in honest(6, one_a=True)]
     sent.append((sent[0][0], sent[0][1] / sent[0][1].abs().max() * 1e38, 20.0))
     recipe = SoupRecipe(aggregator=rule, num_malicious_nodes=1, pre_aggregators=steps, codec=DENSE)
