@@ -71,8 +71,9 @@ types: $(STAMP) ## mypy, strict, over the four packages, the benchmarks and the 
 checks: $(STAMP) ## Retired words, repeated class names, long sentences, links (tools/checks).
 	$(BIN)/python -m tools.checks
 
-imports: $(STAMP) ## The import contract of pyproject.toml.
+imports: $(STAMP) ## The import contract of pyproject.toml, and no circles.
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/repository/test_import_circles.py
 
 extras: $(STAMP) ## Resolve every extra under the pinned versions, without installing it.
 	$(BIN)/python .ci/check_extras.py

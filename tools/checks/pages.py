@@ -42,7 +42,7 @@ def prose(text: str) -> Blocks:
 def plain(block: str) -> str:
     """Words as they are read: a link is its text, and code one word."""
     text = re.sub(r"<!--.*?-->", "", block)
-    text = re.sub(r"(`+).+?\1", "code", text)
+    text = re.sub(r"(`+).+?\1", "Code", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return re.sub(r"^(#+|[-*+]|\d+\.|>)\s+", "", text)
 
@@ -50,7 +50,7 @@ def plain(block: str) -> str:
 def sentences(text: str) -> Iterator[tuple[int, list[str]]]:
     """Every sentence as the line of its block and its words."""
     for number, block in prose(text):
-        for sentence in re.split(r"(?<=[.!?])[)\"*_]*\s+(?=[\"(*_]*[A-Z`0-9])", plain(block)):
+        for sentence in re.split(r"(?<=[.!?])[)\"*_]*\s+(?=[\"(*_]*[A-Z0-9])", plain(block)):
             if words := re.findall(r"\w[\w'’.,/+-]*", sentence):
                 yield number, words
 
