@@ -1,4 +1,4 @@
-"""AdaLoRA's allocator over a run: asked after every step, and kept in checkpoints."""
+"""AdaLoRA's allocator over a run: called after every step, and kept in checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gym_fed.config.train.tuning import AdaLoraSettings
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.tuning._checks import adalora_schedule
 
 _STATE = "adalora.safetensors"
 
@@ -29,14 +29,7 @@ class Allocation(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         total = state.max_steps
         self._config.total_step = total
-        self._config.tinit = int(self._settings.warmup_fraction * total)
-        self._config.tfinal = int(self._settings.final_fraction * total)
-        if self._config.tinit + self._config.tfinal >= total:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"adalora: a run of {total} steps leaves none in which ranks fall",
-                "train longer, or lower adalora.warmup_fraction and final_fraction",
-            )
+        self._config.tinit, self._config.tfinal = adalora_schedule(self._settings, total)
         if state.global_step:
             self._load(Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE)
 

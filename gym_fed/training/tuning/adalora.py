@@ -10,13 +10,14 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.kinds import ALGORITHMS
+from gym_fed.training.tuning._checks import adalora_schedule
 from gym_fed.training.tuning.base import Tuning
 
 _UNKNOWN_YET = 10**9
 
 
 class AdaLora(Tuning):
-    """PEFT's AdaLoRA, whose allocator is asked after every step and kept in checkpoints."""
+    """PEFT's AdaLoRA, whose allocator is called after every step and kept in checkpoints."""
 
     tried = "learns, saved, resumed to the bit"
     untried = "algorithms whose loss is not the model's own (refused)"
@@ -28,6 +29,9 @@ class AdaLora(Tuning):
                 f"finetuning: adalora adds its penalty to the model's own loss, which {config.algorithm} does not use",
                 "use finetuning: lora",
             )
+        if config.max_steps is not None:
+            assert config.adalora is not None  # filled in by the config
+            adalora_schedule(config.adalora, config.max_steps)
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import AdaLoraConfig
