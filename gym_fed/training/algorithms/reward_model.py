@@ -1,4 +1,10 @@
-"""A reward model, ``-log sigmoid(r(x, y_w) - r(x, y_l))`` (Ouyang et al. 2022, equation 1); TRL's ``RewardTrainer``."""
+"""A reward model: a score ``r`` of an answer, learned from pairs by ``-log sigmoid(r(x, y_w) - r(x, y_l))``.
+
+Bradley and Terry 1952; Ouyang et al. 2022, equation 1. ``center_rewards_coefficient`` adds that multiple of the mean
+of ``(r(x, y_w) + r(x, y_l))**2`` (Eisenstein et al. 2023, equation 2). Both are computed by
+``trl.trainer.reward_trainer.RewardTrainer.compute_loss``; ``tests/unit/training/test_losses_on_the_page.py`` compares
+the trainer's loss with the formula.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +17,11 @@ from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.preference._answers import (
-    build_on_ids,
     check_preference,
     encode_answers,
     require_some,
 )
+from gym_fed.training.algorithms.preference._reference import build_on_ids
 from gym_fed.training.run.job import Job
 
 _QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_quantizer")
@@ -80,7 +86,7 @@ class RewardModel(Algorithm):
         for name, head in scorer.named_children():
             if name != scorer.base_model_prefix:
                 head.to_empty(device="cpu").apply(scorer._init_weights)
-        for mark in _QUANTISED:  # what a loaded model is told by is not in its config alone
+        for mark in _QUANTISED:  # a loaded model is recognised by more than its config
             if hasattr(model, mark):
                 setattr(scorer, mark, getattr(model, mark))
         return scorer

@@ -105,7 +105,7 @@ def _student(folder: Path) -> tuple[Any, Any]:
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_the_divergence_is_the_papers(beta: float, temperature: float) -> None:
-    from gym_fed.training.algorithms.distillation._trainer import divergence
+    from gym_fed.training.algorithms.distillation.distillation import divergence
 
     generator = torch.Generator().manual_seed(0)
     student, teacher = torch.randn(2, 5, 11, generator=generator)
@@ -116,7 +116,9 @@ def test_the_divergence_is_the_papers(beta: float, temperature: float) -> None:
 
     mixture = beta * p + (1 - beta) * q
     expected = {0.0: kl(p, q), 1.0: kl(q, p)}.get(beta, beta * kl(p, mixture) + (1 - beta) * kl(q, mixture))
-    assert float(divergence(student, teacher, beta, temperature)) == pytest.approx(expected, rel=1e-5)
+    assert float(divergence(student, teacher, beta=beta, temperature=temperature)) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_every_setting_changes_what_is_learnt(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_one_task_is_forgotten_and_another_is_kept(tmp_path: Path, algorithm: st
 
 
 def test_npos_loss_is_the_papers() -> None:
-    from gym_fed.training.algorithms.unlearning._trainer import npo_loss
+    from gym_fed.training.algorithms.unlearning.npo import npo_loss
 
     ratios = torch.tensor([-40.0, -3.0, 0.0, 0.7, 25.0])
     for beta in (0.01, 0.1, 1.0):
@@ -82,7 +82,7 @@ def test_npos_loss_is_the_papers() -> None:
 
 
 def test_gradient_ascents_loss_is_the_negative_mean_and_stops_at_the_cap() -> None:
-    from gym_fed.training.algorithms.unlearning._trainer import gradient_ascent_loss
+    from gym_fed.training.algorithms.unlearning.gradient_difference import gradient_ascent_loss
 
     labelled = torch.tensor([[True, True, False], [True, True, True]])
     log_probs = torch.tensor([[-1.0, -3.0, 0.0], [-9.0, -9.0, -9.0]], requires_grad=True)
@@ -132,7 +132,7 @@ def test_every_setting_changes_what_is_learnt(
 
 def test_a_batch_holds_as_many_rows_to_forget_as_to_keep() -> None:
     from gym_fed.kinds import ALGORITHMS
-    from gym_fed.training.algorithms.unlearning._trainer import Pairs
+    from gym_fed.training.algorithms.unlearning._trainer import ForgetAndRetain
 
     tokenizer = load_model("gym-nano").tokenizer
     settings = config(Path("unused"), "npo")
@@ -141,7 +141,7 @@ def test_a_batch_holds_as_many_rows_to_forget_as_to_keep() -> None:
     forgotten = [str(pair["forget"]["input_ids"]) for pair in pairs]
     assert len(set(forgotten)) == len(set(forgotten[:3])) == len(set(forgotten[3:6])) == 3
     assert len({str(pair["retain"]["input_ids"]) for pair in pairs}) == 8
-    batch = Pairs(0)(pairs[:4])
+    batch = ForgetAndRetain(0)(pairs[:4])
     assert batch["num_forget"] == 4
     assert batch["input_ids"].shape[0] == batch["labels"].shape[0] == 8
     again = ALGORITHMS.new("npo").encode(settings, tokenizer, FORGET[:3] + RETAIN[:8])

@@ -221,7 +221,10 @@ def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
         ({"finetuning": "lora", "lora": {"init_lora_weights": "loftq"}}, "loftq makes up for quantization"),
         ({"finetuning": "lora", "lora": {"lora_fa": True}, "optimizer": "sgd"}, "an optimiser of its own"),
         ({"finetuning": "adalora", "algorithm": "dpo"}, "adalora adds its penalty"),
-        ({"finetuning": "adalora", "max_steps": 1}, "a run of 1 optimiser step leaves none in which ranks fall"),
+        (
+            {"finetuning": "adalora", "max_steps": 1},
+            "a run of 1 optimiser step leaves none in which ranks fall",
+        ),
         (
             {"finetuning": "boft", "boft": {"boft_n_butterfly_factor": 2}},
             "boft_n_butterfly_factor.* needs a CUDA",

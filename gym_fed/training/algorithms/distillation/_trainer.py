@@ -8,6 +8,7 @@ that the tokens of the whole step can be counted.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,9 +31,16 @@ class _Unanswered(_Gkd):  # type: ignore[misc]
 
 
 class DistillationTrainer(GlobalBatch, _Unanswered):
-    """Loss: the divergence from the teacher, in nats per labelled token of the whole step."""
+    """Loss: the divergence from the teacher, in nats per labelled token of the whole step.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        args: As for ``GKDTrainer``.
+        divergence: Of ``[n, vocabulary]`` logits of the student and of the teacher, summed over ``n``.
+        kwargs: As for ``GKDTrainer``.
+    """
+
+    def __init__(self, *args: Any, divergence: Callable[[Tensor, Tensor], Tensor], **kwargs: Any) -> None:
+        self._divergence = divergence
         tokenizer = kwargs["processing_class"]
         super().__init__(*args, data_collator=PromptedRows(tokenizer.pad_token_id or 0), **kwargs)
 
@@ -67,9 +75,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         with torch.no_grad():
             wanted = self.teacher_model(**given, use_cache=False).logits
         labelled = inputs["labels"][:, 1:] != IGNORED
-        total = divergence(
-            outputs.logits[:, :-1][labelled], wanted[:, :-1][labelled], self.beta, self.temperature
-        )
+        total = self._divergence(outputs.logits[:, :-1][labelled], wanted[:, :-1][labelled])
         number = labelled.sum()
         loss = total / number.clamp(min=1) * self.share("tokens", number)
         if self.model.training:
@@ -79,16 +85,8 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         return (loss, outputs) if return_outputs else loss
 
 
-def divergence(student: Tensor, teacher: Tensor, beta: float, temperature: float) -> Tensor:
-    """Sum of the generalised Jensen-Shannon divergence over ``[n, vocabulary]`` logits, in nats, float32."""
-    total: Tensor = GKDTrainer.generalized_jsd_loss(
-        student.float(), teacher.float(), beta=beta, temperature=temperature, reduction="sum"
-    )
-    return total
-
-
 class PromptedRows:
-    """Pads ``input_ids`` and ``labels`` on the right, and on the left what stands before the last answer."""
+    """Pads ``input_ids`` and ``labels`` on the right, and the prompt of the last answer on the left."""
 
     def __init__(self, pad_token_id: int) -> None:
         self._pad = pad_token_id

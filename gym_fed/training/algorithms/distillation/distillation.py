@@ -1,14 +1,16 @@
 """Knowledge distillation: the student's distribution is drawn to the teacher's at every token it learns from.
 
-``L = D_beta(teacher, student)`` in nats per token; forward KL, reverse KL or the generalised Jensen-Shannon divergence,
-on the data's words or the student's own. Agarwal et al. 2024, "On-Policy Distillation of Language Models" (GKD),
-equations 1 and 2; Hinton et al. 2015 for the temperature (the loss is not multiplied by its square).
+``L = D_beta(teacher, student)`` in nats per token (``divergence``), on the data's words or the student's own. Agarwal
+et al. 2024, "On-Policy Distillation of Language Models" (GKD), equations 1 and 2; Hinton et al. 2015 for the
+temperature (the loss is not multiplied by its square).
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.algorithms.distillation import DistillationSettings
 from gym_fed.config.train.training import TrainingConfig
@@ -18,6 +20,9 @@ from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
 from gym_fed.training.run.job import Job
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HINT = "choose a teacher of the student's family, or algorithm: sequence_distillation, where they may differ"
 
@@ -94,6 +99,7 @@ class Distillation(Algorithm):
         return local(DistillationTrainer)(
             model=job.model,
             teacher_model=_teacher(job, settings),
+            divergence=partial(divergence, beta=settings.beta, temperature=settings.temperature),
             args=arguments,
             processing_class=job.tokenizer,
             callbacks=job.callbacks,
@@ -101,8 +107,39 @@ class Distillation(Algorithm):
         )
 
 
+def divergence(student: Tensor, teacher: Tensor, *, beta: float, temperature: float) -> Tensor:
+    """The generalised Jensen-Shannon divergence of GKD's equation 1, summed over positions.
+
+    ``D_beta(p || q) = beta * KL(p || m) + (1 - beta) * KL(q || m)`` with ``m = beta * p + (1 - beta) * q``; ``p`` is
+    the teacher's distribution, ``q`` the student's. ``beta`` 0 is ``KL(p || q)``, 1 is ``KL(q || p)`` (section 2).
+
+    Args:
+        student: ``[n, vocabulary]`` logits.
+        teacher: The same of the teacher.
+        beta: Weight of the teacher in the mixture ``m``.
+        temperature: Divides both sides' logits.
+
+    Returns:
+        A scalar float32, in nats.
+    """
+    import torch
+
+    log_p, log_q = ((logits.float() / temperature).log_softmax(-1) for logits in (teacher, student))
+    if beta == 0:
+        return _kl(log_p, log_q)
+    if beta == 1:
+        return _kl(log_q, log_p)
+    log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
+    return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """``KL(p || q)``, summed over the rows of ``[n, vocabulary]`` log-probabilities."""
+    return (log_p.exp() * (log_p - log_q)).sum()
+
+
 def _prompt_length(labels: list[int]) -> int:
-    """Tokens before the last run of labels: what stands before the last answer."""
+    """Tokens before the last run of labels, that is before the last answer."""
     end = max(i for i, label in enumerate(labels) if label != IGNORED)
     while end >= 0 and labels[end] != IGNORED:
         end -= 1
@@ -122,7 +159,7 @@ def _teacher(job: Job, settings: DistillationSettings) -> Any:
     if ours != theirs:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"distillation.teacher: {settings.teacher} gives {theirs} logits a token, the student {ours}",
+            f"distillation.teacher: {settings.teacher} gives {theirs} logits per token, the student {ours}",
             _HINT,
         )
     return teacher.eval()

@@ -1,4 +1,4 @@
-"""TRL's trainers that generate answers, bent to our promises: graders, a reference of the model in memory, resume."""
+"""TRL's trainers that generate answers, with our graders, a reference made of the model in memory, and exact resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROBE_TOKENS = 16
 
 
 _Trainer: Any = object  # what the mix-in is placed before
-_Grpo: Any = GRPOTrainer  # their annotations are no promise
+_Grpo: Any = GRPOTrainer  # their annotations are not relied on
 _Rloo: Any = RLOOTrainer
 
 
@@ -97,13 +97,36 @@ class Rollouts(_Trainer):  # type: ignore[misc]
 
 
 class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
-    """GRPO and GSPO.
+    """GRPO and GSPO, and the generation of answers for PPO.
 
     TRL's losses are means over the step, but for two: ``bnpo``, which is one over the tokens of a batch by definition,
     and the entropy bonus, whose mean over a batch is weighed here by the batch's tokens.
     """
 
     entropy_coef: float
+
+    advantages: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Set after construction: rewards ``[prompts, answers]`` to advantages. None where a subclass makes its own."""
+
+    _rewards_by_grader: torch.Tensor
+
+    def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        """TRL's own, ``[answers of all processes, graders]``; kept for the advantages."""
+        self._rewards_by_grader = super()._calculate_rewards(*arguments, **named)
+        return self._rewards_by_grader
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Answers as TRL generates them, with the advantages of ``advantages``, ``[B]``."""
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.advantages is not None and self.model.training:
+            rewards = self._rewards_by_grader.sum(dim=1).view(-1, self.num_generations)
+            batch["advantages"] = self._own_rows(self.advantages(rewards).flatten(), len(inputs))
+        return batch
+
+    def _own_rows(self, values: torch.Tensor, count: int) -> torch.Tensor:
+        """Of values for the answers of all processes, the ``count`` of this one."""
+        start = self.accelerator.process_index * count
+        return values[start : start + count]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         coefficient = self.entropy_coef
@@ -117,8 +140,8 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
             loss = super()._compute_loss(model, inputs)
         finally:
             self.entropy_coef = coefficient
-        if said := self._metrics["train"].get("entropy_coef"):
-            said[-1] = coefficient
+        if logged := self._metrics["train"].get("entropy_coef"):
+            logged[-1] = coefficient
         return loss
 
 
@@ -145,7 +168,7 @@ class EpochSampler(RepeatSampler):
 
 
 def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **more: Any) -> Any:
-    """A trainer of ``job`` that asks its graders.
+    """A trainer of ``job`` that calls its graders.
 
     Args:
         trainer_class: A subclass of ``Rollouts``.
@@ -173,7 +196,7 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
 def frozen_reference(model: Any) -> Any | None:
     """A copy of ``model`` as it is now, or None for an adapter that changes nothing yet: it is switched off instead.
 
-    Most adapters begin so; PiSSA and OLoRA do not, which is looked at in what the model says.
+    Most adapters begin so; PiSSA and OLoRA do not, which the model's answers show.
     """
     if hasattr(model, "peft_config") and adapter_is_idle(model, list(range(_PROBE_TOKENS))):
         return None
@@ -183,7 +206,7 @@ def frozen_reference(model: Any) -> Any | None:
 def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[..., list[float]]:
     """A grader as TRL calls it.
 
-    Two figures are logged: ``rewards/NAME/mean`` is what the grader adds to the reward, ``graders/NAME`` what it said
+    Two figures are logged: ``rewards/NAME/mean`` is what the grader adds to the reward, ``graders/NAME`` its value
     before ``weight`` and ``clip`` (for each part of a ``CombinedGrader``).
 
     Args:
@@ -209,8 +232,8 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
                 f"the grader {grader.name} gave {rewards} for {len(samples)} answers",
                 "a grader gives one finite number for each answer",
             )
-        said = grader.values if isinstance(grader, CombinedGrader) else {grader.name: rewards}
-        for name, values in said.items():
+        by_name = grader.values if isinstance(grader, CombinedGrader) else {grader.name: rewards}
+        for name, values in by_name.items():
             log_metric(f"graders/{name}", sum(values) / len(values))
         return rewards
 
@@ -219,7 +242,7 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
 
 
 def _prompts(rows: Sequence[dict[str, Any]], start: int) -> Any:
-    """What TRL reads. Other columns stay outside, for Arrow would want each to be of one type."""
+    """The columns that TRL reads. Others stay outside, because Arrow would require one type for each."""
     from datasets import Dataset
 
     return Dataset.from_dict(

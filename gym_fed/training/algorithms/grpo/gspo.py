@@ -1,13 +1,19 @@
 """Group sequence policy optimisation: GRPO with one importance ratio for a whole answer.
 
-Zheng et al. 2025, "Group Sequence Policy Optimization", equations 5 and 7. TRL's ``GRPOTrainer``.
+Zheng et al. 2025, "Group Sequence Policy Optimization". The ratio of an answer ``y`` is ``s = exp(mean over tokens of
+log(pi / pi_old))`` (equation 7), and its loss ``-min(s * A, clip(s, 1 - epsilon, 1 + epsilon_high) * A)`` (equation
+5), with ``A`` by ``group_advantages`` of ``grpo.py`` (equation 6).
+``trl.trainer.grpo_trainer.GRPOTrainer._compute_loss`` computes ratio and loss.
+``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gym_fed.training.algorithms.grpo._rewarded import Rewarded
+from gym_fed.training.algorithms.grpo.grpo import group_advantages
 from gym_fed.training.run.job import Job
 
 
@@ -28,4 +34,7 @@ class Gspo(Rewarded):
             importance_sampling_level="sequence",
             loss_type="grpo",
         )
-        return build_trainer(GrpoRollouts, job, arguments, self.settings(job.config).beta)
+        settings = self.settings(job.config)
+        trainer = build_trainer(GrpoRollouts, job, arguments, settings.beta)
+        trainer.advantages = partial(group_advantages, scale=settings.scale_rewards)
+        return trainer

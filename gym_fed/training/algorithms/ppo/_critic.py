@@ -1,4 +1,4 @@
-"""The critic of PPO: a transformer's body with a scalar head, which says at every token what reward is still to come.
+"""The critic of PPO: a transformer's body with a scalar head, which estimates at every token the reward to come.
 
 The body is separate from the policy's. Shared, the critic's loss would move the policy, and under an adapter or a
 quantised base there would be no body to train. It starts as a copy of the policy's (it reads text already), or from

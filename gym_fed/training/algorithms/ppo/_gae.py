@@ -1,4 +1,4 @@
-"""Generalised advantage estimation: Schulman et al. 2016, "High-Dimensional Continuous Control", equation 16."""
+"""The rewards of tokens, and generalised advantage estimation over them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ def generalised_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """How much better each token was than the critic expected, and what it should have expected.
 
-    With ``delta[t] = rewards[t] + gamma * values[t + 1] - values[t]`` the advantage is
-    ``delta[t] + gamma * lambda * advantage[t + 1]`` (equation 16 as a recursion); behind the last token both are 0.
+    ``A[t] = delta[t] + gamma * lambda * A[t + 1]`` with ``delta[t] = rewards[t] + gamma * values[t + 1] -
+    values[t]``; after the last token all are 0. Schulman et al. 2016, "High-Dimensional Continuous Control Using
+    Generalized Advantage Estimation", equation 16 as a recursion.
 
     Args:
         rewards: ``[B, T]``, given for each token.
         values: ``[B, T]``, the critic's estimate before each token.
-        mask: ``[B, T]``, 1 at tokens and 0 at the padding behind them.
+        mask: ``[B, T]``, 1 at tokens and 0 at the padding after them.
         gamma: Discount of later rewards.
         gae_lambda: 0 is ``delta`` alone, 1 the sum of all rewards to come less the value.
 
@@ -38,14 +39,14 @@ def generalised_advantages(
 def token_rewards(
     scores: torch.Tensor, log_ratios: torch.Tensor, mask: torch.Tensor, *, beta: float
 ) -> torch.Tensor:
-    """The answer's score at its last token, less ``beta`` times the log-ratio to the reference at every token.
+    """``-beta * log(pi / pi_ref)`` at every token, and the answer's score at its last token besides.
 
     Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences", equation 2, token by token.
 
     Args:
         scores: ``[B]``, of whole answers.
         log_ratios: ``[B, T]``, log-probability under the policy less that under the reference.
-        mask: ``[B, T]``, 1 at tokens and 0 at the padding behind them.
+        mask: ``[B, T]``, 1 at tokens and 0 at the padding after them.
         beta: Weight of the penalty.
 
     Returns:

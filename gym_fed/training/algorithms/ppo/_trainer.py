@@ -1,4 +1,4 @@
-"""PPO over TRL's ``GRPOTrainer``: its rollouts and its clipped loss, with advantages for every token from a critic."""
+"""PPO over TRL's ``GRPOTrainer``: its generated answers, with advantages for every token from a critic."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import torch
 from safetensors.torch import load_model, save_model
 from transformers import TrainerCallback
 from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import nanmax, nanmin
 
 from gym_fed.config.algorithms.reinforcement import PpoSettings
 from gym_fed.training.algorithms.grpo._trainers import GrpoRollouts
 from gym_fed.training.algorithms.ppo._critic import Critic
 from gym_fed.training.algorithms.ppo._gae import generalised_advantages, token_rewards
+from gym_fed.training.algorithms.ppo._objective import clipped_objective, value_loss
 
 _FILE = "critic.safetensors"
 
 
 class PpoTrainer(GrpoRollouts):
-    """The policy learns as in Schulman et al. 2017, equation 7, the critic by its clipped squared error to the returns.
+    """Policy and critic learn in one step, by the loss of ``_compute_loss``.
 
     Args:
         critic: Trained in the same step as the policy, in a parameter group of its own.
@@ -32,11 +34,10 @@ class PpoTrainer(GrpoRollouts):
         self.settings = settings
         self.kl_weight = 0.0
         self.critic = self.accelerator.prepare_model(critic.eval())
-        self._rewards_by_grader: torch.Tensor | None = None
         self.add_callback(_CriticSteps(self))
 
     def use_reference(self, beta: float, reference: Any | None) -> None:
-        """The penalty is in the rewards, so TRL's loss has none."""
+        """Kept for the rewards, which hold the penalty; TRL computes no divergence for a loss."""
         super().use_reference(beta, reference)
         self.kl_weight, self.beta = beta, 0.0
 
@@ -58,14 +59,9 @@ class PpoTrainer(GrpoRollouts):
             optimizer.add_param_group(group)
         return optimizer
 
-    def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        rewards: torch.Tensor = super()._calculate_rewards(*arguments, **named)
-        self._rewards_by_grader = rewards
-        return rewards
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Answers with, for every token, its advantage, its return and the critic's value; each ``[B, T]``."""
-        self.beta = self.kl_weight  # so that TRL asks the reference, too
+        self.beta = self.kl_weight  # so that TRL scores the answers by the reference, too
         try:
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
@@ -92,31 +88,85 @@ class PpoTrainer(GrpoRollouts):
         return {**batch, "advantages": advantages, "returns": returns, "old_values": values}
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's clipped loss of the policy and half the critic's squared error, both means over the step's tokens."""
-        policy_loss: torch.Tensor = super()._compute_loss(model, inputs)
-        mask, old, returns = inputs["completion_mask"], inputs["old_values"], inputs["returns"]
-        values = self._values(inputs)
-        reach = self.settings.cliprange_value
-        clipped = old + (values - old).clamp(-reach, reach)
-        errors = 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
+        """``-L_CLIP + L_VF - entropy_coef * S`` (Schulman et al. 2017, equation 9), a mean over the step's tokens."""
+        mask, advantages = inputs["completion_mask"], inputs["advantages"]
+        log_probs, entropies, router_loss = self._policy(model, inputs)
+        old_log_probs = inputs.get("old_per_token_logps", log_probs.detach())
+        objective = clipped_objective(
+            log_probs, old_log_probs, advantages, epsilon=self.epsilon_low, epsilon_high=self.epsilon_high
+        )
+        errors = value_loss(
+            self._values(inputs),
+            inputs["old_values"],
+            inputs["returns"],
+            cliprange=self.settings.cliprange_value,
+        )
+        tokens = self._tokens_of_the_step(inputs)
+        if self.entropy_coef:
+            self._log_bonus((-objective.detach() * mask).sum() / tokens)
+            objective = objective + self.entropy_coef * entropies
+        loss: torch.Tensor = (-objective * mask).sum() / tokens + (errors * mask).sum() / tokens
         self._log("value_loss", self._mean(errors.detach(), mask))
-        tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
+        self._log("entropy", self._mean(entropies.detach(), mask))
+        self._log_clipping(torch.exp(log_probs.detach() - old_log_probs), advantages, mask)
+        return loss if router_loss is None else loss + self._weighted(router_loss)
+
+    def _policy(
+        self, model: Any, batch: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities and entropies of the answers' tokens, each ``[B, T]``; the loss of routed experts' load."""
+        ids, mask = _whole(batch)
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] = (
+            self._get_per_token_logps_and_entropies(
+                model,
+                ids,
+                mask,
+                batch["completion_ids"].shape[1],
+                compute_entropy=True,
+                compute_aux_loss=self.aux_loss_enabled,
+            )
+        )
+        return found
+
+    def _tokens_of_the_step(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """This process's share of the tokens that one optimiser step learns from."""
+        tokens: torch.Tensor = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
         if self.model.training:  # the count is of a whole generation: scaled as TRL's "dapo" does
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        value_loss: torch.Tensor = (errors * mask).sum() / tokens
-        return policy_loss + value_loss
+        return tokens
+
+    def _weighted(self, router_loss: torch.Tensor) -> torch.Tensor:
+        self._log("aux_loss", self.accelerator.gather_for_metrics(router_loss.detach()).mean())
+        batches = self.current_gradient_accumulation_steps if self.model.training else 1
+        weighted: torch.Tensor = self.router_aux_loss_coef * router_loss / batches
+        return weighted
+
+    def _log_bonus(self, policy_loss: torch.Tensor) -> None:
+        self._log("policy_loss", self.accelerator.gather(policy_loss).nanmean())
+        if self.model.training and self.accelerator.sync_gradients:
+            self._log("entropy_coef", torch.tensor(self.entropy_coef))
+
+    def _log_clipping(self, ratios: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> None:
+        """How many tokens the objective has clipped, under TRL's names."""
+        low = (ratios < 1 - self.epsilon_low) & (advantages < 0)
+        high = (ratios > 1 + self.epsilon_high) & (advantages > 0)
+        for name, clipped in (("low", low), ("high", high), ("region", low | high)):
+            self._log(f"clip_ratio/{name}_mean", self._mean(clipped.float(), mask))
+        by_answer = [
+            self.accelerator.gather((clipped * mask).sum(dim=1) / mask.sum(dim=1)) for clipped in (low, high)
+        ]
+        self._log("clip_ratio/low_min", nanmin(by_answer[0]))
+        self._log("clip_ratio/high_max", nanmax(by_answer[1]))
 
     def _values(self, batch: dict[str, Any]) -> torch.Tensor:
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        ids, mask = _whole(batch)
         values: torch.Tensor = self.critic(ids, mask, batch["completion_ids"].shape[1])
         return values
 
     def _old_log_probs(self, batch: dict[str, Any]) -> torch.Tensor:
         """The policy's at the time of the answers; TRL leaves them out where its own loss can do without."""
         if "old_per_token_logps" not in batch:
-            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            ids, mask = _whole(batch)
             with torch.no_grad(), disable_gradient_checkpointing(self.model):
                 batch["old_per_token_logps"], _, _ = self._get_per_token_logps_and_entropies(
                     self.model,
@@ -130,12 +180,10 @@ class PpoTrainer(GrpoRollouts):
 
     def _scores(self, count: int) -> torch.Tensor:
         """The clipped sum of all graders for this process's answers, ``[count]``."""
-        assert self._rewards_by_grader is not None  # they were just generated
         scores = self._rewards_by_grader.sum(dim=1)
         if self.settings.reward_clip_range is not None:
             scores = scores.clamp(*self.settings.reward_clip_range)
-        start = self.accelerator.process_index * count
-        return scores[start : start + count]
+        return self._own_rows(scores, count)
 
     def _mean(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Over the tokens of all processes."""
@@ -158,6 +206,12 @@ class PpoTrainer(GrpoRollouts):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         load_model(self.accelerator.unwrap_model(self.critic), str(Path(resume_from_checkpoint) / _FILE))
+
+
+def _whole(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids of prompts with their answers, and the mask of both."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
 class _CriticSteps(TrainerCallback):

@@ -1,7 +1,14 @@
-"""Proximal policy optimisation: a critic says what each token was worth, and the policy moves by clipped ratios.
+"""Proximal policy optimisation: a critic estimates the value of each token, and the policy moves by clipped ratios.
 
-Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7; Schulman et al. 2016 for the advantages;
-Ziegler et al. 2019 for the penalty that keeps the policy near the model at the start.
+The loss is ``-L_CLIP + L_VF - entropy_coef * S``, a mean over tokens: Schulman et al. 2017, "Proximal Policy
+Optimization Algorithms", equation 9. The parts, in the order in which a step takes them, all in this folder:
+
+1. ``_gae.token_rewards``: the graders' reward, less the penalty that keeps the policy near the model at the start.
+2. ``_gae.generalised_advantages``: the advantage ``A`` and return ``R`` of each token.
+3. ``_objective.clipped_objective``: ``L_CLIP``.
+4. ``_objective.value_loss``: ``L_VF``, by which the critic learns.
+
+``_trainer.PpoTrainer`` puts them together; ``S`` is the entropy of the policy's distribution.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from gym_fed.training.run.job import Job
 
 
 class Ppo(Rewarded):
-    """PPO on TRL's rollouts; what rewards may be a reward model, beside or instead of other graders."""
+    """PPO on TRL's rollouts; a reward model may be one of the graders, or the only one."""
 
     name = "ppo"
     tried = "full, LoRA; critic of its own or a reward model's body"

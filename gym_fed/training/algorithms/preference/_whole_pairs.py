@@ -1,7 +1,8 @@
-"""TRL's experimental ORPO and CPO trainers on rows that were tokenised here; they may change with any release."""
+"""TRL's experimental ORPO and CPO trainers on rows that are tokenised here; they may change with any release."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,10 +34,13 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Tokenised(GlobalBatch):
-    """Mix-in, placed before one of the two: rows are as they should be, and tokens are counted as elsewhere in TRL.
+    """Mix-in, placed before one of the two: rows are ready, and tokens are counted as elsewhere in TRL.
 
     Their loss is a mean over pairs and, beside it, one over tokens: the chosen answer's next-token loss.
     """
+
+    pair_loss: Callable[..., Any]
+    """Set after construction: the formula of ``orpo.py`` or ``simpo.py``."""
 
     _seen = 0
     _nll: Any = None
@@ -49,13 +53,13 @@ class _Tokenised(GlobalBatch):
         return {"pairs": len(learned), "tokens": (learned[:, 1:] == 1).sum()}
 
     def concatenated_forward(self, *args: Any, **named: Any) -> Any:
-        """TRL's own; its next-token loss is kept, for it is weighed apart."""
+        """TRL's own; its next-token loss is kept, because it is weighted separately."""
         found = super().concatenated_forward(*args, **named)
         self._nll = found[4]
         return found
 
     def get_batch_loss_metrics(self, model: Any, batch: dict[str, Any], train_eval: str = "train") -> Any:
-        """TRL's own, weighed: ``loss = nll_weight * mean over tokens + mean over pairs``."""
+        """TRL's own, weighted: ``loss = nll_weight * mean over tokens + mean over pairs``."""
         loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
         counts = self.items(batch)
         pairs, tokens = (self.share(name, counts[name]) for name in ("pairs", "tokens"))
@@ -75,7 +79,27 @@ class _Tokenised(GlobalBatch):
         super().log({**logs, "num_tokens": self._seen} if "loss" in logs else logs, *args)
 
 
+class OddsRatios(_Tokenised):
+    """Mix-in, placed before ``ORPOTrainer``: its odds-ratio loss is that of ``orpo.py``."""
+
+    def odds_ratio_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
+        """What TRL subtracts from the next-token loss, ``[n]``; rewards ``[n]``; two means that it logs."""
+        chosen, rejected = policy_chosen_logps.float(), policy_rejected_logps.float()
+        loss, log_odds_ratio = self.pair_loss(chosen, rejected)
+        rewards = self.beta * chosen.detach(), self.beta * rejected.detach()
+        return -self.beta * loss, *rewards, -loss.mean(), log_odds_ratio.mean()
+
+
+class Margins(_Tokenised):
+    """Mix-in, placed before ``CPOTrainer``: its loss of a pair is that of ``simpo.py``."""
+
+    def cpo_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
+        """Losses and the two rewards that TRL logs, each ``[n]``."""
+        chosen, rejected = policy_chosen_logps, policy_rejected_logps
+        return self.pair_loss(chosen, rejected), self.beta * chosen.detach(), self.beta * rejected.detach()
+
+
 @cache
-def tokenised(trainer: type) -> type:
-    """``trainer`` for rows of ``WholePairs``."""
-    return type(trainer.__name__, (_Tokenised, trainer), {"__doc__": trainer.__doc__})
+def whole_pairs(trainer: type, losses: type) -> type:
+    """``trainer`` for rows of ``WholePairs``, with the mix-in ``losses`` before it."""
+    return type(trainer.__name__, (losses, trainer), {"__doc__": trainer.__doc__})

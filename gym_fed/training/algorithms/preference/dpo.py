@@ -1,4 +1,12 @@
-"""Direct preference optimisation, Rafailov et al. 2023, equation 7, and the other losses of TRL's ``DPOTrainer``."""
+"""Direct preference optimisation: the log-ratio to the reference grows for chosen answers against rejected ones.
+
+With ``h_w = log pi(y_w|x) - log ref(y_w|x)``, ``h_l`` the same of the rejected answer, and log-probabilities summed
+over the answer's tokens, the loss of a pair is ``-log sigmoid(beta * (h_w - h_l))``: Rafailov et al. 2023, "Direct
+Preference Optimization", equation 7 (``loss_type: sigmoid``). The other losses are of the same two log-ratios.
+
+All of them are computed by ``trl.trainer.dpo_trainer.DPOTrainer._compute_loss``; ``DpoMeans`` takes their means over
+the whole step. ``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +15,13 @@ from typing import Any
 
 from gym_fed.training.algorithms.preference._answers import (
     Pairs,
-    build_on_ids,
-    precompute,
 )
+from gym_fed.training.algorithms.preference._reference import build_on_ids, precompute
 from gym_fed.training.run.job import Job
 
 
 class Dpo(Pairs):
-    """The policy's log-ratio to the reference grows for chosen answers against rejected ones."""
+    """DPO over TRL's ``DPOTrainer``."""
 
     uses_reference = True
     federates = True

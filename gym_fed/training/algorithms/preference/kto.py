@@ -1,4 +1,12 @@
-"""Kahneman-Tversky optimisation, Ethayarajh et al. 2024, equation 7; TRL's ``KTOTrainer``."""
+"""Kahneman-Tversky optimisation: single answers that were liked or not, valued against the policy's drift.
+
+With ``h = log pi(y|x) - log ref(y|x)`` and ``z = max(0, mean log-ratio of answers to other prompts)``, without
+gradient, the loss of an answer is ``desirable_weight * (1 - sigmoid(beta * (h - z)))`` when it was liked, and
+``undesirable_weight * (1 - sigmoid(beta * (z - h)))`` when it was not: Ethayarajh et al. 2024, equation 7.
+
+It is computed by ``trl.trainer.kto_trainer.KTOTrainer._compute_loss``; ``z`` is ``KtoMeans``'s, once for a whole step.
+``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +21,11 @@ from gym_fed.data.rows import Row
 from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.preference._answers import (
-    build_on_ids,
     check_preference,
     cut_answers,
     encode_answers,
-    precompute,
 )
+from gym_fed.training.algorithms.preference._reference import build_on_ids, precompute
 from gym_fed.training.processes.ranks import world_size
 from gym_fed.training.run.job import Job
 

@@ -1,12 +1,20 @@
-"""Odds-ratio preference optimisation, Hong et al. 2024, equations 6 and 7; TRL's experimental ``ORPOTrainer``."""
+"""Odds-ratio preference optimisation, Hong et al. 2024, "ORPO"; over TRL's experimental ``ORPOTrainer``.
+
+``L = L_NLL(y_w) + beta * L_OR`` (equation 6): the next-token loss of the chosen answer with its prompt, and
+``odds_ratio_loss``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
-from gym_fed.training.algorithms.preference._answers import build_on_ids
-from gym_fed.training.algorithms.preference._whole_pairs import WholePairs, tokenised
+from gym_fed.training.algorithms.preference._reference import build_on_ids
+from gym_fed.training.algorithms.preference._whole_pairs import OddsRatios, WholePairs, whole_pairs
 from gym_fed.training.run.job import Job
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Orpo(WholePairs):
@@ -26,4 +34,31 @@ class Orpo(WholePairs):
             max_length=job.config.max_length,
             remove_unused_columns=False,
         )
-        return build_on_ids(job, tokenised(ORPOTrainer), arguments, reference=False)
+        trainer = build_on_ids(job, whole_pairs(ORPOTrainer, OddsRatios), arguments, reference=False)
+        trainer.pair_loss = odds_ratio_loss
+        return trainer
+
+
+def odds_ratio_loss(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
+    """``L_OR = -log sigmoid(log(odds(y_w|x) / odds(y_l|x)))``, with ``odds(y|x) = P(y|x) / (1 - P(y|x))``.
+
+    Equations 4 and 7; ``log P(y|x)`` is the mean over the answer's tokens (equation 3).
+
+    Args:
+        chosen: ``[n]`` float32 log-probabilities of the chosen answers.
+        rejected: The same of the rejected answers.
+
+    Returns:
+        ``L_OR`` and the log odds ratio, each ``[n]``.
+    """
+    from torch.nn.functional import logsigmoid
+
+    log_odds_ratio = (chosen - _log1mexp(chosen)) - (rejected - _log1mexp(rejected))
+    return -logsigmoid(log_odds_ratio), log_odds_ratio
+
+
+def _log1mexp(x: Tensor) -> Tensor:
+    """``log(1 - exp(x))`` for ``x < 0``, in the form that is exact near 0 or the one that is exact far below."""
+    import torch
+
+    return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))

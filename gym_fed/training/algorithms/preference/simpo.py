@@ -1,16 +1,19 @@
-"""Simple preference optimisation, Meng et al. 2024, equation 6; TRL's experimental ``CPOTrainer``.
+"""Simple preference optimisation, Meng et al. 2024, "SimPO"; over TRL's experimental ``CPOTrainer``.
 
-``-log sigmoid(beta * (mean log pi(y_w|x) - mean log pi(y_l|x)) - gamma)``, and ``cpo_alpha`` times the chosen answer's
-next-token loss.
+The loss is ``simpo_loss``, and beside it ``cpo_alpha`` times the chosen answer's next-token loss.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from gym_fed.training.algorithms.preference._answers import build_on_ids
-from gym_fed.training.algorithms.preference._whole_pairs import WholePairs, tokenised
+from gym_fed.training.algorithms.preference._reference import build_on_ids
+from gym_fed.training.algorithms.preference._whole_pairs import Margins, WholePairs, whole_pairs
 from gym_fed.training.run.job import Job
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Simpo(WholePairs):
@@ -32,4 +35,29 @@ class Simpo(WholePairs):
             max_length=job.config.max_length,
             remove_unused_columns=False,
         )
-        return build_on_ids(job, tokenised(CPOTrainer), arguments, reference=False)
+        trainer = build_on_ids(job, whole_pairs(CPOTrainer, Margins), arguments, reference=False)
+        trainer.pair_loss = partial(
+            simpo_loss, beta=settings.beta, gamma=settings.gamma, label_smoothing=settings.label_smoothing
+        )
+        return trainer
+
+
+def simpo_loss(
+    chosen: Tensor, rejected: Tensor, *, beta: float, gamma: float, label_smoothing: float
+) -> Tensor:
+    """``-log sigmoid(beta * log pi(y_w|x) / |y_w| - beta * log pi(y_l|x) / |y_l| - gamma)``: the paper's equation 6.
+
+    Args:
+        chosen: ``[n]`` mean log-probabilities per token of the chosen answers.
+        rejected: The same of the rejected answers.
+        beta: Scale of the reward, which is the mean log-probability.
+        gamma: The target reward margin.
+        label_smoothing: Share of pairs that are taken to be labelled the wrong way round.
+
+    Returns:
+        ``[n]``.
+    """
+    from torch.nn.functional import logsigmoid
+
+    margin = beta * (chosen - rejected) - gamma
+    return -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)

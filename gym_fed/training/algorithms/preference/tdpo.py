@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.config.algorithms.preference import TdpoSettings
 from gym_fed.training.algorithms.preference._answers import (
     Pairs,
-    build_on_ids,
-    is_adapted,
-    require_start_as_base,
 )
+from gym_fed.training.algorithms.preference._reference import build_on_ids, is_adapted, require_start_as_base
 from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Tdpo(Pairs):
-    """TRL's ``DPOTrainer`` with another loss. The reference's whole distributions are needed at every step."""
+    """TRL's ``DPOTrainer`` with the loss below. The reference's whole distributions are needed at every step."""
 
     uses_reference = True
     federates = True
@@ -55,7 +53,7 @@ class Tdpo(Pairs):
 def answer_terms(
     logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities and sequential KLs of answers.
+    """The two terms of TDPO's loss: log-ratios and sequential KLs of answers.
 
     Args:
         logits: ``[n, length, vocabulary]`` of the policy.

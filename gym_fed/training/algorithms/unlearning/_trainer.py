@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 from trl import SFTTrainer
 
 from gym_fed.data.encoding import IGNORED
@@ -21,14 +21,24 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
 
     ``L_retain`` is in nats per token. What is logged beside the loss: ``forget_nll`` and ``retain_nll``, the plain
     losses of the two halves in nats per token.
+
+    Args:
+        args: As for ``SFTTrainer``.
+        retain_weight: Weight of ``L_retain``.
+        forget_loss: The part of the rows to forget. Takes ``[n, t]`` log-probabilities (0 where not labelled) and the
+            mask of labels, gives a scalar.
+        kwargs: As for ``SFTTrainer``.
     """
 
     forget_item = "forget_tokens"
     """What ``forget_loss`` is a mean over: ``forget_tokens`` or ``forget_rows``."""
 
-    def __init__(self, *args: Any, retain_weight: float, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, retain_weight: float, forget_loss: Callable[..., Tensor], **kwargs: Any
+    ) -> None:
+        self._forget_loss = forget_loss
         pad = kwargs["processing_class"].pad_token_id or 0
-        super().__init__(*args, data_collator=Pairs(pad), **kwargs)
+        super().__init__(*args, data_collator=ForgetAndRetain(pad), **kwargs)
         self._retain_weight = retain_weight
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -36,8 +46,8 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
         return {"forget_rows": len(forget), "forget_tokens": forget.sum(), "retain_tokens": retain.sum()}
 
     def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
-        """The part of the rows to forget: ``[n, t]`` log-probabilities (0 where not labelled) to a scalar."""
-        raise NotImplementedError
+        """The part of the rows to forget."""
+        return self._forget_loss(log_probs, labelled)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -66,27 +76,15 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
 
-class GradientDifferenceTrainer(UnlearningTrainer):
-    """``-L_forget``, each row's loss cut at the cap."""
-
-    def __init__(self, *args: Any, forget_loss_cap: float | None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._cap = forget_loss_cap
-
-    def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
-        return gradient_ascent_loss(log_probs, labelled, self._cap)
-
-
-class NpoTrainer(UnlearningTrainer):
-    """Equation 3 of the paper; the reference is the model as it is when training begins."""
+class ReferenceTrainer(UnlearningTrainer):
+    """``forget_loss`` takes the ``[n]`` log-ratios of whole answers to the model as it is when training begins."""
 
     train_dataset: Any
     eval_dataset: Any
     forget_item = "forget_rows"
 
-    def __init__(self, *args: Any, beta: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._beta = beta
         # Before the first step, and before a checkpoint is loaded, the model is the reference: no copy is needed.
         self.train_dataset = self._with_reference(self.train_dataset)
         if self.eval_dataset is not None:
@@ -94,7 +92,7 @@ class NpoTrainer(UnlearningTrainer):
 
     def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
         assert reference is not None  # a column of both data sets
-        return npo_loss(log_probs.sum(dim=1) - reference, self._beta)
+        return self._forget_loss(log_probs.sum(dim=1) - reference)
 
     @torch.no_grad()
     def _with_reference(self, dataset: Any) -> Any:
@@ -113,32 +111,7 @@ class NpoTrainer(UnlearningTrainer):
         return dataset.add_column("reference", found)
 
 
-def gradient_ascent_loss(log_probs: Tensor, labelled: Tensor, cap: float | None) -> Tensor:
-    """``-L_forget`` of Liu et al. 2022, section 4: the mean over tokens; with a cap, over tokens of rows below it.
-
-    Args:
-        log_probs: ``[n, t]`` float32, 0 where not labelled.
-        labelled: ``[n, t]`` bool.
-        cap: Nats per token at which a row counts as ``cap`` and has no gradient.
-    """
-    counts = labelled.sum(dim=1)
-    rows = -log_probs.sum(dim=1) / counts.clamp(min=1)
-    if cap is not None:
-        rows = rows.clamp(max=cap)
-    return -(rows * counts).sum() / counts.sum().clamp(min=1)
-
-
-def npo_loss(log_ratios: Tensor, beta: float) -> Tensor:
-    """``-2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))]``, Zhang et al. 2024, equation 3.
-
-    Args:
-        log_ratios: ``[n]`` log-probability of each whole answer, less the reference's.
-        beta: The paper's inverse temperature.
-    """
-    return -2.0 / beta * logsigmoid(-beta * log_ratios).mean()
-
-
-class Pairs:
+class ForgetAndRetain:
     """Lays pairs out as one batch: first all rows to forget, then all rows to keep; padded on the right."""
 
     def __init__(self, pad_token_id: int) -> None:

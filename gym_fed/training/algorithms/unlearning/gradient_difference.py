@@ -1,14 +1,19 @@
-"""Gradient difference: up the loss of what is to be forgotten, down the loss of what is to be kept.
+"""Gradient difference: raises the loss of the rows to forget, lowers the loss of the rows to keep.
 
-``L = retain_weight * L_retain - L_forget``. Liu et al. 2022, "Continual Learning and Private Unlearning", section 4;
+``L = retain_weight * L_retain - L_forget``, where ``-L_forget`` is ``gradient_ascent_loss`` and ``L_retain`` the
+next-token loss. Liu et al. 2022, "Continual Learning and Private Unlearning", section 4;
 the name is that of Maini et al. 2024 (TOFU), section 4.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.training.algorithms.unlearning._forget_and_retain import Unlearning as _Unlearning
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class GradientDifference(_Unlearning):
@@ -17,6 +22,22 @@ class GradientDifference(_Unlearning):
     tried = "full, LoRA; two processes"
 
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
-        from gym_fed.training.algorithms.unlearning._trainer import GradientDifferenceTrainer
+        from gym_fed.training.algorithms.unlearning._trainer import UnlearningTrainer
 
-        return GradientDifferenceTrainer, settings.model_dump()
+        ascent = partial(gradient_ascent_loss, cap=settings.forget_loss_cap)
+        return UnlearningTrainer, {"retain_weight": settings.retain_weight, "forget_loss": ascent}
+
+
+def gradient_ascent_loss(log_probs: Tensor, labelled: Tensor, cap: float | None) -> Tensor:
+    """``-L_forget`` of Liu et al. 2022, section 4: the mean over tokens; with a cap, over tokens of rows below it.
+
+    Args:
+        log_probs: ``[n, t]`` float32, 0 where not labelled.
+        labelled: ``[n, t]`` bool.
+        cap: Nats per token at which a row counts as ``cap`` and has no gradient.
+    """
+    counts = labelled.sum(dim=1)
+    rows = -log_probs.sum(dim=1) / counts.clamp(min=1)
+    if cap is not None:
+        rows = rows.clamp(max=cap)
+    return -(rows * counts).sum() / counts.sum().clamp(min=1)

@@ -1,19 +1,24 @@
 """Negative preference optimisation: an answer to forget is a rejected one, without a chosen one beside it.
 
-``L = -2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))] + retain_weight * L_retain``. Zhang et al. 2024, "Negative
+``L = -2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))] + retain_weight * L_retain``; ``npo_loss`` is the first part,
+``L_retain`` the next-token loss. Zhang et al. 2024, "Negative
 Preference Optimization: From Catastrophic Collapse to Effective Unlearning", equation 3, with the retain term of its
 section 4.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.training.algorithms.unlearning._forget_and_retain import Unlearning as _Unlearning
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class Npo(_Unlearning):
-    """Own loss over TRL's ``SFTTrainer``; the reference is the model at the start, whose figures are taken once."""
+    """Own loss over TRL's ``SFTTrainer``; the reference is the model at the start, which scores the rows once."""
 
     tried = "full, LoRA; two processes"
 
@@ -21,6 +26,19 @@ class Npo(_Unlearning):
     scores_reference_once = True
 
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
-        from gym_fed.training.algorithms.unlearning._trainer import NpoTrainer
+        from gym_fed.training.algorithms.unlearning._trainer import ReferenceTrainer
 
-        return NpoTrainer, settings.model_dump()
+        forget = partial(npo_loss, beta=settings.beta)
+        return ReferenceTrainer, {"retain_weight": settings.retain_weight, "forget_loss": forget}
+
+
+def npo_loss(log_ratios: Tensor, beta: float) -> Tensor:
+    """``-2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))]``, Zhang et al. 2024, equation 3.
+
+    Args:
+        log_ratios: ``[n]`` log-probability of each whole answer, less the reference's.
+        beta: The paper's inverse temperature.
+    """
+    from torch.nn.functional import logsigmoid
+
+    return -2.0 / beta * logsigmoid(-beta * log_ratios).mean()

@@ -1,0 +1,166 @@
+"""Preference trainers on rows that are tokenised here, and the reference model that their losses are held against."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+from gym_fed.errors import ErrorCode, GymError
+from gym_fed.training.algorithms.preference._answers import answers_of
+from gym_fed.training.run.job import Job
+
+_Trainer: Any = object  # what the mix-ins are placed before
+
+
+class _OnIds(_Trainer):  # type: ignore[misc]
+    """Mix-in, placed before a TRL trainer: the rows are tokenised already, so there is nothing to prepare."""
+
+    _precompute_engine: Any
+
+    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
+        return dataset
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """``length`` is kept, for batches of rows of like length."""
+        super()._set_signature_columns_if_needed()
+        if "length" not in self._signature_columns:
+            self._signature_columns.append("length")
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """The data set with columns of the reference's log-probabilities, in memory.
+
+        TRL's own hands them over in a file of the data set's cache, which for rows in memory is a folder of the
+        main process alone: the other processes do not find it.
+        """
+        from torch.utils.data import DataLoader
+
+        loader = self.accelerator.prepare(
+            DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator, shuffle=False)
+        )
+        model = self.ref_model or self.model
+        if self.ref_model is None and self.is_deepspeed_enabled:
+            from trl.models.utils import prepare_deepspeed
+
+            if self._precompute_engine is None:
+                self._precompute_engine = prepare_deepspeed(self.model, self.accelerator)
+            model = self._precompute_engine
+        found: dict[str, list[float]] = {}
+        for batch in loader:
+            values = self.compute_ref_log_probs(model, batch)
+            for column, value in zip(self._reference_columns(), values, strict=True):
+                if value is not None:
+                    found.setdefault(column, []).extend(self.accelerator.gather_for_metrics(value).tolist())
+        for column, numbers in found.items():
+            dataset = dataset.add_column(column, numbers)
+        return dataset
+
+    def _reference_columns(self) -> tuple[str, str]:
+        """The collator's names of the two tensors that ``compute_ref_log_probs`` returns."""
+        if hasattr(self, "calculate_KL"):
+            return "ref_logps", "ref_KL_logps"
+        return "ref_chosen_logps", "ref_rejected_logps"
+
+
+class _AdapterOff(_Trainer):  # type: ignore[misc]
+    """Mix-in for PEFT models: the reference is the model with its adapter off, and no model beside it.
+
+    TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with it, cannot be made for
+    AdaLoRA and subtracts PiSSA's factors from the base a second time. It does so only when no reference is given, so
+    one is given, and never kept. Log-probabilities that are computed beforehand are those of the adapter as it starts,
+    which need not be the base's.
+    """
+
+    _starting = False
+
+    @property
+    def ref_model(self) -> Any:
+        return self.model if self._starting else None
+
+    @ref_model.setter
+    def ref_model(self, value: Any) -> None:
+        """Not kept."""
+
+    def _precompute_ref_logps(self, *args: Any) -> Any:
+        self._starting = True
+        try:
+            return super()._precompute_ref_logps(*args)
+        finally:
+            self._starting = False
+
+
+@cache
+def _on_ids(trainer: type, adapter: bool) -> type:
+    mixins = (_AdapterOff, _OnIds) if adapter else (_OnIds,)
+    return type(trainer.__name__, (*mixins, trainer), {"__doc__": trainer.__doc__})
+
+
+def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) -> Any:
+    """A TRL trainer that takes the job's rows as they are.
+
+    Args:
+        job: The job.
+        trainer: TRL's class.
+        arguments: Its config.
+        reference: Whether it takes a ``ref_model``. Adapters are switched off for it; where all weights are trained,
+            a frozen copy is made unless ``arguments`` say that its log-probabilities are computed beforehand.
+    """
+    from gym_fed.training.trl_glue import local, quiet_datasets
+
+    adapter = reference and is_adapted(job.model)
+    given: dict[str, Any] = {}
+    if adapter:
+        given["ref_model"] = job.model.get_base_model()
+    elif reference and not arguments.precompute_ref_log_probs:
+        given["ref_model"] = copy.deepcopy(job.model).requires_grad_(False).eval()
+    with quiet_datasets():
+        return local(_on_ids(trainer, adapter))(
+            model=job.model,
+            args=arguments,
+            processing_class=job.tokenizer,
+            callbacks=job.callbacks,
+            **given,
+            **job.datasets(),
+        )
+
+
+def precompute(job: Job, wanted: bool | None) -> bool:
+    """Whether reference log-probabilities are computed beforehand; see ``ReferenceSettings``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when that is refused for an adapter that is not the base at the start.
+    """
+    if not is_adapted(job.model):
+        return True if wanted is None else wanted
+    if wanted is None:
+        return not starts_as_base(job)
+    if not wanted:
+        require_start_as_base(job, "remove precompute_ref_log_probs: false")
+    return wanted
+
+
+def require_start_as_base(job: Job, remedy: str) -> None:
+    """Refuse an adapter that changes the model before it is trained (PiSSA, OLoRA).
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if not starts_as_base(job):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{job.config.finetuning}: without the adapter this model is not the one at the start, so it cannot be "
+            f"the reference of {job.config.algorithm}",
+            remedy,
+        )
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether ``model`` is a PEFT model."""
+    return hasattr(model, "peft_config")
+
+
+def starts_as_base(job: Job) -> bool:
+    """Whether a PEFT model answers as its base does: true for LoRA, not for PiSSA."""
+    from gym_fed.training.trl_glue import adapter_is_idle
+
+    return adapter_is_idle(job.model, job.encoded[0]["prompt_ids"] or answers_of(job.encoded[0])[0])
